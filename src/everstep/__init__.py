@@ -1,0 +1,1 @@
+"""everstep: training loops whose runs survive anything, to the bit."""

@@ -1,0 +1,393 @@
+"""Every protocol that somebody can implement, on one page, and the few values they exchange.
+
+Who implements what: a user's own state (`Stateful`), data (`Stream`, `Cursor`), things that happen
+around steps (`Service`), a framework (`Backend`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.errors import ConfigError
+from everstep.schedule import Never, Schedule, When
+
+if TYPE_CHECKING:
+    from everstep.metrics.statistics import Stats
+
+Json: TypeAlias = None | bool | int | float | str | list[Any] | dict[str, Any]
+"""A value that JSON can hold (tuples, int keys, bytes ... are the state codec's business)."""
+
+
+# ---------------------------------------------------------------------------------------- state
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken and given back: models, optimizers, schedulers, your own."""
+
+    def state_dict(self) -> Any:
+        """The state: nested dicts, lists, tuples of arrays and plain values."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Become what `state_dict` described."""
+
+
+@dataclass
+class HostArray:
+    """An array's bytes in host memory, and how to make the array again.
+
+    Attributes:
+        dtype: safetensors' name of the element type ("F32", "BF16", "I64", "BOOL" ...); "U8" with
+            `extra["dtype"]` set where safetensors has no name for it.
+        shape: the array's shape.
+        data: its bytes in C order, uint8, 1-D, contiguous and writable.
+        backend: name of the backend that made it and makes the array again ("numpy", "torch").
+        extra: what else the backend needs for that, JSON only (device, memory order ...).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+    backend: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Mismatch(NamedTuple):
+    """How a saved tree differs from what an entry expects, as names ("layer.weight (4, 2) -> (8, 2)")."""
+
+    missing: list[str]
+    unexpected: list[str]
+    reshaped: list[str]
+
+
+class Entry(Protocol):
+    """One named entry of the user's state, whatever object is behind it."""
+
+    def save(self) -> Any:
+        """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
+
+    def check(self, tree: Any) -> Mismatch:
+        """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
+
+    def load(self, tree: Any) -> None:
+        """Become what `save` described; the object stays the same object."""
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
+
+
+class UpdateWatch(Protocol):
+    """Counts the updates that really happen (optimizer steps), and knows open accumulation windows."""
+
+    updates: int
+
+    def gradients(self) -> Any:
+        """The gradients as a tree, or None where the state needs none (no window is open)."""
+
+    def load_gradients(self, tree: Any) -> None:
+        """Put saved gradients back; None clears them."""
+
+    def strangers(self) -> list[str]:
+        """Descriptions of optimizers that stepped arrays of the state without being part of it."""
+
+    def close(self) -> None:
+        """Remove every hook."""
+
+
+class Backend(Protocol):
+    """A framework (NumPy, torch ...): the only code that touches its arrays and its random state."""
+
+    name: str
+    array_types: tuple[type, ...]
+
+    def random_state(self) -> Any:
+        """The framework's global random state as a tree."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Restore what `random_state` returned."""
+
+    def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
+        """Copy an array to host memory, into `reuse`'s buffer where that fits."""
+
+    def from_host(self, host: HostArray) -> Any:
+        """The array again, equal in type, dtype, shape and memory order, on the host or its device."""
+
+    def scalar(self, value: Any) -> Any:
+        """A metric value kept for later: a float where that needs no waiting, else a detached copy.
+
+        Raises:
+            MetricError: more than one element, or not a real number.
+        """
+
+    def read_scalars(self, values: Sequence[Any]) -> list[float]:
+        """The floats of what `scalar` kept, in one transfer."""
+
+    def entry(self, value: Any) -> Entry | None:
+        """The entry for one of this framework's own objects, None for anything else."""
+
+    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+        """Watch the optimizers among the state's objects; None where there are none."""
+
+    def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
+        """(name, shape, trainable) of each parameter of the state's models, for the summary table."""
+
+    def describe(self) -> dict[str, str]:
+        """Version and devices, for the run's record."""
+
+
+# ----------------------------------------------------------------------------------------- data
+
+
+class Cursor(Protocol):
+    """An iterator over one pass of a stream.  Not shared, not restarted."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __next__(self) -> Any:
+        """The next batch; `StopIteration` at the end of the pass, also when asked again."""
+
+    def position(self) -> Any:
+        """Where the pass stands after the batches handed out so far (prefetched ones do not count).
+
+        A tree that the checkpoint can hold.  Called between batches, not per batch.
+
+        Raises:
+            NotResumableError: the data cannot tell; says how to make it able to.
+        """
+
+    def remaining(self) -> int | None:
+        """How many batches are left in this pass, None if unknown."""
+
+    def close(self) -> None:
+        """Stop workers and threads.  May be called twice."""
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """An immutable, named description of data; each pass over it is a cursor."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        """Open one pass.
+
+        Args:
+            purpose: the name under which the loop uses it ("train", "valid" ...); keys randomness.
+            pass_index: which pass over the data this is, from 0.
+            position: None for the pass's start, else what `Cursor.position` returned.
+            seed: the run's seed; a stream with a seed of its own ignores it.
+
+        Raises:
+            DataError: the position does not fit the data (it changed its length since).
+        """
+
+
+# ------------------------------------------------------------------------------------- services
+
+
+class Moment(enum.Enum):
+    """The moments of a run at which something can happen.
+
+    BEFORE_STEP and the four data events (METRICS_COLLECTED and below) are synchronous observers:
+    they may look, not act.
+    """
+
+    ENTER_LOOP = "enter_loop"
+    BEFORE_EPOCH = "before_epoch"
+    BEFORE_STEP = "before_step"
+    AFTER_STEP = "after_step"
+    AFTER_EPOCH = "after_epoch"
+    AFTER_EVAL_STEP = "after_eval_step"
+    AFTER_EVALUATION = "after_evaluation"
+    AFTER_CHECKPOINT = "after_checkpoint"
+    EXIT_LOOP = "exit_loop"
+    METRICS_COLLECTED = "metrics_collected"
+    SUMMARY_ADDED = "summary_added"
+    METRIC_STATS_PRINTED = "metric_stats_printed"
+    TIME_METRIC_STATS_PRINTED = "time_metric_stats_printed"
+
+
+class Stage(enum.IntEnum):
+    """The order in which the due services of one boundary run."""
+
+    MEASURE = 1
+    GUARD = 2
+    EVALUATE = 3
+    DECIDE = 4
+    REPORT = 5
+    SAVE = 6
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Action: end the loop's iterators; the tail runs.  `failed` makes the exit status 1."""
+
+    reason: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Action: save at this boundary and leave through `Interrupted` with exit status `code`."""
+
+    reason: str
+    code: int = 3
+
+
+@dataclass(frozen=True)
+class Save:
+    """Action: a checkpoint at this boundary."""
+
+
+Action: TypeAlias = Stop | Interrupt | Save
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a service may return: metrics to add to the record, and actions for the supervisor."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    actions: tuple[Action, ...] = ()
+
+
+class Readings(Protocol):
+    """One service's own metric window: its reads clear it for nobody else."""
+
+    def stats(self, name: str) -> Stats | None:
+        """Statistics of `name` since this service last cleared its window; None if nothing came."""
+
+    def values(self, name: str) -> list[float]:
+        """The values of `name` collected outside steps since the last clear, in order."""
+
+    def names(self) -> list[str]:
+        """Names with anything in the window."""
+
+    def clear(self) -> None:
+        """Start a new window."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a service sees at one moment.  Immutable; metrics are read only when asked for.
+
+    Attributes:
+        moment: which moment this is.
+        step: the last completed step, from 0.
+        epoch: the current epoch, from 1; 0 before the first.
+        readings: this service's own metric window.
+        stop: the reason of a stop that was already decided, else None.
+        final: True when the run is closing (the last boundary of all).
+        payload: of a data event, what was collected, added or printed; of AFTER_CHECKPOINT, the
+            checkpoint's name; else None.
+    """
+
+    moment: Moment
+    step: int
+    epoch: int
+    readings: Readings
+    stop: str | None = None
+    final: bool = False
+    payload: Any = None
+
+
+class RunView(Protocol):
+    """What a service sees of the run when it opens: read-only facts and two ways to speak."""
+
+    run_dir: Any
+    segment: int
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def max_step(self) -> int | None: ...
+
+    @property
+    def max_epoch(self) -> int | None: ...
+
+    def get_progress(self) -> float | None: ...
+
+    def get_eta(self) -> float | None: ...
+
+    def println(self, message: str, with_tag: bool = False) -> None: ...
+
+    def clock(self) -> float: ...
+
+    def call_soon(self, action: Action) -> None:
+        """From any thread: apply `action` at the next boundary."""
+
+
+class Service:
+    """Something that happens around steps.  Subclass it, override what you need.
+
+    Class attributes:
+        stage: where in a boundary it runs.
+        moments: the moments it wants; a moment nobody wants costs nothing.
+        controller: True if its outcome may change training; observers must obey law 2.
+        watches: names of metrics; a value of one of them, collected outside steps, makes it due at
+            the next after_epoch boundary whatever its schedule says.
+
+    Attributes:
+        name: unique in a run; the key of its state in the checkpoint.
+        schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
+    """
+
+    stage: ClassVar[Stage] = Stage.REPORT
+    moments: frozenset[Moment] = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
+    controller: bool = False
+    isolate: ClassVar[bool] = True
+    """Whether global random state is put back after it ran; built-in services draw none."""
+
+    def __init__(self, name: str | None = None, schedule: Schedule | None = None) -> None:
+        self.name = type(self).__name__.lower() if name is None else name
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"service name {self.name!r}: give a name without '/', not empty")
+        self.schedule = Never() if schedule is None else schedule
+
+    @property
+    def watches(self) -> tuple[str, ...]:
+        return ()
+
+    def config(self) -> Json:
+        """What of its arguments changes training, for comparison on resume (controllers only)."""
+        return None
+
+    def open(self, run: RunView) -> None:
+        """The loop was entered; state is restored."""
+
+    def due(self, when: When) -> bool:
+        """Whether it runs at this AFTER_STEP or AFTER_EPOCH boundary."""
+        return self.schedule.due(when)
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        """Do the work of one boundary.  Never mutates training: return an `Outcome` for that."""
+        raise NotImplementedError(f"{type(self).__name__}.run")
+
+    def close(self) -> None:
+        """The loop ends, in whatever way: stop threads, close files."""
+
+    def state_dict(self) -> Any:
+        """State that must survive a restart; None for nothing.  Part of law 1."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` returned."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, schedule={self.schedule!r})"
+
+
+class Clock(Protocol):
+    """Monotonic seconds; `everstep.testing.ManualClock` is one that tests can set."""
+
+    def __call__(self) -> float: ...
+
+
+ServiceFunction: TypeAlias = Callable[[Boundary], Outcome | None]

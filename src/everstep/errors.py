@@ -1,0 +1,147 @@
+"""Every error of everstep, in one hierarchy.
+
+Each message says three things: what happened, the offending value, and what to do.  Domain errors
+that a caller would also expect as a built-in error are that built-in error too.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class EverstepError(Exception):
+    """The root of every error that everstep raises on purpose."""
+
+
+class UsageError(EverstepError, RuntimeError):
+    """A method was called at a moment, or in an order, in which it has no meaning."""
+
+
+class ConfigError(EverstepError, ValueError):
+    """An argument, a name or a combination of them cannot be right."""
+
+
+class RunDirError(EverstepError, OSError):
+    """The run directory cannot be used (a file, read-only, full, without locks ...)."""
+
+
+class RunLockedError(RunDirError):
+    """Another live process, or another loop of this process, holds the run."""
+
+
+class StateError(EverstepError, TypeError):
+    """A state entry cannot be saved or restored."""
+
+
+class RestoreError(EverstepError, ValueError):
+    """A checkpoint does not fit the objects it should be restored into.
+
+    Attributes:
+        missing: names that the objects have and the checkpoint lacks.
+        unexpected: names that the checkpoint has and the objects lack.
+        reshaped: names whose shape or dtype differs, each with both sides.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        reshaped: Sequence[str] = (),
+    ) -> None:
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.reshaped = tuple(reshaped)
+        lists = [
+            f"\n  {title} ({len(names)}): " + ", ".join(names)
+            for title, names in (
+                ("missing in the checkpoint", self.missing),
+                ("unexpected in the checkpoint", self.unexpected),
+                ("reshaped", self.reshaped),
+            )
+            if names
+        ]
+        super().__init__(message + "".join(lists))
+
+
+class CheckpointError(EverstepError):
+    """A checkpoint could not be written, or none can be read."""
+
+
+class DamagedCheckpointError(CheckpointError, ValueError):
+    """A checkpoint's bytes are not the bytes that were committed."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint was written by a format version that this everstep does not read."""
+
+
+class NoCheckpointError(CheckpointError, FileNotFoundError):
+    """A checkpoint was asked for by name or step, and there is none."""
+
+
+class JournalError(EverstepError, ValueError):
+    """The run's journal is damaged where it must not be, or of another version."""
+
+
+class NotResumableError(EverstepError):
+    """The data in use cannot tell its position, so no checkpoint can be made inside its pass."""
+
+
+class DataError(EverstepError, ValueError):
+    """The data is not what the run was told or saw before (length, batch size, an end too early)."""
+
+
+class MetricError(EverstepError, TypeError):
+    """A metric's value is not one real number, or its name is taken."""
+
+
+class NonFiniteError(EverstepError, ArithmeticError):
+    """A watched metric, a parameter or an optimizer moment is NaN or infinite."""
+
+
+class ProgressError(EverstepError, RuntimeError):
+    """Steps are counted but nothing trains: no optimizer of the state has made an update."""
+
+
+class ServiceError(EverstepError, RuntimeError):
+    """One or more services failed; the first failure is the cause, all are listed."""
+
+
+class Interrupted(SystemExit):
+    """The run was interrupted (signal, time budget) and saved; starting it again goes on.
+
+    A `SystemExit`, so that a script needs no handling: it ends with `code`.
+
+    Attributes:
+        code: the exit status: 128 + the signal's number, or 3 for a time budget.
+        reason: what interrupted the run, in words.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} (exit code {self.code})"
+
+
+class GuardStop(SystemExit):
+    """A guard with policy "stop" ended the run: everything closed as written, exit code 1."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(1)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} (exit code {self.code})"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown `name`: the nearest known name and the list of all, as a phrase."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(names) if names else 'none'}"

@@ -1,0 +1,233 @@
+"""*When* is a value: `Every(steps=100)`, `At(10, 50)`, `Every(epochs=1) | Every(seconds=600)`.
+
+A schedule is asked at boundaries only (after a step, after an epoch).  It answers two questions:
+is it due here, and at which step at the latest must it be asked again.  The second answer lets the
+loop decide with one integer comparison that nothing is due.
+
+Step and epoch schedules fire at multiples of n, counted from the run's first step, so they fire at
+the same steps in a resumed run.  A schedule in seconds depends on the clock: it lives outside
+exact equality, and the supervisor's ticker thread wakes the loop for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everstep.errors import ConfigError
+
+NEVER = 1 << 62
+"""A step number that no run reaches."""
+
+
+class When(NamedTuple):
+    """What a schedule may look at.
+
+    Attributes:
+        step: last completed step, from 0.
+        epoch: current epoch, from 1 (0 before the first).
+        at_epoch_end: True at an after_epoch boundary.
+        now: seconds of a monotonic clock.
+    """
+
+    step: int
+    epoch: int
+    at_epoch_end: bool
+    now: float
+
+
+class Schedule:
+    """Base of all schedules; combine two with `|` (either is due) or `&` (both are due)."""
+
+    def due(self, when: When) -> bool:
+        """Whether it is due at this boundary."""
+        raise NotImplementedError(type(self).__name__)
+
+    def next_step(self, step: int) -> int:
+        """The first step after `step` at which it may be due after a step; `NEVER` if none is known."""
+        return NEVER
+
+    def next_time(self) -> float | None:
+        """The clock time at which it becomes due, or None if it does not depend on the clock."""
+        return None
+
+    def start(self, now: float) -> None:
+        """Called once when the loop opens; a schedule in seconds counts from here."""
+
+    def fired(self, when: When) -> None:
+        """Called after what is scheduled has run at a boundary."""
+
+    @property
+    def wall(self) -> bool:
+        """Whether it depends on the clock, and so is no part of exact equality."""
+        return False
+
+    def __or__(self, other: Schedule) -> Schedule:
+        return _Either(self, other)
+
+    def __and__(self, other: Schedule) -> Schedule:
+        return _Both(self, other)
+
+
+def _positive(what: str, value: float | None) -> None:
+    if value is not None and (isinstance(value, bool) or value <= 0):
+        raise ConfigError(f"{what}={value!r} is not a positive number; give {what}=1 or more")
+
+
+@dataclass(eq=True)
+class Every(Schedule):
+    """Due every n steps, n epochs or n seconds; exactly one of the three.
+
+    Args:
+        steps: positive int; due after steps n, 2n, 3n ...
+        epochs: positive int; due at the end of epochs n, 2n ...
+        seconds: positive number of seconds since the loop opened or since it last ran.
+
+    Raises:
+        ConfigError: none or several are given, or one is not positive.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    _last: float = field(default=0.0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("steps", "epochs", "seconds") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"Every() takes exactly one of steps, epochs, seconds; got {given or 'none'}. "
+                "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
+            )
+        _positive(given[0], getattr(self, given[0]))
+        if self.seconds is None and not isinstance(getattr(self, given[0]), int):
+            raise ConfigError(f"Every({given[0]}={getattr(self, given[0])!r}): give a whole number")
+
+    def due(self, when: When) -> bool:
+        if self.steps is not None:
+            return not when.at_epoch_end and when.step > 0 and when.step % self.steps == 0
+        if self.epochs is not None:
+            return when.at_epoch_end and when.epoch > 0 and when.epoch % self.epochs == 0
+        assert self.seconds is not None
+        return when.now - self._last >= self.seconds
+
+    def next_step(self, step: int) -> int:
+        return NEVER if self.steps is None else step - step % self.steps + self.steps
+
+    def next_time(self) -> float | None:
+        return None if self.seconds is None else self._last + self.seconds
+
+    def start(self, now: float) -> None:
+        self._last = now
+
+    def fired(self, when: When) -> None:
+        if self.seconds is not None:
+            self._last = when.now
+
+    @property
+    def wall(self) -> bool:
+        return self.seconds is not None
+
+
+class At(Schedule):
+    """Due after the given steps, and at no other.
+
+    Args:
+        *steps: positive step numbers, in any order.
+    """
+
+    def __init__(self, *steps: int) -> None:
+        if not steps:
+            raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
+        for step in steps:
+            _positive("step", step)
+        self.steps = tuple(sorted(set(steps)))
+
+    def due(self, when: When) -> bool:
+        return not when.at_epoch_end and when.step in self.steps
+
+    def next_step(self, step: int) -> int:
+        return min((s for s in self.steps if s > step), default=NEVER)
+
+    def __repr__(self) -> str:
+        return f"At({', '.join(map(str, self.steps))})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, At) and self.steps == other.steps
+
+    def __hash__(self) -> int:
+        return hash(self.steps)
+
+
+class Never(Schedule):
+    """Never due by itself; forced runs (a stop, an interruption, an explicit call) still happen."""
+
+    def due(self, when: When) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "Never()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Never)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class _Pair(Schedule):
+    word = "?"
+
+    def __init__(self, left: Schedule, right: Schedule) -> None:
+        for side in (left, right):
+            if not isinstance(side, Schedule):
+                raise ConfigError(f"{side!r} is no schedule; combine values such as Every(steps=100)")
+        self.left, self.right = left, right
+
+    def next_step(self, step: int) -> int:
+        return min(self.left.next_step(step), self.right.next_step(step))
+
+    def next_time(self) -> float | None:
+        times = [t for t in (self.left.next_time(), self.right.next_time()) if t is not None]
+        return min(times, default=None)
+
+    def start(self, now: float) -> None:
+        self.left.start(now)
+        self.right.start(now)
+
+    def fired(self, when: When) -> None:
+        self.left.fired(when)
+        self.right.fired(when)
+
+    @property
+    def wall(self) -> bool:
+        return self.left.wall or self.right.wall
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} {self.word} {self.right!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.word, repr(self)))
+
+
+class _Either(_Pair):
+    word = "|"
+
+    def due(self, when: When) -> bool:
+        return self.left.due(when) or self.right.due(when)
+
+
+class _Both(_Pair):
+    word = "&"
+
+    def due(self, when: When) -> bool:
+        return self.left.due(when) and self.right.due(when)
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """The smallest of some clock times, None where none is given."""
+    return min((t for t in times if t is not None), default=None)
