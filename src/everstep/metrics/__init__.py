@@ -1,1 +1,22 @@
-"""metrics."""
+"""Metrics: running statistics of a window of values, and how they look as text."""
+
+from everstep.metrics.formatting import (
+    MetricFormatter,
+    environment_table,
+    humanize_duration,
+    log_line,
+    log_tag,
+    parameter_table,
+)
+from everstep.metrics.statistics import Stats, Window
+
+__all__ = [
+    "MetricFormatter",
+    "Stats",
+    "Window",
+    "environment_table",
+    "humanize_duration",
+    "log_line",
+    "log_tag",
+    "parameter_table",
+]

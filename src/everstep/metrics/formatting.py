@@ -1,0 +1,162 @@
+"""Statistics, progress and parameters as text: the log line and the summary tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from everstep.errors import ConfigError, nearest
+from everstep.metrics.statistics import Stats
+
+Parameter: TypeAlias = tuple[str, tuple[int, ...], bool]
+"""Name, shape, and whether it is trained."""
+
+
+def humanize_duration(seconds: float) -> str:
+    """Seconds as "1d 2h 3m 4.5s": four digits for the seconds, parts that are 0 left out."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds >= 60:
+        seconds = round(seconds, 3)  # else 60.000000001 is 1m 1e-09s
+    if float(f"{seconds % 60:.4g}") == 60.0:
+        seconds = round(seconds)  # 1m 59.999s is 2m, not 1m 60s
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        whole, seconds = divmod(seconds, length)
+        if whole:
+            parts.append(f"{whole:.0f}{unit}")
+    if seconds or not parts:
+        parts.append(f"{seconds:.4g}s")
+    return sign + " ".join(parts)
+
+
+class MetricFormatter:
+    """How metrics look in a log line; replace it by anything with these two methods."""
+
+    def format(self, name: str, stats: Stats, is_best: bool) -> str:
+        """One metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized."""
+        show = humanize_duration if _is_time(name) else _number
+        spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
+        return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
+
+    def sort(self, names: Iterable[str]) -> list[str]:
+        """Times (names that end in time or timer) first, then alphabetical."""
+        return sorted(names, key=lambda name: (not _is_time(name), name))
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith(("time", "timer"))
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def log_tag(
+    epoch: int,
+    max_epoch: int | None,
+    step: int,
+    max_step: int | None,
+    eta: float | None,
+) -> str:
+    """Where the run stands, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
+
+    The epoch is dropped where there is only one, a limit or the ETA (seconds) where it is None.
+    """
+    parts = [] if max_epoch == 1 else [_counter("Epoch", epoch, max_epoch)]
+    parts.append(_counter("Step", step, max_step))
+    if eta is not None:
+        parts.append(f"ETA {humanize_duration(eta)}")
+    return f"[{', '.join(parts)}]"
+
+
+def _counter(word: str, value: int, limit: int | None) -> str:
+    return f"{word} {value}" if limit is None else f"{word} {value}/{limit}"
+
+
+def log_line(
+    tag: str,
+    stats: Mapping[str, Stats],
+    best: Collection[str] = (),
+    formatter: MetricFormatter | None = None,
+) -> str:
+    """The log line: `tag`, then every metric; those named in `best` are marked as a new best."""
+    formatter = formatter or MetricFormatter()
+    items = [formatter.format(name, stats[name], name in best) for name in formatter.sort(stats)]
+    return " ".join(filter(None, (tag, "; ".join(items))))
+
+
+def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequence[str] = ()) -> str:
+    """The parameters with shape and size, in the order given.
+
+    Args:
+        title: heading of the whole table.
+        parameters: (name, shape, trainable) of each.
+        groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each gets
+            a table of its own, the first that fits takes the parameter, what is left goes to "Other
+            Parameters".  None: one table.
+
+    Raises:
+        ConfigError: no parameter's name starts with one of the groups.
+    """
+    rows = [_Row(*parameter) for parameter in parameters]
+    total = sum(row.size for row in rows)
+    frozen = sum(row.size for row in rows if not row.trainable)
+    widths = [max((len(row.cells[i]) for row in rows), default=0) for i in range(3)]
+    blocks = [_heading(title, total, "=")] if groups else []
+    for heading, members in _grouped(title, rows, groups):
+        size = sum(row.size for row in members)
+        blocks.append("\n".join([_heading(heading, size, "-"), *(row.line(widths) for row in members)]))
+    blocks.append(f"trainable: {total - frozen:,}; frozen: {frozen:,}")
+    return "\n\n".join(blocks)
+
+
+class _Row:
+    def __init__(self, name: str, shape: Sequence[int], trainable: bool) -> None:
+        self.name, self.trainable, self.size = name, trainable, math.prod(shape)
+        self.cells = (name, str(tuple(shape)), f"{self.size:,}")
+
+    def line(self, widths: Sequence[int]) -> str:
+        name, shape, size = self.cells
+        frozen = "" if self.trainable else "  frozen"
+        return f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {size:>{widths[2]}}{frozen}"
+
+    def within(self, group: str) -> bool:
+        rest = self.name.removeprefix(group)
+        return rest != self.name and (not rest or rest[0] in "./" or group[-1] in "./")
+
+
+def _grouped(title: str, rows: list[_Row], groups: Sequence[str]) -> list[tuple[str, list[_Row]]]:
+    tables = []
+    left = rows
+    for group in groups:
+        members = [row for row in left if row.within(group)]
+        if not any(row.within(group) for row in rows):
+            raise ConfigError(f"group {group!r} names no parameter; {nearest(group, _prefixes(rows, group))}")
+        left = [row for row in left if not row.within(group)]
+        tables.append((group, members))
+    if left or not tables:
+        tables.append(("Other Parameters" if groups else title, left))
+    return tables
+
+
+def _prefixes(rows: list[_Row], group: str) -> set[str]:
+    """What could have been meant: the parts of the names as deep as `group`."""
+    depth = group.strip("./").count(".") + 1
+    return {".".join(row.name.split(".")[:depth]) for row in rows}
+
+
+def _heading(title: str, size: int, rule: str) -> str:
+    text = f"{title} ({size:,} in total)"
+    return f"{text}\n{rule * len(text)}"
+
+
+def environment_table(facts: Mapping[str, str]) -> str:
+    """Facts about the machine and the packages, one a line, in the order given."""
+    title = "Execution Environment"
+    width = max(map(len, facts), default=0)
+    return "\n".join(
+        [title, "-" * len(title), *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+    )

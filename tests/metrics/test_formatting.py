@@ -1,0 +1,186 @@
+"""Golden tests of every text that metrics and parameters become."""
+
+import math
+from itertools import product
+
+import pytest
+
+from everstep.errors import ConfigError
+from everstep.metrics import (
+    MetricFormatter,
+    Stats,
+    environment_table,
+    humanize_duration,
+    log_line,
+    log_tag,
+    parameter_table,
+)
+
+
+def made(mean: float, std: float = 0.0, count: int = 1) -> Stats:
+    return Stats(count, float(count), mean, std, mean, mean, mean)
+
+
+def test_the_seeds_line() -> None:
+    stats = {
+        "valid_loss": made(0.2),
+        "loss": made(0.123, 0.02, 40),
+        "step_time": made(0.0102, 0.0003, 40),
+    }
+    assert log_line(log_tag(2, 10, 400, 4000, 63.2), stats, {"valid_loss"}) == (
+        "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s] "
+        "step time: 0.0102s (±0.0003s); loss: 0.123 (±0.02); valid loss: 0.2 (*)"
+    )
+
+
+TAGS = {
+    (None, None, None): "[Epoch 2, Step 400]",
+    (None, None, 63.2): "[Epoch 2, Step 400, ETA 1m 3.2s]",
+    (None, 4000, None): "[Epoch 2, Step 400/4000]",
+    (None, 4000, 63.2): "[Epoch 2, Step 400/4000, ETA 1m 3.2s]",
+    (1, None, None): "[Step 400]",
+    (1, None, 63.2): "[Step 400, ETA 1m 3.2s]",
+    (1, 4000, None): "[Step 400/4000]",
+    (1, 4000, 63.2): "[Step 400/4000, ETA 1m 3.2s]",
+    (10, None, None): "[Epoch 2/10, Step 400]",
+    (10, None, 63.2): "[Epoch 2/10, Step 400, ETA 1m 3.2s]",
+    (10, 4000, None): "[Epoch 2/10, Step 400/4000]",
+    (10, 4000, 63.2): "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]",
+}
+
+
+@pytest.mark.parametrize("key", list(product((None, 1, 10), (None, 4000), (None, 63.2))))
+def test_every_tag(key: tuple[int | None, int | None, float | None]) -> None:
+    max_epoch, max_step, eta = key
+    assert log_tag(2, max_epoch, 400, max_step, eta) == TAGS[key]
+
+
+def test_tag_or_metrics_alone() -> None:
+    assert log_line("[Step 1]", {}) == "[Step 1]"
+    assert log_line("", {"loss": made(1.0)}) == "loss: 1"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (1e-05, "1e-05s"),
+        (0.0102, "0.0102s"),
+        (1.23456, "1.235s"),
+        (59.99, "59.99s"),
+        (59.999, "1m"),
+        (60, "1m"),
+        (60.0000001, "1m"),
+        (63.2, "1m 3.2s"),
+        (119.9999, "2m"),
+        (3600, "1h"),
+        (3599.9999, "1h"),
+        (93784.5, "1d 2h 3m 4.5s"),
+        (86400 * 365, "365d"),
+        (-63.2, "-1m 3.2s"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert humanize_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "stats", "best", "text"),
+    [
+        ("loss", made(0.123456789), False, "loss: 0.123457"),
+        ("loss", made(123456789.0), False, "loss: 1.23457e+08"),
+        ("loss", made(0.5, 0.25, 2), True, "loss: 0.5 (±0.25) (*)"),
+        ("loss", made(0.5, 0.0, 2), False, "loss: 0.5 (±0)"),
+        ("loss", made(math.nan, math.nan, 2), False, "loss: nan (±nan)"),
+        ("top_5_acc", made(0.5), False, "top 5 acc: 0.5"),
+        ("valid/accuracy", made(0.5), False, "valid/accuracy: 0.5"),
+        ("valid_time", made(90.0), False, "valid time: 1m 30s"),
+        ("my_timer", made(90.0, 61.0, 2), False, "my timer: 1m 30s (±1m 1s)"),
+        ("time_left", made(90.0), False, "time left: 90"),
+    ],
+)
+def test_one_metric(name: str, stats: Stats, best: bool, text: str) -> None:
+    assert MetricFormatter().format(name, stats, best) == text
+
+
+def test_times_come_first_then_the_alphabet() -> None:
+    names = ["z_time", "b", "a_timer", "timer_a", "a"]
+    assert MetricFormatter().sort(names) == ["a_timer", "z_time", "a", "b", "timer_a"]
+
+
+def test_the_formatter_can_be_replaced() -> None:
+    class Terse(MetricFormatter):
+        def format(self, name: str, stats: Stats, is_best: bool) -> str:
+            return f"{name}={stats.last:.1f}"
+
+    assert log_line("[Step 1]", {"b": made(1), "a": made(2)}, formatter=Terse()) == "[Step 1] a=2.0; b=1.0"
+
+
+PARAMETERS = [
+    ("encoder.0.weight", (64, 784), True),
+    ("encoder.0.bias", (64,), True),
+    ("encoder10.weight", (4, 4), True),
+    ("head.weight", (10, 64), True),
+    ("head.scale", (), False),
+]
+
+
+def test_a_table_without_groups() -> None:
+    assert parameter_table("Parameters", PARAMETERS) == (
+        "Parameters (50,897 in total)\n"
+        "----------------------------\n"
+        "encoder.0.weight  (64, 784)  50,176\n"
+        "encoder.0.bias    (64,)          64\n"
+        "encoder10.weight  (4, 4)         16\n"
+        "head.weight       (10, 64)      640\n"
+        "head.scale        ()              1  frozen\n"
+        "\n"
+        "trainable: 50,896; frozen: 1"
+    )
+
+
+def test_a_table_with_groups() -> None:
+    assert parameter_table("Parameters", PARAMETERS, ["head", "encoder"]) == (
+        "Parameters (50,897 in total)\n"
+        "============================\n"
+        "\n"
+        "head (641 in total)\n"
+        "-------------------\n"
+        "head.weight       (10, 64)      640\n"
+        "head.scale        ()              1  frozen\n"
+        "\n"
+        "encoder (50,240 in total)\n"
+        "-------------------------\n"
+        "encoder.0.weight  (64, 784)  50,176\n"
+        "encoder.0.bias    (64,)          64\n"
+        "\n"
+        "Other Parameters (16 in total)\n"
+        "------------------------------\n"
+        "encoder10.weight  (4, 4)         16\n"
+        "\n"
+        "trainable: 50,896; frozen: 1"
+    )
+
+
+def test_no_leftovers_no_other_table() -> None:
+    table = parameter_table("Parameters", PARAMETERS, ["encoder", "encoder10", "head"])
+    assert "Other Parameters" not in table
+
+
+def test_no_parameters() -> None:
+    assert parameter_table("Parameters", []) == (
+        "Parameters (0 in total)\n-----------------------\n\ntrainable: 0; frozen: 0"
+    )
+
+
+def test_an_unknown_group_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="group 'haed' names no parameter; did you mean 'head'"):
+        parameter_table("Parameters", PARAMETERS, ["haed"])
+
+
+def test_environment() -> None:
+    assert environment_table({"python": "3.11.7", "everstep": "0.1.0"}) == (
+        "Execution Environment\n---------------------\npython    3.11.7\neverstep  0.1.0"
+    )

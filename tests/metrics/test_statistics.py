@@ -1,0 +1,140 @@
+"""Window against numpy, and its law: how values were grouped or saved in between changes no bit."""
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.errors import MetricError
+from everstep.metrics import Stats, Window
+
+finite = st.floats(-1e12, 1e12, allow_subnormal=False)
+anything = st.floats()
+weights = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
+weighted = st.lists(st.tuples(finite, weights), min_size=1, max_size=60)
+
+
+def window(values: list[float], weights: list[float] | None = None) -> Window:
+    made = Window()
+    made.add_many(values, weights)
+    return made
+
+
+def stats(values: list[float], weights: list[float] | None = None) -> Stats:
+    found = window(values, weights).stats()
+    assert found is not None
+    return found
+
+
+def bits(window: Window) -> bytes:
+    found = window.stats()
+    return b"" if found is None else struct.pack("<qdddddd", *found)
+
+
+def test_an_empty_window_has_no_statistics() -> None:
+    assert Window().stats() is None
+    assert window([]).stats() is None
+
+
+@given(st.lists(finite, min_size=1, max_size=200))
+def test_agrees_with_numpy(values: list[float]) -> None:
+    found = stats(values)
+    scale = max(map(abs, values))
+    assert found.count == len(values) and found.weight == len(values)
+    assert found.mean == pytest.approx(np.mean(values), rel=1e-12, abs=1e-12 * scale)
+    assert found.std == pytest.approx(np.std(values), rel=1e-9, abs=1e-12 * scale)
+    assert (found.min, found.max, found.last) == (min(values), max(values), values[-1])
+
+
+@given(weighted)
+def test_weights_agree_with_numpy(pairs: list[tuple[float, float]]) -> None:
+    values, weights = map(list, zip(*pairs, strict=True))
+    found = stats(values, weights)
+    assert (found.min, found.max, found.last) == (min(values), max(values), values[-1])
+    if sum(weights) == 0.0:
+        assert math.isnan(found.mean) and math.isnan(found.std)
+        return
+    mean = np.average(values, weights=weights)
+    std = math.sqrt(np.average((np.array(values) - mean) ** 2, weights=weights))
+    scale = max(map(abs, values))
+    assert found.weight == pytest.approx(sum(weights))
+    assert found.mean == pytest.approx(mean, rel=1e-11, abs=1e-11 * scale)
+    assert found.std == pytest.approx(std, rel=1e-7, abs=1e-7 * scale)
+
+
+@given(st.lists(st.tuples(anything, weights), max_size=40), st.data())
+def test_neither_grouping_nor_a_restore_changes_a_bit(
+    pairs: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    whole, pieces = Window(), Window()
+    for value, weight in pairs:
+        whole.add(value, weight)
+    start = 0
+    while start < len(pairs):
+        end = data.draw(st.integers(start + 1, len(pairs)))
+        pieces.add_many([v for v, _ in pairs[start:end]], [w for _, w in pairs[start:end]])
+        pieces = Window.from_state(json.loads(json.dumps(pieces.state())))
+        start = end
+    assert bits(whole) == bits(pieces)
+
+
+@given(st.lists(anything, min_size=1, max_size=40), st.integers(0, 40))
+def test_weights_of_one_are_no_weights(values: list[float], split: int) -> None:
+    mixed = window(values[:split])
+    mixed.add_many(values[split:], [1.0] * len(values[split:]))
+    assert bits(mixed) == bits(window(values))
+
+
+def test_a_large_mean_does_not_cancel_the_spread() -> None:
+    noise = np.random.default_rng(0).normal(size=50_000)
+    values = (1e8 + noise).tolist()
+    assert stats(values).std == pytest.approx(np.std(np.array(values) - 1e8), rel=1e-9)
+
+
+@given(finite, st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50))
+def test_equal_values_have_that_mean_and_no_spread(value: float, weights: list[float]) -> None:
+    found = stats([value] * len(weights), weights)
+    assert found.mean == value and found.std == 0.0
+
+
+@pytest.mark.parametrize("values", [[math.nan], [1.0, math.nan, 2.0], [math.nan, 1.0]])
+@pytest.mark.parametrize("weights", [None, 1.0])
+def test_nan_makes_everything_nan(values: list[float], weights: float | None) -> None:
+    found = stats(values, weights and [weights] * len(values))
+    assert all(map(math.isnan, (found.mean, found.std, found.min, found.max)))
+
+
+@pytest.mark.parametrize("values", [[math.inf], [1.0, math.inf], [math.inf, 1.0], [math.inf, -math.inf]])
+def test_infinity_shows_in_the_extremes_and_leaves_no_mean(values: list[float]) -> None:
+    found = stats(values)
+    assert math.isnan(found.mean) and math.isnan(found.std)
+    assert (found.min, found.max) == (min(values), max(values))
+
+
+def test_a_weight_of_zero_counts_but_does_not_weigh() -> None:
+    found = stats([math.inf, 2.0, 4.0], [0.0, 1.0, 3.0])
+    assert found == Stats(3, 4.0, 3.5, math.sqrt(0.75), 2.0, math.inf, 4.0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_an_impossible_weight_is_refused_and_adds_nothing(weight: float) -> None:
+    made = Window()
+    with pytest.raises(MetricError, match=r"metric weight .*: give a finite weight of 0 or more"):
+        made.add_many([1.0, 2.0], [1.0, weight])
+    assert made.stats() is None
+
+
+def test_weights_must_match_values() -> None:
+    with pytest.raises(MetricError, match="2 values came with 1 weights"):
+        Window().add_many([1.0, 2.0], [1.0])
+
+
+def test_clear_starts_again() -> None:
+    made = window([1e9, math.nan])
+    made.clear()
+    made.add(3.0)
+    assert made.stats() == Stats(1, 1.0, 3.0, 0.0, 3.0, 3.0, 3.0)
