@@ -1,0 +1,126 @@
+"""How far a run is, and how long it still takes.
+
+Progress is a pure function of counters and limits.  The rate of steps is measured over a recent
+window and without evaluations, so neither a slow start nor a long validation makes the ETA jump;
+the time that evaluations will still take is added from what they took so far.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from everstep.contracts import Clock
+
+
+def progress(
+    step: int,
+    epoch: int,
+    max_step: int | None,
+    max_epoch: int | None,
+    *,
+    steps_per_epoch: float | None = None,
+    within_epoch: bool = False,
+    within_step: bool = False,
+) -> float | None:
+    """The part of the run that is done, 0 to 1; None if the run is unbounded.
+
+    Args:
+        step: the step counter, from 1; 0 before the first.
+        epoch: the epoch counter, from 1; 0 before the first.
+        max_step: limit of `step`, None for none.
+        max_epoch: limit of `epoch`, None for none.
+        steps_per_epoch: known from the stream, or the mean of the epochs so far; None if unknown.
+        within_epoch: `epoch` is still open, so it is not done.
+        within_step: `step` is still open, so it is not done.
+    """
+    steps = step - within_step
+    parts = []
+    if max_step is not None:
+        parts.append(_part(steps, max_step))
+    if max_epoch is not None and steps_per_epoch:
+        parts.append(_part(steps, max_epoch * steps_per_epoch))
+    elif max_epoch is not None:
+        parts.append(_part(epoch - within_epoch, max_epoch))
+    return max(parts, default=None)  # the limit that is reached first ends the run
+
+
+def _part(done: float, limit: float) -> float:
+    return min(max(done / limit, 0.0), 1.0) if limit > 0 else 1.0
+
+
+class _Sample(NamedTuple):
+    step: int
+    seconds: float  # of training since the start, evaluations not counted
+
+
+class Estimator:
+    """The time that is left, from the rate over the later half of the training since `start`.
+
+    Half: a slow first step (compiling, starting workers) is soon forgotten, a change of speed is
+    followed, and noisy steps average out even where the run has few.
+
+    `update` and `exclude` belong to one thread; `eta` and `rate` may be asked from any.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    SAMPLES = 128
+    """At most this many samples are kept, however often `update` is called."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """The run goes on from completed step `step`: what was before says nothing about its rate."""
+        self._began = self._clock()
+        self._excluded = 0.0
+        self._excluded_steps = 0  # steps done when it was last added to
+        self._first = step
+        self._samples = deque([_Sample(step, 0.0)])
+
+    def update(self, step: int) -> None:
+        """Step `step` is completed.  Called at boundaries, as often or seldom as they come."""
+        samples = self._samples
+        if step == samples[-1].step:
+            return
+        sample = _Sample(step, self._trained())
+        if len(samples) > 2 and samples[-1].seconds - samples[-2].seconds < sample.seconds / self.SAMPLES:
+            samples[-1] = sample
+        else:
+            samples.append(sample)
+        while len(samples) > 2 and samples[1].seconds <= sample.seconds / 2:
+            samples.popleft()
+
+    def exclude(self, seconds: float) -> None:
+        """`seconds` that just passed were evaluation, not training; `update` was called before them."""
+        self._excluded += seconds
+        self._excluded_steps = self._samples[-1].step - self._first
+
+    def _trained(self) -> float:
+        return self._clock() - self._began - self._excluded
+
+    def rate(self) -> float | None:
+        """Steps per second of training over the recent window, None before the first step."""
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last.seconds - first.seconds
+        return (last.step - first.step) / seconds if seconds > 0 and last.step > first.step else None
+
+    def eta(self, step: int, progress: float | None) -> float | None:
+        """Seconds until the run ends, None where that cannot be told.
+
+        Args:
+            step: completed steps.
+            progress: what `progress` says of them.
+        """
+        rate = self.rate()
+        if progress is None or progress <= 0 or rate is None:
+            return None
+        last = self._samples[-1]
+        left = step / progress - last.step
+        per_step = 1 / rate
+        if self._excluded_steps > 0:
+            per_step += self._excluded / self._excluded_steps
+        return max(left * per_step - (self._trained() - last.seconds), 0.0)
