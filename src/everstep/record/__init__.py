@@ -1,1 +1,26 @@
-"""record."""
+"""The run's record: its directory and lock, the journal (the truth), and where the run came from."""
+
+from everstep.record.frames import Block, Position
+from everstep.record.journal import Journal
+from everstep.record.lock import RunLock
+from everstep.record.provenance import facts
+from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
+from everstep.record.replay import Replay
+from everstep.record.rundir import RunDir
+
+__all__ = [
+    "Block",
+    "Event",
+    "Journal",
+    "Position",
+    "Replay",
+    "Row",
+    "RunDir",
+    "RunJournal",
+    "RunLock",
+    "Segment",
+    "Status",
+    "StoredBlock",
+    "facts",
+    "read_segment",
+]

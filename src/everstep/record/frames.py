@@ -1,0 +1,244 @@
+"""The bytes of a journal file: a header, then frames.  All numbers are little-endian.
+
+    header   magic (8 bytes), version u32, segment u32, parent segment u32 (0: none),
+             parent offset u64, xxh3_64 of the 28 bytes before it
+    frame    marker (4 bytes), payload length u32, kind u32, xxh3_64 of the payload seeded with
+             length and kind, payload
+    event    (kind 1) JSON {"kind", "time", "wall", "data"}
+    metrics  (kind 2) one block: time f64, epoch i64, rows u32, byte lengths of phase and name u32,
+             wall u8, phase, name, the columns steps, counts, seqs, then values as f64
+    column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else one
+             unsigned number of that many bytes per row, the column is base + number
+
+The header's layout is the same in every version, so that an old everstep can name a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from everstep.errors import JournalError
+
+VERSION = 1
+EVENT, METRICS = 1, 2
+
+_MAGIC = b"\x89EVJ\r\n\x1a\n"
+_MARKER = b"\xe5\x1aEV"
+_HEADER = struct.Struct("<8sIIIQ")
+_CHECKSUM = struct.Struct("<Q")
+_FRAME = struct.Struct("<4sIIQ")
+_BLOCK = struct.Struct("<dqIIIB")
+_COLUMN = struct.Struct("<Bq")
+_STRIDE = struct.Struct("<q")
+_WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
+HEADER_SIZE = _HEADER.size + _CHECKSUM.size
+
+
+class Position(NamedTuple):
+    """A place in a run's journal: byte `offset` in the file of segment number `segment`."""
+
+    segment: int
+    offset: int
+
+
+class Block(NamedTuple):
+    """Rows of one metric: columns of equal length, row i has key (epoch, steps[i], phase, name, seqs[i]).
+
+    Attributes:
+        epoch: from 1; 0 before the first epoch.
+        phase: "head", "step", "tail", "epoch" or "eval/STREAM".
+        name: the metric's name.
+        wall: True if the values depend on the clock and are no part of equality.
+        steps: the step of each row.
+        values: float64 values; every bit is kept, also those of a NaN.
+        counts: how many values were folded into each row.
+        seqs: ordinal of a row among rows of the same step.
+    """
+
+    epoch: int
+    phase: str
+    name: str
+    wall: bool
+    steps: list[int]
+    values: list[float]
+    counts: list[int]
+    seqs: list[int]
+
+
+class Header(NamedTuple):
+    version: int
+    segment: int
+    parent: Position | None
+
+
+class Frame(NamedTuple):
+    """A whole frame of a file: its bytes lie in [start, end)."""
+
+    start: int
+    end: int
+    kind: int
+    payload: memoryview
+
+
+class Hole(NamedTuple):
+    """The bytes [start, end) of a file are no frame: torn or damaged."""
+
+    start: int
+    end: int
+
+
+def pack_header(segment: int, parent: Position | None) -> bytes:
+    packed = _HEADER.pack(_MAGIC, VERSION, segment, *(parent or (0, 0)))
+    return packed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
+
+
+def unpack_header(data: bytes) -> Header | None:
+    """The header of a file's bytes; None if it is torn or damaged."""
+    packed, checksum = data[: _HEADER.size], data[_HEADER.size : HEADER_SIZE]
+    if checksum != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed)):
+        return None
+    magic, version, segment, parent, offset = _HEADER.unpack(packed)
+    if magic != _MAGIC:
+        return None
+    return Header(version, segment, Position(parent, offset) if parent else None)
+
+
+def pack_frame(kind: int, payload: bytes) -> bytes:
+    head = _FRAME.pack(_MARKER, len(payload), kind, _digest(kind, payload))
+    return head + payload
+
+
+def _digest(kind: int, payload: bytes | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(payload, len(payload) | kind << 32)
+
+
+def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
+    """The frames of a file's bytes from `start` on, with a hole wherever bytes are no frame."""
+    view = memoryview(data)
+    while start < len(data):
+        found = _frame_at(view, start) or Hole(start, _next_frame(data, view, start + 1))
+        yield found
+        start = found.end
+
+
+def _frame_at(view: memoryview, start: int) -> Frame | None:
+    body = start + _FRAME.size
+    if body > len(view):
+        return None
+    marker, length, kind, digest = _FRAME.unpack_from(view, start)
+    payload = view[body : body + length]
+    if marker != _MARKER or len(payload) != length or _digest(kind, payload) != digest:
+        return None
+    return Frame(start, body + length, kind, payload)
+
+
+def _next_frame(data: bytes, view: memoryview, start: int) -> int:
+    while (start := data.find(_MARKER, start)) >= 0:
+        if _frame_at(view, start) is not None:
+            return start
+        start += 1
+    return len(data)
+
+
+def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
+    """One event as a frame.
+
+    Raises:
+        JournalError: `data` is not JSON.
+    """
+    record = {"kind": kind, "time": time, "wall": wall, "data": data}
+    try:
+        payload = json.dumps(record, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise JournalError(
+            f"event {kind!r} cannot be recorded: {error}; give dicts, lists, strings, numbers, None"
+        ) from error
+    return pack_frame(EVENT, payload)
+
+
+def unpack_event(payload: memoryview) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(bytes(payload))
+    return record
+
+
+def pack_block(block: Block, time: float) -> bytes:
+    """One block as a frame.
+
+    Raises:
+        JournalError: its columns differ in length.
+    """
+    rows = len(block.steps)
+    if not rows == len(block.values) == len(block.counts) == len(block.seqs):
+        lengths = [len(column) for column in block[4:]]
+        raise JournalError(f"block {block.name!r} has columns of lengths {lengths}; give equal lengths")
+    phase, name = _text(block.phase), _text(block.name)
+    head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
+    columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
+    values = np.array(block.values, "<f8").tobytes()
+    return pack_frame(METRICS, b"".join((head, phase, name, *columns, values)))
+
+
+def unpack_block(payload: memoryview) -> Block:
+    _, epoch, rows, phase, name, wall = _BLOCK.unpack_from(payload)
+    at = _BLOCK.size
+    names = [bytes(payload[at : at + phase]), bytes(payload[at + phase : at + phase + name])]
+    at += phase + name
+    columns = []
+    for _ in range(3):
+        column, at = _unpack_column(payload, at, rows)
+        columns.append(column)
+    steps, counts, seqs = columns
+    values = np.frombuffer(payload, "<f8", rows, at).tolist()
+    phase_text, name_text = (part.decode("utf-8", "surrogatepass") for part in names)
+    return Block(epoch, phase_text, name_text, bool(wall), steps, values, counts, seqs)
+
+
+def block_time(payload: memoryview) -> float:
+    """When a packed block was appended, in seconds since 1970."""
+    time: float = _BLOCK.unpack_from(payload)[0]
+    return time
+
+
+def float_bits(values: list[float]) -> list[int]:
+    """The 64 bits of each value: equal bits are what "equal" means for a metric."""
+    bits: list[int] = np.array(values, np.float64).view(np.uint64).tolist()
+    return bits
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _pack_column(column: list[int]) -> bytes:
+    first = column[0]
+    if column.count(first) == len(column):
+        return _COLUMN.pack(0, first) + _STRIDE.pack(0)
+    array: NDArray[np.int64] = np.array(column, np.int64)
+    stride = column[1] - first
+    if column[-1] == first + stride * (len(column) - 1) and (np.diff(array) == stride).all():
+        return _COLUMN.pack(0, first) + _STRIDE.pack(stride)
+    base = array.min()
+    offsets = array.view(np.uint64) - base.view(np.uint64)  # modulo 2**64: no range overflows
+    width = np.min_scalar_type(int(offsets.max())).itemsize
+    packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
+    return _COLUMN.pack(width, int(base)) + packed
+
+
+def _unpack_column(payload: memoryview, at: int, rows: int) -> tuple[list[int], int]:
+    width, base = _COLUMN.unpack_from(payload, at)
+    at += _COLUMN.size
+    if width == 0:
+        (stride,) = _STRIDE.unpack_from(payload, at)
+        column = list(range(base, base + rows * stride, stride)) if stride else [base] * rows
+        return column, at + _STRIDE.size
+    offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
+    values: list[int] = (offsets + np.int64(base).view(np.uint64)).view(np.int64).tolist()
+    return values, at + width * rows

@@ -1,0 +1,325 @@
+"""The journal: the append-only truth of one run, one file per segment (a start of the process).
+
+A file is never rewritten, and a new start opens the next number, so nothing is ever appended to a
+torn tail.  Rows that a resume or a rollback leaves behind stay where they are: which rows are valid
+follows from the segments' parents (see `everstep.record.reading`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep import hazard
+from everstep.errors import JournalError, UsageError
+from everstep.record.durable import fsync_folder
+from everstep.record.frames import Block, Position, pack_block, pack_event, pack_header
+
+PENDING_LIMIT = 64 << 20
+"""Bytes of rows that are kept in memory while they cannot be written."""
+
+_CHUNK = 1 << 20
+
+
+class _Frame(NamedTuple):
+    """A packed frame; `rows` is 0 for an event, which is never dropped."""
+
+    data: bytes
+    rows: int = 0
+    first: int = 0
+    last: int = 0
+
+
+class _Lost(NamedTuple):
+    rows: int
+    first: int
+    last: int
+
+
+def segment_path(run_dir: Path, segment: int) -> Path:
+    """The file of one segment of the run in `run_dir`."""
+    return run_dir / "journal" / f"segment-{segment:04d}.evj"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+class Journal:
+    """The writer of one segment.  Every method may be called from any thread.
+
+    While the disk refuses (full, over quota, failing), rows wait in memory and each flush tries
+    again; beyond `limit` bytes the oldest rows are dropped, and a "gap" event
+    `{"rows", "first_step", "last_step"}` says so in their place.  Events are never dropped.
+    A failed fsync may have lost what it should have written, so those frames are written again.
+    """
+
+    def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None], limit: int):
+        self.path = path
+        self.segment = segment
+        self._fd = descriptor
+        self._warn = warn
+        self._limit = limit
+        self._lock = threading.Lock()  # the fields below
+        self._syncing = threading.Lock()  # the file, during an fsync; taken before _lock
+        self._queue: deque[_Frame] = deque()  # not in the file
+        self._queued = 0  # bytes in _queue
+        self._unsynced: deque[_Frame] = deque()  # in the file, not known to be durable
+        self._written = 0
+        self._durable = 0
+        self._named = False  # whether the file's name is durable
+        self._down = False
+        self._messages: deque[str] = deque()
+        self._lost: _Lost | None = None
+        self._gap: _Frame | None = None  # the event for _lost, in _queue
+        self._given: set[int] = set()  # offsets that flush returned, not durable yet
+        self._void: set[int] = set()  # those that lost rows before them
+
+    @classmethod
+    def open(
+        cls,
+        run_dir: Path,
+        segment: int,
+        parent: Position | None,
+        facts: dict[str, Any],
+        *,
+        warn: Callable[[str], None] = _warn,
+        limit: int = PENDING_LIMIT,
+    ) -> Journal:
+        """Create the file of a new segment; its header and "segment" event wait for the first flush.
+
+        Args:
+            run_dir: the run directory.
+            segment: this start's number, from 1; `RunDir.next_segment()`.
+            parent: position of the checkpoint that was resumed from, None for a start from nothing.
+            facts: what is recorded of this start, JSON.
+            warn: told once when the disk begins to refuse, and once when it is well again.
+            limit: bytes kept in memory while the disk refuses.
+
+        Raises:
+            JournalError: the segment exists; `facts` are not JSON.
+            OSError: the file cannot be created.
+        """
+        event = pack_event("segment", {"parent": parent, "facts": facts}, True, time.time())
+        path = segment_path(run_dir, segment)
+        hazard.reach("journal.create")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError as error:
+            raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
+        journal = cls(descriptor, path, segment, warn, limit)
+        journal._add(_Frame(pack_header(segment, parent)))
+        journal._add(_Frame(event))
+        return journal
+
+    def append(self, block: Block) -> None:
+        """Add rows; they reach the file at the next flush.
+
+        Raises:
+            JournalError: the block's columns differ in length.
+        """
+        if block.steps:
+            data = pack_block(block, time.time())
+            self._add(_Frame(data, len(block.steps), min(block.steps), max(block.steps)))
+
+    def event(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+        """Add an event; it reaches the file at the next flush.
+
+        Raises:
+            JournalError: `data` is not JSON.
+        """
+        self._add(_Frame(pack_event(kind, data, wall, time.time())))
+
+    def decide(self, data: dict[str, Any]) -> None:
+        """Add an event of kind "decision", which nothing supersedes, and make it durable.
+
+        Raises:
+            OSError: it could not be made durable, so it must not be applied.
+        """
+        self.event("decision", data)
+        self.sync()
+
+    def flush(self) -> Position:
+        """Hand everything to the operating system; where the disk refuses, it waits in memory.
+
+        Returns:
+            The position after everything added so far, whether it could be written or not:
+            `fsync_only` tells.
+        """
+        with self._lock:
+            self._write()
+            end = self._written + self._queued
+            self._given.add(end)
+            crowded = self._written - self._durable > self._limit
+        self._tell()
+        if crowded:  # bounds the memory that _unsynced takes
+            with contextlib.suppress(OSError):
+                self._fsync(self._durable + 1)
+        return Position(self.segment, end)
+
+    def sync(self) -> None:
+        """Make everything added so far durable.
+
+        Raises:
+            OSError: it is not durable; it stays in memory for the next flush.
+        """
+        self._fsync(self.flush().offset)
+
+    def fsync_only(self, position: Position) -> None:
+        """Make everything up to `position` durable without flushing what came later.
+
+        Raises:
+            OSError: it is not durable (a commit that needs it must fail).
+        """
+        self._fsync(position.offset)
+
+    def close(self) -> None:
+        """Write what can be written and close the file.  May be called twice; never raises OSError."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            self.sync()
+        with self._syncing, self._lock:
+            descriptor, self._fd = self._fd, -1
+            os.close(descriptor)
+            if rows := sum(frame.rows for frame in self._queue):
+                self._messages.append(f"{self.path}: {rows} rows are lost, the disk refused them to the end")
+        self._tell()
+
+    def _add(self, frame: _Frame) -> None:
+        with self._lock:
+            if self._fd < 0:
+                raise UsageError(f"{self.path} is closed; record before Journal.close()")
+            self._queue.append(frame)
+            self._queued += len(frame.data)
+
+    def _write(self) -> None:
+        try:
+            while self._queue:
+                self._write_chunk()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._written)
+            self._refused(error)
+            return
+        self._lost = self._gap = None
+        if self._down:
+            self._down = False
+            self._messages.append(f"{self.path}: the journal can be written again; what waited is written")
+
+    def _write_chunk(self) -> None:
+        """Write whole frames of about one chunk together: what fails is small, what succeeds stays."""
+        frames = size = 0
+        for frame in self._queue:
+            frames, size = frames + 1, size + len(frame.data)
+            if size >= _CHUNK:
+                break
+        data = memoryview(b"".join(frame.data for frame in itertools.islice(self._queue, frames)))
+        hazard.reach("journal.write")
+        done = 0
+        while done < size:
+            done += os.pwrite(self._fd, data[done:], self._written + done)
+        for _ in range(frames):
+            self._unsynced.append(self._queue.popleft())
+        self._written += size
+        self._queued -= size
+
+    def _refused(self, error: OSError) -> None:
+        if not self._down:
+            self._down = True
+            self._messages.append(
+                f"{self.path}: {error.strerror}: the journal cannot be written; training goes on and "
+                f"rows wait in memory, up to {self._limit >> 20} MiB. Free space and they are written"
+            )
+        if self._queued > self._limit:
+            self._shed()
+
+    def _shed(self) -> None:
+        """Drop the oldest rows down to 7/8 of the limit, with one gap event in their place."""
+        target = self._limit - self._limit // 8
+        kept: list[_Frame] = []
+        gap_at, lost = None, self._lost
+        for frame in self._queue:
+            if frame is self._gap:
+                gap_at = len(kept)
+                self._queued -= len(frame.data)
+            elif frame.rows and self._queued > target:
+                gap_at = len(kept) if gap_at is None else gap_at
+                self._queued -= len(frame.data)
+                lost = _joined(lost, frame)
+            else:
+                kept.append(frame)
+        self._void |= {offset for offset in self._given if offset > self._written}
+        if gap_at is not None and lost is not None:
+            data = {"rows": lost.rows, "first_step": lost.first, "last_step": lost.last}
+            self._lost, self._gap = lost, _Frame(pack_event("gap", data, True, time.time()))
+            kept.insert(gap_at, self._gap)
+            self._queued += len(self._gap.data)
+        self._queue = deque(kept)
+
+    def _fsync(self, needed: int) -> None:
+        with self._syncing:
+            with self._lock:
+                self._check(needed)
+                if self._named and self._durable >= needed:
+                    return
+                end = self._written
+            try:  # outside _lock: the training thread goes on meanwhile
+                hazard.reach("journal.fsync")
+                os.fsync(self._fd)
+                if not self._named:
+                    fsync_folder(self.path.parent, "journal.fsync_folder")
+                    fsync_folder(self.path.parent.parent, "journal.fsync_folder")
+            except OSError as error:
+                with self._lock:
+                    self._rewind(error)
+                self._tell()
+                raise
+            with self._lock:
+                self._settle(end)
+
+    def _tell(self) -> None:
+        """Speak while no lock is held: `warn` may use this journal, and may raise."""
+        while self._messages:
+            self._warn(self._messages.popleft())
+
+    def _check(self, needed: int) -> None:
+        if self._fd < 0:
+            raise UsageError(f"{self.path} is closed; sync before Journal.close()")
+        if needed > self._written or needed in self._void:
+            raise OSError(
+                errno.ENOSPC,
+                "the journal waits for space, or lost rows for lack of it; free some",
+                str(self.path),
+            )
+
+    def _settle(self, end: int) -> None:
+        self._named = True
+        while self._durable < end:
+            self._durable += len(self._unsynced.popleft().data)
+        self._given = {offset for offset in self._given if offset > end}
+
+    def _rewind(self, error: OSError) -> None:
+        self._queue.extendleft(reversed(self._unsynced))
+        self._queued += self._written - self._durable
+        self._unsynced.clear()
+        self._written = self._durable
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._durable)
+        self._refused(error)
+
+
+def _joined(lost: _Lost | None, frame: _Frame) -> _Lost:
+    if lost is None:
+        return _Lost(frame.rows, frame.first, frame.last)
+    return _Lost(lost.rows + frame.rows, min(lost.first, frame.first), max(lost.last, frame.last))

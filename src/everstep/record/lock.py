@@ -1,0 +1,142 @@
+"""One process, and in it one loop, per run directory.
+
+The lock is `fcntl.lockf` on the file `lock`: the kernel drops it when its process dies, however it
+dies, and a forked loader worker neither holds it nor can drop it.  But it also falls with *any* close
+of that file in the holding process, so the holder never reads, reopens or deletes it: who holds it
+is written in `lock.json`, and a second loop in the same process is found in a registry instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from everstep import hazard
+from everstep.errors import RunDirError, RunLockedError
+from everstep.record.durable import write_whole
+
+_HELD: dict[tuple[int, int], int] = {}
+"""(st_dev, st_ino) of each lock file held -> pid of the holder, which a forked child is not."""
+
+_GUARD = threading.Lock()
+_BUSY = (errno.EACCES, errno.EAGAIN)
+
+
+class RunLock:
+    """The lock of one run directory.
+
+    Args:
+        run_dir: the run directory; exists.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = Path(run_dir) / "lock"
+        self._note = Path(run_dir) / "lock.json"
+        self._fd: int | None = None
+        self._key = (0, 0)
+
+    def acquire(self) -> str | None:
+        """Take the lock, without waiting.
+
+        Returns:
+            A sentence if the last holder died without releasing it, else None.
+
+        Raises:
+            RunLockedError: another process, or another loop of this one, holds it.
+            RunDirError: this file system has no locks, or the lock's files cannot be written.
+        """
+        with _GUARD:
+            self._refuse_second()
+            try:
+                self._fd = self._open()
+                return self._announce()
+            except OSError as error:
+                self._drop()
+                if isinstance(error, RunDirError):
+                    raise
+                raise RunDirError(
+                    error.errno,
+                    f"the run cannot be locked: {error.strerror}; see to the disk",
+                    str(self._path),
+                ) from error
+
+    def release(self) -> None:
+        """Give the lock back.  May be called twice; in a forked child it does nothing."""
+        with _GUARD:
+            if self._fd is None or _HELD.get(self._key) != os.getpid():
+                return
+            with contextlib.suppress(OSError):
+                hazard.reach("lock.unlink")
+                self._note.unlink(missing_ok=True)
+            self._drop()
+
+    def _refuse_second(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(self._path)
+            if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
+                raise RunLockedError(
+                    f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
+                    "its `with` block first, or give this one another directory"
+                )
+
+    def _open(self) -> int:
+        hazard.reach("lock.open")
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            hazard.reach("lock.lock")
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _BUSY:
+                raise RunLockedError(self._refusal()) from error
+            raise RunDirError(
+                f"{self._path.parent} is on a file system without locks ({error.strerror}); use another one, "
+                "or pass lock=False and make sure yourself that only one process uses the run"
+            ) from error
+        status = os.fstat(descriptor)
+        self._key = (status.st_dev, status.st_ino)
+        _HELD[self._key] = os.getpid()
+        return descriptor
+
+    def _announce(self) -> str | None:
+        before = self._holder()
+        me = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
+        write_whole(self._note, json.dumps(me).encode(), "lock.json")
+        if before is None:
+            return None
+        return f"took over the run from {_who(before)}, which ended without releasing it"
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            _HELD.pop(self._key, None)
+            os.close(self._fd)
+            self._fd = None
+
+    def _refusal(self) -> str:
+        holder = self._holder()
+        who = _who(holder) if holder else "another process (which did not say its name yet)"
+        return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
+
+    def _holder(self) -> dict[str, Any] | None:
+        try:
+            holder = json.loads(self._note.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            holder = None
+        return holder if isinstance(holder, dict) else {}
+
+
+def _who(holder: dict[str, Any]) -> str:
+    pid, host = holder.get("pid", "unknown"), holder.get("host", "unknown")
+    started = holder.get("started")
+    since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(started)) if started else ""
+    return f"process {pid} on host {host}{since}"

@@ -1,0 +1,157 @@
+"""Where a run came from: what was started, by which code, on what machine.  Never the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+GIT_SECONDS = 2.0
+"""How long git may take in all; what it did not answer by then is recorded as a problem."""
+
+
+def facts(
+    argv: Sequence[str],
+    config: Any,
+    seed: int | None,
+    backends: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
+    """What is recorded of a start, as JSON.
+
+    Args:
+        argv: the command line, `sys.argv`.
+        config: what the user calls the run's configuration; what JSON cannot hold becomes its repr.
+        seed: the run's seed.
+        backends: name -> `Backend.describe()` of the backends in use.
+
+    Returns:
+        Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends.  `git`
+        is what `git_facts` returns.
+    """
+    return {
+        "argv": list(argv),
+        "cwd": os.getcwd(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "packages": packages(),
+        "git": git_facts(code_folder(argv)),
+        "config": plain(config),
+        "seed": seed,
+        "backends": plain(backends or {}),
+    }
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dicts with string keys, lists, and reprs for the rest."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return repr(value)
+
+
+def packages() -> dict[str, str]:
+    """Versions of everstep, numpy and the other packages that are imported now, by import name."""
+    from importlib import metadata  # 20 ms, and not needed before a run starts
+
+    names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
+    found = {}
+    for name in sorted((names - sys.stdlib_module_names) | {"everstep", "numpy"}):
+        version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
+        if not isinstance(version, str):
+            try:
+                version = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        found[name] = str(version)
+    return found
+
+
+def code_folder(argv: Sequence[str]) -> Path:
+    """The folder whose git state matters: the script's, or the working folder for installed commands."""
+    script = Path(argv[0]) if argv else Path()
+    return script.resolve().parent if script.suffix == ".py" and script.exists() else Path.cwd()
+
+
+def git_facts(folder: Path) -> dict[str, Any] | None:
+    """The state of the repository around `folder`.
+
+    Returns:
+        commit, branch (None when detached), dirty, diff (16 hexadecimal digits of the uncommitted
+        changes' hash, None when clean), pushed (a remote branch holds the commit), remote (its
+        address without any password).  Untracked files count as clean: looking for them among
+        millions of outputs takes minutes.  None outside a repository and without git;
+        {"problem": ...} where git fails or does not answer in time.
+    """
+    deadline = time.monotonic() + GIT_SECONDS
+    try:
+        return _git_facts(folder, deadline)
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        return {"problem": f"git did not answer within {GIT_SECONDS:g} seconds"}
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        return None if "not a git repository" in said else {"problem": said.partition("\n")[0]}
+    except OSError as error:
+        return {"problem": f"git cannot be run: {error.strerror}"}
+
+
+def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
+    status = _git(folder, deadline, "status", "--porcelain=v2", "--branch", "--untracked-files=no").decode(
+        errors="replace"
+    )
+    heads = dict(re.findall(r"^# branch\.(\S+) (.*)$", status, re.MULTILINE))
+    commit = None if heads["oid"] == "(initial)" else heads["oid"]
+    dirty = bool(re.search(r"^[^#]", status, re.MULTILINE))
+    urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True).decode(
+        errors="replace"
+    )
+    remotes = dict(re.findall(r"^remote\.(.*)\.url (.*)$", urls, re.MULTILINE))
+    remote = remotes.get("origin") or next(iter(remotes.values()), None)
+    diff = pushed = None
+    if commit and dirty:
+        diff = xxhash.xxh3_64_hexdigest(_git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary"))
+    if commit:
+        contains = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
+        pushed = bool(_git(folder, deadline, *contains).strip())
+    return {
+        "commit": commit,
+        "branch": None if heads["head"] == "(detached)" else heads["head"],
+        "dirty": dirty,
+        "diff": diff,
+        "pushed": bool(pushed),
+        "remote": None if remote is None else _without_password(remote),
+    }
+
+
+def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> bytes:
+    """What a git command prints; `empty` allows exit status 1, by which `git config` says "none"."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}  # an observer takes no index lock
+    done = subprocess.run(
+        ["git", "-C", str(folder), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=max(0.01, deadline - time.monotonic()),
+        check=False,
+    )
+    if done.returncode and not (empty and done.returncode == 1):
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"^(\w[\w+.-]*://)[^/@]*@", r"\1", url)

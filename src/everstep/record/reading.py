@@ -1,0 +1,302 @@
+"""Reading a run's journal: single files, and which rows of all of them are valid.
+
+The valid rows are a chain, like the commits of a branch: the newest segment whole, its parent up to
+the position of the checkpoint that was resumed from, that one's parent, and so on to a segment that
+started from nothing.  Everything else is superseded; it stays readable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from everstep.errors import ConfigError, JournalError, nearest
+from everstep.record import frames
+from everstep.record.frames import Block, Frame, Hole, Position
+
+Key: TypeAlias = tuple[int, int, str, str, int]
+"""(epoch, step, phase, name, seq): what makes a row of a run unique."""
+
+_FILE_NAME = re.compile(r"segment-(\d{4,})\.evj")
+
+
+class Row(NamedTuple):
+    """One value of one metric, and where it came from."""
+
+    segment: int
+    epoch: int
+    step: int
+    phase: str
+    name: str
+    seq: int
+    value: float
+    count: int  # type: ignore[assignment]  # the column's name matters more than tuple.count
+    wall: bool
+
+
+class Event(NamedTuple):
+    """Something that happened; `time` in seconds since 1970, `offset` its place in its segment."""
+
+    segment: int
+    offset: int
+    kind: str
+    data: dict[str, Any]
+    wall: bool
+    time: float
+
+
+class StoredBlock(NamedTuple):
+    """A block as it lies in the file; unpacked when asked for, so that a long run fits in memory."""
+
+    offset: int
+    payload: memoryview
+
+    @property
+    def block(self) -> Block:
+        return frames.unpack_block(self.payload)
+
+    @property
+    def time(self) -> float:
+        """When it was appended, in seconds since 1970."""
+        return frames.block_time(self.payload)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one file of a journal holds.
+
+    Attributes:
+        number: which start of the process wrote it, from 1.
+        path: the file.
+        size: its length in bytes.
+        started: False for a file that was killed before its start was written.
+        parent: the position that it goes on from; None if it started from nothing.
+        events: in the order in which they were written.
+        blocks: in the order in which they were written.
+        problems: what is torn or damaged, with offsets.
+    """
+
+    number: int
+    path: Path
+    size: int
+    started: bool = False
+    parent: Position | None = None
+    events: list[Event] = field(default_factory=list)
+    blocks: list[StoredBlock] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Status(NamedTuple):
+    """A run in short: starts of its process, its last step and epoch, rows valid and superseded."""
+
+    segments: int
+    epoch: int
+    step: int
+    rows: int
+    superseded: int
+    ended: dict[str, Any] | None
+
+
+def segment_number(path: Path) -> int | None:
+    """The number in a journal file's name; None for any other file."""
+    match = _FILE_NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def read_segment(path: Path) -> Segment:
+    """Read one file of a journal, whatever is damaged in it.
+
+    Raises:
+        JournalError: a newer format version wrote it.
+        OSError: the file cannot be read.
+    """
+    data = path.read_bytes()
+    events: list[Event] = []
+    blocks: list[StoredBlock] = []
+    problems: list[str] = []
+    header = frames.unpack_header(data)
+    if header is None and data:
+        problems.append(f"{path.name}: the header ({frames.HEADER_SIZE} bytes at 0) is torn or damaged")
+    if header is not None and header.version > frames.VERSION:
+        raise JournalError(
+            f"{path} has journal format {header.version}, this everstep reads up to {frames.VERSION}; "
+            "upgrade everstep"
+        )
+    number = segment_number(path) or (header.segment if header else 0)
+    if header is not None and header.segment != number:
+        problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
+    for found in frames.scan(data, frames.HEADER_SIZE):
+        if isinstance(found, Hole):
+            problems.append(_describe(path, found, len(data)))
+        elif found.kind == frames.EVENT:
+            events.append(_event(number, found))
+        elif found.kind == frames.METRICS:
+            blocks.append(StoredBlock(found.start, found.payload))
+        else:
+            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {found.start} is skipped")
+    starts = [event.data["parent"] for event in events if event.kind == "segment"]
+    parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
+    started = header is not None or bool(starts)
+    return Segment(number, path, len(data), started, parent, events, blocks, problems)
+
+
+def _event(segment: int, frame: Frame) -> Event:
+    record = frames.unpack_event(frame.payload)
+    return Event(segment, frame.start, record["kind"], record["data"], record["wall"], record["time"])
+
+
+def _describe(path: Path, hole: Hole, size: int) -> str:
+    length = hole.end - hole.start
+    if hole.end == size:
+        return f"{path.name}: the last {length} bytes, from {hole.start} on, are torn and dropped"
+    return f"{path.name}: {length} bytes at {hole.start} are damaged and skipped"
+
+
+class RunJournal:
+    """The whole journal of one run, as it was when it was first asked.
+
+    Args:
+        run_dir: the run directory; a run without a journal is an empty one.
+
+    Raises:
+        JournalError: (by the first use) a newer format version wrote one of the files.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = Path(run_dir)
+        self._chain_problems: list[str] = []
+
+    @cached_property
+    def _segments(self) -> dict[int, Segment]:
+        paths = (self.run_dir / "journal").glob("segment-*.evj")
+        numbers = sorted((number, path) for path in paths if (number := segment_number(path)))
+        return {number: read_segment(path) for number, path in numbers}
+
+    @cached_property
+    def _chain(self) -> dict[int, int]:
+        """Segment number -> the offset up to which it is valid, oldest first."""
+        started = [segment for segment in self._segments.values() if segment.started]
+        if not started:
+            return {}
+        at, end = started[-1], started[-1].size
+        links = {at.number: end}
+        while at.parent is not None:
+            number, end = at.parent
+            parent = self._segments.get(number)
+            if parent is None or number >= at.number:
+                self._chain_problems.append(f"{at.path.name} goes on from segment {number}, which is missing")
+                break
+            if end > parent.size:
+                self._chain_problems.append(
+                    f"{at.path.name} goes on from byte {end} of {parent.path.name}, which has {parent.size}"
+                )
+            links[number] = end
+            at = parent
+        return dict(reversed(links.items()))
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything torn, damaged or missing, in words; empty for a healthy journal."""
+        _ = self._chain
+        found = [problem for segment in self._segments.values() for problem in segment.problems]
+        return found + self._chain_problems
+
+    def segments(self) -> list[Segment]:
+        """The files of the journal, oldest first."""
+        return list(self._segments.values())
+
+    def rows(self, valid: bool = True) -> Iterator[Row]:
+        """The metric rows in the order in which they were written.
+
+        Args:
+            valid: False to include superseded rows.
+        """
+        for segment, block in self._blocks(valid):
+            for step, seq, value, count in zip(
+                block.steps, block.seqs, block.values, block.counts, strict=True
+            ):
+                yield Row(segment, block.epoch, step, block.phase, block.name, seq, value, count, block.wall)
+
+    def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
+        for segment in self._segments.values():
+            end = self._chain.get(segment.number, 0) if valid else segment.size
+            for stored in segment.blocks:
+                if stored.offset < end:
+                    yield segment.number, stored.block
+
+    def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
+        """Events in the order in which they were written.  Decisions are always valid.
+
+        Args:
+            kind: only events of this kind.
+            valid: False to include superseded events.
+        """
+        for segment in self._segments.values():
+            end = self._chain.get(segment.number, 0) if valid else segment.size
+            for event in segment.events:
+                if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
+                    yield event
+
+    def series(self, name: str, phase: str = "step") -> tuple[list[int], list[float]]:
+        """The steps and values of one metric in one phase, valid rows only.
+
+        Raises:
+            ConfigError: no row has this name and phase; names the nearest that has.
+        """
+        steps: list[int] = []
+        values: list[float] = []
+        known = set()
+        for _, block in self._blocks(valid=True):
+            known.add(f"{block.phase}/{block.name}")
+            if (block.name, block.phase) == (name, phase):
+                steps += block.steps
+                values += block.values
+        if not steps:
+            raise ConfigError(
+                f"the run has no metric {name!r} in phase {phase!r}; {nearest(f'{phase}/{name}', known)}"
+            )
+        return steps, values
+
+    def superseded_after(self, position: Position | None) -> dict[Key, tuple[int, int]]:
+        """What a start from `position` will do again: key -> (bits of the value, count).
+
+        Rows after `position` in its segment and in all later segments, those that depend on the
+        clock left out; of two rows with one key the newer one.  None: all rows.
+        """
+        number, offset = position or (0, 0)
+        expected: dict[Key, tuple[int, int]] = {}
+        for segment in self._segments.values():
+            for stored in segment.blocks:
+                if (segment.number, stored.offset) >= (number, offset):
+                    expected.update(comparable_rows(stored.block))
+        return expected
+
+    def ended(self) -> dict[str, Any] | None:
+        """The data of the "ended" event if the run's newest start came to its end, else None."""
+        newest = max(self._chain, default=0)
+        ends = [event.data for event in self.events("ended") if event.segment == newest]
+        return ends[-1] if ends else None
+
+    def status(self) -> Status:
+        """The run in short."""
+        epoch = step = valid = 0
+        for _, block in self._blocks(valid=True):
+            epoch, step = max(epoch, block.epoch), max(step, *block.steps)
+            valid += len(block.steps)
+        total = sum(len(block.steps) for _, block in self._blocks(valid=False))
+        return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
+
+
+def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
+    """A block's rows by key, as (bits of the value, count); none if they depend on the clock."""
+    if block.wall:
+        return {}
+    bits = frames.float_bits(block.values)
+    return {
+        (block.epoch, step, block.phase, block.name, seq): (value, count)
+        for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True)
+    }

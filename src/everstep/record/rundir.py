@@ -1,0 +1,219 @@
+"""The run directory: what lies where, and `run.json`, which says what run it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from everstep.errors import RunDirError
+from everstep.record import frames
+from everstep.record.durable import write_whole
+from everstep.record.reading import segment_number
+
+VERSION = 1
+"""Version of the layout of run directories."""
+
+_COPY = ".run.json"
+_OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's directory.  Folders inside are made by those who fill them.
+
+    Attributes:
+        path: the directory, absolute.
+        facts: the content of `run.json`: id, created (seconds since 1970), seed, seed_given, versions.
+        notes: what had to be repaired on the way, in words.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool = True, seed: int | None = None) -> RunDir:
+        """Open a run directory, and make it one where it is missing or empty.
+
+        Args:
+            path: the directory; missing parents are made.
+            create: False to only look: nothing is made, repaired or written.
+            seed: the seed of a new run; drawn if None.  An existing run keeps its own: compare.
+
+        Raises:
+            RunDirError: a file, not writable, on a full disk, something else's directory, damaged, of
+                a newer version; with `create=False` also missing.
+        """
+        folder = Path(path).absolute()
+        try:
+            return cls._open(folder, create, seed)
+        except RunDirError:
+            raise
+        except OSError as error:
+            raise RunDirError(
+                error.errno,
+                f"the run directory cannot be used: {error.strerror}; give a path that can be written",
+                str(folder),
+            ) from error
+
+    @classmethod
+    def _open(cls, folder: Path, create: bool, seed: int | None) -> RunDir:
+        _require_folder(folder, create)
+        facts, damage = _read(folder / "run.json")
+        notes: tuple[str, ...] = ()
+        if facts is None:
+            facts, _ = _read(folder / _COPY)
+            if facts is not None:
+                state = "damaged" if damage else "missing"
+                notes = (f"{folder / 'run.json'} was {state}; its copy {_COPY} took its place",)
+            elif damage or not create:
+                raise RunDirError(
+                    damage or f"{folder} is no run directory: it has no run.json; check the path"
+                )
+            else:
+                _require_empty(folder)
+                facts = _create(folder, seed)
+        _require_version(folder, facts)
+        if create:
+            _repair(folder, facts, rewrite=bool(notes))
+        return cls(folder, facts, notes)
+
+    @property
+    def id(self) -> str:
+        """The run's name and six random hexadecimal digits, unique among runs."""
+        return str(self.facts["id"])
+
+    @property
+    def seed(self) -> int:
+        """The seed that the run was created with, given or drawn."""
+        return int(self.facts["seed"])
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The pointer that a person may edit."""
+        return self.path / "checkpoint"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def damaged(self) -> Path:
+        return self.path / "damaged"
+
+    @property
+    def superseded(self) -> Path:
+        return self.path / "superseded"
+
+    def next_segment(self) -> int:
+        """The number of the segment that a start now would write, from 1."""
+        numbers = [segment_number(path) or 0 for path in self.journal.glob("segment-*.evj")]
+        return max(numbers, default=0) + 1
+
+
+def _require_folder(folder: Path, create: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunDirError(f"{folder} is a file; give a directory for the run")
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise RunDirError(
+                f"{folder} cannot be written (read-only); change its permissions or choose another"
+            )
+    elif not folder.exists():
+        raise RunDirError(f"there is no run in {folder}: it does not exist; check the path")
+
+
+def _require_empty(folder: Path) -> None:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
+        raise RunDirError(
+            f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; put one of "
+            "them back from a backup, or move the directory away to start anew"
+        )
+    if foreign := [name for name in names if name not in _OURS]:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        raise RunDirError(
+            f"{folder} is no run directory: it holds {', '.join(foreign[:3])}{more} and no run.json; "
+            "give an empty or new directory"
+        )
+
+
+def _require_version(folder: Path, facts: dict[str, Any]) -> None:
+    version = facts["versions"]["run"]
+    if version > VERSION:
+        raise RunDirError(
+            f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
+            "upgrade everstep"
+        )
+
+
+def _create(folder: Path, seed: int | None) -> dict[str, Any]:
+    name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
+    facts = {
+        "id": f"{name}-{secrets.token_hex(3)}",
+        "created": time.time(),
+        "seed": secrets.randbits(31) if seed is None else seed,
+        "seed_given": seed is not None,
+        "versions": {"run": VERSION, "journal": frames.VERSION},
+    }
+    write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
+    theirs, damage = _read(folder / "run.json")  # two processes may be here at once: the first one counts
+    if theirs is None:
+        raise RunDirError(damage or f"{folder / 'run.json'} vanished while it was made; start again")
+    return theirs
+
+
+def _repair(folder: Path, facts: dict[str, Any], rewrite: bool) -> None:
+    """Keep `run.json` twice: it is small, and without its seed no run is exact."""
+    data = _encode(facts)
+    if rewrite:
+        write_whole(folder / "run.json", data, "run.json")
+    copy = folder / _COPY
+    if not copy.exists() or copy.read_bytes() != data:
+        write_whole(copy, data, "run.json")
+
+
+def _encode(facts: dict[str, Any]) -> bytes:
+    return json.dumps({**facts, "checksum": _checksum(facts)}, indent=2).encode() + b"\n"
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(facts, sort_keys=True).encode())
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """The file's facts; or None, and what is wrong with it unless it is missing."""
+    try:
+        facts = json.loads(path.read_bytes())
+        if facts.pop("checksum") == _checksum(facts):
+            return facts, None
+    except FileNotFoundError:
+        return None, None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        pass
+    return None, f"{path} is damaged: its checksum does not fit; put it back from a backup"
