@@ -1,0 +1,231 @@
+"""The user's own torch `DataLoader`, or torchdata's `StatefulDataLoader`, as a stream.
+
+It draws what a bare loop over it draws, and resumes exactly at an unchanged number of workers:
+
+- the random state in which the pass began is part of the position, and so are the states of the
+  generators that the loader and its samplers hold;
+- a map-style dataset without workers: the sampler alone is advanced, no sample is fetched;
+- workers, or an `IterableDataset`: batches are drawn and discarded, because the workers' random
+  state (or the dataset's place) follows from what was loaded; the cursor's note says how many;
+- a `StatefulDataLoader` without workers whose dataset has state: its own `state_dict`.
+
+Not exact, and not visible from outside: a dataset or sampler with a generator hidden inside, and an
+`IterableDataset` that chooses samples by the same global generator that the training step uses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from everstep.backends.torch import randomness
+from everstep.backends.torch.workers import WorkerBatches, start
+from everstep.data.cursor import PassCursor
+from everstep.data.iterables import is_stateful, length_of, skip
+from everstep.data.order import check_position
+from everstep.errors import DataError, NotResumableError
+
+
+def dataloader(loader: DataLoader[Any], name: str | None = None) -> DataLoaderStream:
+    """The stream over a `DataLoader` as the user made it.
+
+    Args:
+        loader: any DataLoader.  One with persistent workers, or with `in_order=False`, can be used,
+            but not saved in the middle of a run.
+        name: for messages and the run's record.
+    """
+    return DataLoaderStream(loader, name)
+
+
+class DataLoaderStream:
+    """See the module.  The loader is the user's: its generators move on from pass to pass."""
+
+    no_thread = (
+        "draw from the global random state in a thread; give the DataLoader num_workers=1 or more instead: "
+        "its workers make prefetch_factor batches ahead"
+    )
+
+    def __init__(self, loader: DataLoader[Any], name: str | None = None) -> None:
+        self._loader, self.name = loader, name
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
+        what = f"data {purpose!r} ({type(self._loader).__name__})"
+        if position is None:
+            return DataLoaderCursor(what, self._loader, pass_index)
+        return DataLoaderCursor(what, self._loader, pass_index, _Saved(what, self._loader, position))
+
+    def __repr__(self) -> str:
+        return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
+
+
+def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What must not change between a checkpoint and its resume."""
+    # The length of an IterableDataset is a guess, and asking for it arms a warning of torch's.
+    length = None if isinstance(loader.dataset, IterableDataset) else length_of(loader)
+    return {
+        "kind": "dataloader",
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "length": length,
+    }
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that the loader and its samplers hold, each once."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    holders = (loader, loader.sampler, loader.batch_sampler, inner)
+    found = [getattr(holder, "generator", None) for holder in holders]
+    generators = {id(each): each for each in found if isinstance(each, torch.Generator)}
+    return list(generators.values())
+
+
+def _own_state(loader: DataLoader[Any]) -> bool:
+    """Whether the loader's `state_dict` knows more than its sampler's place."""
+    return loader.num_workers == 0 and is_stateful(loader) and _keeps_state(loader.dataset)
+
+
+def _keeps_state(dataset: Any) -> bool:
+    return is_stateful(dataset) or isinstance(dataset, IterableDataset)
+
+
+class _Saved:
+    """A position, checked against the loader."""
+
+    def __init__(self, what: str, loader: DataLoader[Any], position: Any) -> None:
+        self.done = check_position(what, position, _facts(loader))
+        self.generators = position["generators"]
+        have = len(_generators(loader))
+        if have != len(self.generators):
+            raise DataError(
+                f"{what}: the loader and its samplers held {len(self.generators)} generators at the "
+                f"checkpoint and hold {have} now; give generator= as it was then"
+            )
+        self.ended: bool = position["ended"]
+        self.left_behind = position["left_behind"]
+        self.start, self.first, self.own = position["start"], position["first"], position["own"]
+
+    def rewind(self, loader: DataLoader[Any]) -> None:
+        """Put the random state of the pass's start back."""
+        _set_all(loader, self.generators)
+        randomness.set_state(self.start)
+
+
+def _states(loader: DataLoader[Any]) -> list[torch.Tensor]:
+    return [generator.get_state() for generator in _generators(loader)]
+
+
+def _set_all(loader: DataLoader[Any], states: list[torch.Tensor]) -> None:
+    for generator, state in zip(_generators(loader), states, strict=True):
+        generator.set_state(state)
+
+
+class DataLoaderCursor(PassCursor):
+    """One pass of a user's DataLoader."""
+
+    def __init__(
+        self, what: str, loader: DataLoader[Any], pass_index: int, saved: _Saved | None = None
+    ) -> None:
+        self._loader, self._pass_index = loader, pass_index
+        self._facts = _facts(loader)
+        self._left_behind = None if saved is None else saved.left_behind
+        self.fetch_error_may_be_signal = loader.num_workers > 0
+        if saved is None:
+            self._generators, self._start, self._first = _states(loader), randomness.get_state(), None
+            source = self._iterate(what)
+        else:
+            self._generators, self._start, self._first = saved.generators, saved.start, saved.first
+            source = self._reopen(what, saved)
+        closer = source.close if isinstance(source, WorkerBatches) else None
+        done = 0 if saved is None else saved.done
+        super().__init__(what, source, done=done, total=self._facts["length"], closer=closer)
+
+    def _iterate(self, what: str) -> Iterator[Any]:
+        if self._loader.num_workers > 0:
+            return start(self._loader, what)
+        return iter(self._loader)
+
+    def _reopen(self, what: str, saved: _Saved) -> Iterator[Any]:
+        if saved.own is not None:
+            return self._reopen_own(saved)
+        if saved.ended:
+            _set_all(self._loader, saved.left_behind)
+            return iter(())
+        saved.rewind(self._loader)
+        source = self._iterate(what)
+        if saved.done:
+            try:
+                self._advance(what, source, saved)
+            except BaseException:
+                if isinstance(source, WorkerBatches):
+                    source.close()
+                raise
+        return source
+
+    def _reopen_own(self, saved: _Saved) -> Iterator[Any]:
+        saved.rewind(self._loader)
+        # Finished or not, this pass is to be stood at, not the next one begun: a loader told that its
+        # pass is finished begins the next.
+        own = {**copy.deepcopy(saved.own), "_iterator_finished": False}
+        self._loader.load_state_dict(own)  # type: ignore[attr-defined]
+        source = iter(self._loader)
+        if saved.ended:
+            _set_all(self._loader, saved.left_behind)
+            return iter(())
+        return source
+
+    def _advance(self, what: str, source: Any, saved: _Saved) -> None:
+        # The sampler draws its seed at the first fetch, in whatever state the random state is then.
+        randomness.set_state(saved.first)
+        if self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable:
+            self.note = skip(what, source, saved.done)
+            return
+        indices = iter(source._next_index, None)  # the sampler alone
+        skip(what, indices, saved.done)
+
+    @property
+    def _iterable(self) -> bool:
+        return isinstance(self._loader.dataset, IterableDataset)
+
+    def __next__(self) -> Any:
+        if self._first is None:
+            self._first = randomness.get_state()
+        try:
+            return super().__next__()
+        except StopIteration:
+            if self._left_behind is None:
+                self._left_behind = _states(self._loader)
+            raise
+
+    def position(self) -> dict[str, Any]:
+        self._check_resumable()
+        own = self._loader.state_dict() if _own_state(self._loader) and self.done else None  # type: ignore[attr-defined]
+        return {
+            **self._facts,
+            "batches": self.done,
+            "ended": self.ended,
+            "start": self._start,
+            "first": self._first,
+            "generators": self._generators,
+            "left_behind": self._left_behind if self.ended else None,
+            "own": copy.deepcopy(own),
+        }
+
+    def _check_resumable(self) -> None:
+        loader = self._loader
+        if loader.num_workers == 0 or (self._pass_index == 0 and self.done == 0 and not self.ended):
+            return
+        if loader.persistent_workers:
+            fault, remedy = "persistent_workers=True", "persistent_workers=False"
+            why = "the random state of its workers spans passes and cannot be saved"
+        elif not loader.in_order:
+            fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
+        else:
+            return
+        raise NotResumableError(
+            f"{self.what} has {fault}: {why}; give it {remedy}, or use everstep.data.loader(dataset, "
+            f"batch_size={loader.batch_size}, num_workers={loader.num_workers}, ...)"
+        )

@@ -1,0 +1,172 @@
+"""`loader`: a map-style dataset through torch's DataLoader, in our order, with keyed random state.
+
+Before each sample Python's, NumPy's and torch's (CPU) global random states are seeded with a key of
+(seed, purpose, pass, position of the sample in the pass).  So samples, their order and their
+augmentation do not depend on the number of workers, on prefetching, or on where a resume starts;
+and a resume costs nothing: the loader simply begins at that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from everstep.backends.torch import randomness
+from everstep.backends.torch.workers import WorkerInit, start
+from everstep.data.cursor import PassCursor
+from everstep.data.order import Plan, Sampling, key_at, pass_key
+from everstep.errors import DataError
+
+
+def loader(
+    dataset: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int | None = None,
+    drop_last: bool = False,
+    num_workers: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    prefetch_factor: int | None = None,
+    pin_memory: bool = False,
+    timeout: float = 0,
+    multiprocessing_context: Any = None,
+    worker_init_fn: WorkerInit | None = None,
+    name: str | None = None,
+) -> Loader:
+    """A stream of batches from a dataset with `__len__` and `__getitem__`; resumes anywhere, to the bit.
+
+    Samples are fetched one by one, because each has random state of its own (`__getitems__` is not
+    used).  Randomness must come from the global generators of Python, NumPy or torch on the CPU: a
+    generator that the dataset keeps for itself is not keyed.  In the main process the global states
+    are put back after each batch.
+
+    Args:
+        dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
+        batch_size: samples in a batch; the last batch may be smaller.
+        shuffle: a new order each pass, a pure function of (seed, purpose, pass).
+        seed: None takes the run's seed.
+        drop_last: leave out a last batch that is smaller.
+        num_workers: processes that make batches; 0 makes them in the main process.
+        collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.  Its random
+            state is keyed by the batch.
+        prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as torch's
+            DataLoader has them.  `timeout` is in seconds, 0 for none.
+        name: for messages and the run's record.
+
+    Raises:
+        DataError: the dataset is iterable-style, has no length or no `__getitem__`, or is empty.
+        ConfigError: `batch_size` or `seed` is no whole number, or `batch_size` is less than 1.
+        ValueError: torch refuses a combination of its options.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"loader() was given a {type(dataset).__name__}, whose samples cannot be fetched by index; give "
+            "a dataset with __len__ and __getitem__, or give torch's DataLoader over it to the loop, which "
+            "resumes by drawing the batches again"
+        )
+    if not hasattr(dataset, "__len__"):
+        raise DataError(f"loader() was given a {type(dataset).__name__} without a length; give it __len__")
+    options = {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor,
+        "pin_memory": pin_memory,
+        "timeout": timeout,
+        "multiprocessing_context": multiprocessing_context,
+        "worker_init_fn": worker_init_fn,
+    }
+    sampling = Sampling("loader", len(dataset), batch_size, shuffle, seed, drop_last, keyed=True)
+    return Loader(dataset, sampling, collate_fn or default_collate, options, name)
+
+
+class Loader:
+    """The stream that `loader` makes.  Immutable."""
+
+    no_thread = (
+        "change the global random state in a thread; give the loader num_workers=1 or more instead: "
+        "its workers make prefetch_factor batches ahead"
+    )
+
+    def __init__(
+        self,
+        dataset: Any,
+        sampling: Sampling,
+        collate: Callable[[list[Any]], Any],
+        options: dict[str, Any],
+        name: str | None,
+    ) -> None:
+        self._dataset, self._sampling, self._collate = dataset, sampling, collate
+        self._options, self.name = options, name
+        DataLoader(dataset, **options)  # a bad combination of options is an error now, not at the first pass
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
+        plan = self._sampling.plan(purpose, pass_index, seed)
+        first = plan.start(position)
+        source: DataLoader[Any] = DataLoader(
+            _Batches(self._dataset, plan, self._collate),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=range(first, len(plan)),
+            collate_fn=_as_is,
+            generator=torch.Generator().manual_seed(pass_key("workers", plan.seed, purpose, pass_index)),
+            **self._options,
+        )
+        return LoaderCursor(source, self._dataset, plan, first)
+
+    def __repr__(self) -> str:
+        workers = self._options["num_workers"]
+        return f"loader({type(self._dataset).__name__}, num_workers={workers}, name={self.name!r})"
+
+
+class LoaderCursor(PassCursor):
+    """One pass of a loader."""
+
+    def __init__(self, source: DataLoader[Any], dataset: Any, plan: Plan, first: int) -> None:
+        what = f"data {plan.purpose!r}"
+        self.fetch_error_may_be_signal = source.num_workers > 0
+        self._plan = plan
+        if source.num_workers > 0:
+            batches = start(source, what, dataset)
+            super().__init__(what, batches, done=first, total=len(plan), closer=batches.close)
+        else:
+            super().__init__(what, iter(source), done=first, total=len(plan))
+
+    def position(self) -> dict[str, Any]:
+        return self._plan.position(self.done)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+class _Batches:
+    """Batches by index, each a pure function of its plan; what the workers get as their dataset."""
+
+    def __init__(self, dataset: Any, plan: Plan, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._plan, self._collate = dataset, plan, collate
+        pass_of = (plan.seed, plan.purpose, plan.pass_index)
+        self._sample_key = pass_key("sample", *pass_of)
+        self._collate_key = pass_key("collate", *pass_of)
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __getitem__(self, batch: int) -> Any:
+        if get_worker_info() is not None:
+            return self._make(batch)
+        kept = randomness.get_state()
+        try:
+            return self._make(batch)
+        finally:
+            randomness.set_state(kept)
+
+    def _make(self, batch: int) -> Any:
+        first = batch * self._plan.batch_size
+        samples = []
+        for position, index in enumerate(self._plan.indices(batch).tolist(), first):
+            randomness.seed_all(key_at(self._sample_key, position))
+            samples.append(self._dataset[index])
+        randomness.seed_all(key_at(self._collate_key, batch))
+        return self._collate(samples)

@@ -1,0 +1,193 @@
+"""The worker processes of a torch DataLoader: kept out of the way of signals, and watched.
+
+Three things a bare DataLoader does that a run which survives anything cannot have:
+
+- Ctrl-C (or `scancel`, or a closed terminal) reaches the whole process group and kills the workers,
+  while the main process still wants to finish its step and save.  Workers here ignore those signals.
+- A worker that dies raises in the main thread at any bytecode, in the middle of a step or of a
+  commit.  Here it is an error of the next fetch.
+- A killed parent leaves workers behind for seconds, or for ever if their pipe is full.  Here the
+  kernel ends them with their parent (Linux; elsewhere torch's own check does, in seconds).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import DataLoader
+
+from everstep.errors import DataError
+
+WorkerInit: TypeAlias = Callable[[int], object]
+
+# What a terminal, a scheduler or a shell sends to a whole process group.
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1
+
+
+def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatches:
+    """Open an iterator over a DataLoader that has workers.
+
+    Draws from the random state exactly what `iter(loader)` draws.
+
+    Args:
+        loader: its `worker_init_fn` still runs, after ours.
+        what: the data, in words, for messages.
+        dataset: what `get_worker_info().dataset` shall be in the workers; None leaves it as it is.
+    """
+    init = loader.worker_init_fn
+    loader.worker_init_fn = _WorkerInit(init, dataset, threading.current_thread() is threading.main_thread())
+    # Workers start with the signals blocked, and unblock them when they have learnt to ignore them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        batches = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        loader.worker_init_fn = init
+    return WorkerBatches(batches, what, persistent=loader.persistent_workers)
+
+
+class _WorkerInit:
+    """Runs first in each worker; picklable, for start methods other than fork."""
+
+    def __init__(self, init: WorkerInit | None, dataset: Any, from_main_thread: bool) -> None:
+        self._init, self._dataset, self._from_main_thread = init, dataset, from_main_thread
+
+    def __call__(self, worker_id: int) -> None:
+        for number in GROUP_SIGNALS:
+            # A handler, not SIG_IGN: programs that the user's dataset starts must not inherit it.
+            signal.signal(number, _ignore)
+            signal.siginterrupt(number, False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+        if self._from_main_thread:  # the kernel means the thread that started us, not its process
+            _die_with_parent()
+        info = torch_worker._worker_info
+        if self._dataset is not None and info is not None:
+            torch_worker._worker_info = dataclasses.replace(info, dataset=self._dataset)
+        if self._init is not None:
+            self._init(worker_id)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _die_with_parent() -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)
+
+
+class WorkerBatches:
+    """The batches of one iterator with workers; a worker's death is an error of the next fetch."""
+
+    def __init__(self, batches: Any, what: str, *, persistent: bool) -> None:
+        self._batches, self._what, self._persistent = batches, what, persistent
+        self.workers = list(batches._workers)
+        self.fetching = False  # in the main thread, where the signal handler may raise into it
+        self.died = False
+        for worker in self.workers:
+            # Workers ignore SIGTERM, with which torch and multiprocessing would end one that hangs.
+            worker._popen.terminate = worker._popen.kill
+        _watch.add(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.died:
+            raise self._death()
+        self.fetching = threading.current_thread() is threading.main_thread()
+        try:
+            return next(self._batches)
+        except RuntimeError as error:
+            if self.dead():
+                raise self._death() from error
+            raise
+        finally:
+            self.fetching = False
+
+    def dead(self) -> list[Any]:
+        """The workers that ended badly, before anybody told them to end."""
+        if getattr(self._batches, "_shutdown", False):
+            return []
+        return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
+
+    def _death(self) -> DataError:
+        how = ", ".join(f"pid {worker.pid} {_ending(worker.exitcode)}" for worker in self.dead())
+        return DataError(
+            f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
+            "when memory runs out: give a smaller num_workers or prefetch_factor, then start the run again: "
+            "it goes on at this batch"
+        )
+
+    def close(self) -> None:
+        """End the workers.  Persistent ones belong to the loader and end with it."""
+        batches, self._batches = self._batches, iter(())
+        try:
+            if hasattr(batches, "_shutdown_workers") and not self._persistent:
+                batches._shutdown_workers()
+        finally:
+            _watch.remove(self)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit status {code}"
+    return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+
+
+class _Watch:
+    """The SIGCHLD handler while loaders with workers are open; the one before comes back after."""
+
+    def __init__(self) -> None:
+        self._open: list[WorkerBatches] = []
+        self._previous: Any = None
+
+    def add(self, batches: WorkerBatches) -> None:
+        # Signal handlers belong to the main thread; elsewhere torch looks for dead workers itself.
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGCHLD) != self._on_death:
+            self._previous = signal.getsignal(signal.SIGCHLD)
+            signal.signal(signal.SIGCHLD, self._on_death)
+        self._open.append(batches)
+
+    def remove(self, batches: WorkerBatches) -> None:
+        if batches not in self._open:
+            return
+        self._open.remove(batches)
+        mine = signal.getsignal(signal.SIGCHLD) == self._on_death
+        if not self._open and mine and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, self._previous)
+
+    def _on_death(self, number: int, frame: FrameType | None) -> None:
+        error: RuntimeError | None = None
+        try:
+            if callable(self._previous):
+                self._previous(number, frame)  # torch's own, which raises
+        except RuntimeError as raised:
+            error = raised
+        struck = [batches for batches in self._open if batches.dead()]
+        for batches in struck:
+            batches.died = True
+        if any(batches.fetching for batches in struck):
+            raise error or RuntimeError("a loader worker died")
+        if error is not None and not struck:
+            raise error  # a worker of a loader that is not ours
+
+
+_watch = _Watch()

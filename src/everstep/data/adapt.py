@@ -1,0 +1,74 @@
+"""`as_stream`: from whatever the user has to a `Stream`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from everstep.contracts import Stream
+from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
+from everstep.errors import DataError
+
+# By name, so that nothing is imported for data that does not need it.
+_LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.dataloader"}
+
+
+def as_stream(data: Any, name: str | None = None) -> Stream:
+    """The stream over `data`, by the first of these that fits.
+
+    1. A `Stream` is itself.
+    2. A torch `DataLoader` or torchdata's `StatefulDataLoader`, as the user made it.
+    3. An object with `state_dict` and `load_state_dict` (and `set_epoch`, if it has one).
+    4. A sequence of batches: list, tuple, range.
+    5. Any other iterable; its iterators may have `get_state`/`set_state`.
+
+    Args:
+        data: the user's data.
+        name: for messages and the run's record.
+
+    Raises:
+        DataError: `data` gives no batches; the message says what to use.
+    """
+    if isinstance(data, Stream) and not isinstance(data, os.PathLike):
+        return data
+    adapter = _loader_adapter(data)
+    if adapter is not None:
+        return cast(Stream, importlib.import_module(adapter).dataloader(data, name))
+    if (remedy := _refusal(data)) is not None:
+        raise DataError(f"{type(data).__name__} {_short(data)} is no data to take batches from; {remedy}")
+    if is_stateful(data):
+        return StatefulStream(data, name)
+    if isinstance(data, Sequence):
+        return SequenceStream(data, name)
+    return IterableStream(data, name)
+
+
+def _loader_adapter(data: Any) -> str | None:
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__)
+    return next((_LOADERS[name] for name in names if name in _LOADERS), None)
+
+
+def _refusal(data: Any) -> str | None:
+    """What to do instead, for things that Python iterates but that are surely a mistake."""
+    if isinstance(data, str | bytes | bytearray | os.PathLike):
+        return "give a list of batches, or an object whose __iter__ reads the file"
+    if isinstance(data, Mapping):
+        return "give its arrays: everstep.data.arrays(*data.values(), batch_size=...)"
+    if isinstance(data, type):
+        return f"give an object: {data.__name__}(...)"
+    if hasattr(data, "shape"):
+        return "give everstep.data.arrays(data, batch_size=...), or list(data) if its rows are batches"
+    if hasattr(data, "__iter__"):
+        return None
+    if hasattr(data, "__getitem__"):
+        return "give everstep.data.loader(data, batch_size=...), which makes batches of its samples"
+    if callable(data):
+        return "call it: give what it returns, if that can be iterated"
+    return "give everstep.data.arrays(...), everstep.data.loader(...), a list, or any iterable of batches"
+
+
+def _short(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,95 @@
+"""`arrays`: batches of arrays that lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from everstep.data.cursor import PassCursor
+from everstep.data.order import Plan, Sampling
+from everstep.errors import DataError
+
+
+def arrays(
+    *arrays: Any,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int | None = None,
+    drop_last: bool = False,
+    name: str | None = None,
+) -> Arrays:
+    """A stream of batches from arrays in memory; resumes anywhere, to the bit, at no cost.
+
+    Each batch is a tuple with one part per array, for a single array too: `for [x] in ...`.  Parts
+    are copies: changing a batch never changes the data.
+
+    Args:
+        *arrays: NumPy arrays or torch tensors of shape (samples, ...), all with as many samples.
+        batch_size: samples in a batch; the last batch may be smaller.
+        shuffle: a new order each pass, a pure function of (seed, purpose, pass).
+        seed: None takes the run's seed.
+        drop_last: leave out a last batch that is smaller.
+        name: for messages and the run's record.
+
+    Raises:
+        DataError: no array, something that is no array, different lengths, or no samples.
+        ConfigError: `batch_size` or `seed` is no whole number, or `batch_size` is less than 1.
+    """
+    if not arrays:
+        raise DataError(
+            "arrays() was given no array; give it at least one, as in arrays(x, y, batch_size=64)"
+        )
+    lengths = [_length(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise DataError(f"the arrays have different lengths {lengths}; give arrays with as many samples each")
+    return Arrays(arrays, Sampling("arrays", lengths[0], batch_size, shuffle, seed, drop_last), name)
+
+
+def _length(array: Any) -> int:
+    known = isinstance(array, np.ndarray) or _is_tensor(array)
+    if not known or not array.shape:
+        what = f"an array of shape {tuple(array.shape)}" if known else f"a {type(array).__name__}"
+        raise DataError(
+            f"arrays() was given {what}; give NumPy arrays or torch tensors of shape (samples, ...), "
+            "as numpy.asarray(...) makes them"
+        )
+    return int(array.shape[0])
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor, told without importing torch."""
+    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__)
+
+
+class Arrays:
+    """The stream that `arrays` makes.  Immutable."""
+
+    def __init__(self, arrays: tuple[Any, ...], sampling: Sampling, name: str | None) -> None:
+        self._arrays, self._sampling, self.name = arrays, sampling, name
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> ArraysCursor:
+        plan = self._sampling.plan(purpose, pass_index, seed)
+        return ArraysCursor(self._arrays, plan, plan.start(position))
+
+    def __repr__(self) -> str:
+        return f"arrays({len(self._arrays)} of {self._sampling.length} samples, name={self.name!r})"
+
+
+class ArraysCursor(PassCursor):
+    """One pass over arrays."""
+
+    def __init__(self, arrays: tuple[Any, ...], plan: Plan, start: int) -> None:
+        super().__init__(f"data {plan.purpose!r}", _batches(arrays, plan, start), done=start, total=len(plan))
+        self._plan = plan
+
+    def position(self) -> dict[str, Any]:
+        return self._plan.position(self.done)
+
+
+def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:
+    for batch in range(start, len(plan)):
+        indices = plan.indices(batch)
+        # Indexing with an index array copies, also where the samples are adjacent.
+        yield tuple(array[indices] for array in arrays)

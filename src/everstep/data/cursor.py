@@ -1,0 +1,85 @@
+"""What every cursor shares: counting what was handed out, ending once, closing once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from everstep.errors import DataError, UsageError
+
+
+class PassCursor:
+    """A cursor over an iterator of batches; see `contracts.Cursor`.
+
+    Attributes:
+        what: the data, in words, for messages.
+        done: batches handed out since the start of the pass.
+        ended: the pass is over: `StopIteration` was seen.
+        note: a sentence to print after opening (what the opening cost), or None.
+        fetch_error_may_be_signal: an error while fetching may come from a signal that killed a worker.
+    """
+
+    note: str | None = None
+    fetch_error_may_be_signal: bool = False
+
+    def __init__(
+        self,
+        what: str,
+        batches: Iterator[Any],
+        *,
+        done: int = 0,
+        total: int | None = None,
+        closer: Callable[[], object] | None = None,
+    ) -> None:
+        self.what, self.done, self.ended = what, done, False
+        self._total = total
+        self._batches: Iterator[Any] | None = batches
+        self._closer = closer
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            return self._refuse()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.ended = True
+            self.close()
+            raise
+        except BaseException as error:
+            # The source may have moved on: whatever it gave next would be the wrong batch.
+            self._error = error
+            self.close()
+            raise
+        self.done += 1
+        return batch
+
+    def _refuse(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        if self._error is not None:
+            cause = f"{type(self._error).__name__}: {self._error}"
+            raise DataError(
+                f"{self.what}: fetching batch {self.done} failed ({cause}); open the pass at its position"
+            ) from self._error
+        raise UsageError(f"{self.what}: the pass was closed after {self.done} batches; open a new one")
+
+    def position(self) -> Any:
+        raise NotImplementedError(type(self).__name__)
+
+    def remaining(self) -> int | None:
+        if self.ended:
+            return 0
+        return None if self._total is None else max(self._total - self.done, 0)
+
+    def close(self) -> None:
+        self._batches = None
+        closer, self._closer = self._closer, None
+        if closer is not None:
+            closer()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.what}, batches={self.done})"

@@ -1,0 +1,243 @@
+"""Streams over what users already have: sequences, iterables, and whatever can tell its own state.
+
+| the data | mid-pass resume |
+|---|---|
+| a sequence of batches (list, tuple, range) | exact, by index |
+| has `state_dict`/`load_state_dict` (loaders, HF and streaming datasets) | by its state |
+| its iterator has `get_state`/`set_state` or `state_dict`/`load_state_dict` | by the iterator's state |
+| `replay(iterable)` | by drawing and discarding, on the user's word |
+| any other iterable | refused when a position is asked for, with the remedy |
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from everstep.contracts import Cursor
+from everstep.data.cursor import PassCursor
+from everstep.data.order import check_position
+from everstep.errors import DataError, NotResumableError
+
+Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+_PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+
+
+def length_of(data: Any) -> int | None:
+    """`len(data)`, None where it has no length."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def is_stateful(data: Any) -> bool:
+    """Whether it has `state_dict` and `load_state_dict`."""
+    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+
+
+class SequenceStream:
+    """A list, tuple or range of ready batches, handed out as they are."""
+
+    def __init__(self, data: Sequence[Any], name: str | None = None) -> None:
+        self._data, self.name = data, name
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _SequenceCursor(f"data {purpose!r}", self._data, position)
+
+
+class _SequenceCursor(PassCursor):
+    def __init__(self, what: str, data: Sequence[Any], position: Any) -> None:
+        self._facts = {"kind": "sequence", "length": len(data)}
+        start = 0 if position is None else check_position(what, position, self._facts)
+        batches = (data[index] for index in range(start, len(data)))
+        super().__init__(what, batches, done=start, total=len(data))
+
+    def position(self) -> dict[str, Any]:
+        return {"batches": self.done, **self._facts}
+
+
+class IterableStream:
+    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator."""
+
+    def __init__(self, data: Iterable[Any], name: str | None = None, *, replay: bool = False) -> None:
+        self._data, self.name, self._replay = data, name, replay
+        self._used = False
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        what = f"data {purpose!r} ({type(self._data).__name__})"
+        done = 0 if position is None else check_position(what, position, {"kind": "iterable"})
+        if position is not None and position["ended"]:
+            return _IterableCursor(what, self._data, iter(()), None, done=done)
+        batches = self._iterate(what, pass_index)
+        state = _accessors(batches)
+        note = None if not done else self._go_to(what, batches, state, position)
+        cursor = _IterableCursor(what, self._data, batches, state, replay=self._replay, done=done)
+        cursor.note = note
+        return cursor
+
+    def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
+        batches = iter(self._data)
+        if batches is not self._data:
+            return batches
+        again = self._used or pass_index > 0
+        self._used = True
+        if not again:
+            return batches
+        if inspect.isfunction(getattr(type(self._data), "__iter__", None)):
+            # A class of the user's own: its __iter__ may well have gone back to the start.
+            return _not_empty(batches, _exhausted(what, pass_index))
+        raise _exhausted(what, pass_index)
+
+    def _go_to(self, what: str, batches: Iterator[Any], state: Accessors | None, position: Any) -> str | None:
+        if state is not None and position["state"] is not None:
+            state[1](copy.deepcopy(position["state"]))
+            return None
+        if self._replay:
+            return skip(what, batches, position["batches"])
+        raise DataError(
+            f"{what}: the checkpoint stands after {position['batches']} batches, and this iterable "
+            "cannot go there; give it as everstep.data.replay(...), as it was given then"
+        )
+
+
+def replay(iterable: Iterable[Any], *, name: str | None = None) -> IterableStream:
+    """A stream over any iterable, on your word that each iteration gives the same batches again.
+
+    A resume draws and discards what was handed out before, and says how many batches and how long.
+    The iterable must not draw from the global random state: give it a generator of its own.
+
+    Args:
+        iterable: anything with `__iter__`; a one-shot iterator gives its one pass.
+        name: for messages and the run's record.
+    """
+    return IterableStream(iterable, name, replay=True)
+
+
+def skip(what: str, batches: Iterator[Any], count: int) -> str:
+    """Draw and discard `count` batches.
+
+    Returns:
+        A sentence that says so.
+
+    Raises:
+        DataError: the data ends before.
+    """
+    start = time.perf_counter()
+    for done in range(count):
+        try:
+            next(batches)
+        except StopIteration:
+            raise DataError(
+                f"{what}: ended after {done} batches, but the checkpoint stands after {count}; "
+                "give the data of that time back, or start a new run"
+            ) from None
+    return f"{what}: replayed {count} batches in {time.perf_counter() - start:.1f} s"
+
+
+def _exhausted(what: str, pass_index: int) -> DataError:
+    return DataError(
+        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index} was to begin; give a list, or "
+        "an object whose __iter__ starts anew"
+    )
+
+
+def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise error
+
+
+def _accessors(owner: Any) -> Accessors | None:
+    for getter, setter in _PAIRS:
+        get, put = getattr(owner, getter, None), getattr(owner, setter, None)
+        if callable(get) and callable(put):
+            return get, put
+    return None
+
+
+def _closer(batches: Any, data: Any) -> Callable[[], object] | None:
+    """How to close an iterator that was made for one pass; the user's own object stays open."""
+    return None if batches is data else getattr(batches, "close", None)
+
+
+class _IterableCursor(PassCursor):
+    def __init__(
+        self,
+        what: str,
+        data: Any,
+        batches: Iterator[Any],
+        state: Accessors | None,
+        *,
+        replay: bool = False,
+        done: int = 0,
+    ) -> None:
+        super().__init__(what, batches, done=done, total=length_of(data), closer=_closer(batches, data))
+        self._state, self._replay = state, replay
+
+    def position(self) -> dict[str, Any]:
+        here = {"kind": "iterable", "batches": self.done, "ended": self.ended, "state": None}
+        if self.ended or not self.done:
+            return here
+        if self._state is not None:
+            return {**here, "state": copy.deepcopy(self._state[0]())}
+        if self._replay:
+            return here
+        raise NotResumableError(
+            f"{self.what} cannot tell its position after {self.done} batches, so no checkpoint can be made "
+            "inside its pass; use everstep.data.arrays or everstep.data.loader, give it "
+            "state_dict/load_state_dict, or wrap it as everstep.data.replay(...) if every iteration gives "
+            "the same batches"
+        )
+
+
+class StatefulStream:
+    """Data that keeps its own position: `state_dict`, `load_state_dict`, and `set_epoch` if it has one.
+
+    The state belongs to the object: use an object of its own for each purpose.
+    """
+
+    def __init__(self, data: Any, name: str | None = None) -> None:
+        self._data, self.name = data, name
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        what = f"data {purpose!r} ({type(self._data).__name__})"
+        set_epoch = getattr(self._data, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(pass_index)
+        if position is None:
+            return _StatefulCursor(what, self._data, iter(self._data), 0)
+        done = check_position(what, position, {"kind": "stateful"})
+        self._data.load_state_dict(copy.deepcopy(position["state"]))
+        batches = iter(()) if position["ended"] else iter(self._data)
+        if batches is self._data:  # its __iter__ may have gone back to the start
+            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        return _StatefulCursor(what, self._data, batches, done)
+
+
+class _StatefulCursor(PassCursor):
+    def __init__(self, what: str, data: Any, batches: Iterator[Any], done: int) -> None:
+        super().__init__(what, batches, done=done, total=length_of(data), closer=_closer(batches, data))
+        self._state = _state_getter(data)
+
+    def position(self) -> dict[str, Any]:
+        state = copy.deepcopy(self._state(self.done))
+        return {"kind": "stateful", "batches": self.done, "ended": self.ended, "state": state}
+
+
+def _state_getter(data: Any) -> Callable[[int], Any]:
+    """`state_dict` as a function of the batches done; streaming datasets ask for the number."""
+    try:
+        parameters = set(inspect.signature(data.state_dict).parameters)
+    except (TypeError, ValueError):
+        parameters = set()
+    if {"num_samples", "from_beginning"} <= parameters:
+        return lambda done: data.state_dict(num_samples=done, from_beginning=True)
+    return lambda done: data.state_dict()

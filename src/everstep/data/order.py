@@ -1,0 +1,161 @@
+"""Which samples make which batch, and which random key belongs to which sample: pure functions.
+
+Everything here depends on (seed, purpose, pass, position) and on nothing else: not on workers, not
+on prefetching, not on where a resume starts, not on the versions of Python or NumPy.
+
+- A *pass key* is xxh3 of the JSON text `["everstep", USE, SEED, PURPOSE, PASS]`.
+- A *sample key* is xxh3 of the position (8 bytes, little endian), seeded with the pass key.
+- A *permutation* is the stable argsort of raw 64-bit Philox output under a 128-bit pass key.  NumPy
+  promises raw bit streams for ever; `Generator.permutation` it may change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from everstep.errors import ConfigError, DataError
+
+Indices: TypeAlias = NDArray[np.int64]
+
+
+def _text(use: str, seed: int, purpose: str, pass_index: int) -> bytes:
+    return json.dumps(["everstep", use, seed, purpose, pass_index]).encode("ascii")
+
+
+def pass_key(use: str, seed: int, purpose: str, pass_index: int) -> int:
+    """A 64-bit key for one use ("sample", "collate" ...) in one pass."""
+    return xxhash.xxh3_64_intdigest(_text(use, seed, purpose, pass_index))
+
+
+def key_at(key: int, position: int) -> int:
+    """The 64-bit key of one position under a pass key."""
+    return xxhash.xxh3_64_intdigest(position.to_bytes(8, "little"), seed=key)
+
+
+def sample_key(seed: int, purpose: str, pass_index: int, position: int) -> int:
+    """The 64-bit key of the sample at `position` (from 0, in the order of the pass)."""
+    return key_at(pass_key("sample", seed, purpose, pass_index), position)
+
+
+def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indices:
+    """The order of one shuffled pass.
+
+    Returns:
+        int64, shape (length,): each of 0 .. length-1 once.
+    """
+    key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
+    raw = np.random.Philox(key=key).random_raw(length)
+    return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
+
+
+def check_position(what: str, saved: Any, facts: Mapping[str, Any]) -> int:
+    """The number of batches done at a saved position, after checking that the data is still the same.
+
+    Args:
+        what: the data, in words, for the message.
+        saved: what `Cursor.position` returned: "batches", and the facts of that time.
+        facts: the facts now (kind, length, batch size ...).
+
+    Raises:
+        DataError: a fact differs; the message has both values.
+    """
+    for fact, now in facts.items():
+        was = saved.get(fact, "absent")
+        if was != now:
+            raise DataError(
+                f"{what}: {fact} was {was!r} at the checkpoint and is {now!r} now, so batch "
+                f"{saved.get('batches')} is not the same place any more; give the data of that time "
+                f"({fact}={was!r}) back, or start a new run"
+            )
+    batches = saved["batches"]
+    assert isinstance(batches, int)
+    return batches
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How samples are chosen and grouped.
+
+    Attributes:
+        kind: what kind of stream uses it, for the position.
+        length: number of samples.
+        batch_size: samples in a batch; the last one may be smaller.
+        shuffle: a new order each pass, else 0 .. length-1.
+        seed: None takes the run's seed.
+        drop_last: leave out a last batch that is smaller.
+        keyed: the samples themselves depend on the seed (augmentation), even unshuffled.
+    """
+
+    kind: str
+    length: int
+    batch_size: int
+    shuffle: bool
+    seed: int | None
+    drop_last: bool
+    keyed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("batch_size", self.batch_size, 1), ("seed", self.seed, None)):
+            if name == "seed" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ConfigError(f"{name}={value!r} is not a whole number; give an int")
+            if least is not None and value < least:
+                raise ConfigError(f"{name}={value} is less than {least}; give {name}={least} or more")
+        if self.length == 0:
+            raise DataError("the data holds 0 samples; give it at least one")
+
+    def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
+        """The batches of one pass."""
+        return Plan(self, purpose, pass_index, seed if self.seed is None else self.seed)
+
+
+class Plan:
+    """The batches of one pass, by index."""
+
+    def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
+        self.purpose, self.pass_index, self.seed = purpose, pass_index, int(seed)
+        self.batch_size = int(sampling.batch_size)
+        whole, rest = divmod(sampling.length, self.batch_size)
+        self._batches = whole + (1 if rest and not sampling.drop_last else 0)
+        self._order = (
+            permutation(sampling.length, self.seed, purpose, pass_index)
+            if sampling.shuffle
+            else np.arange(sampling.length, dtype=np.int64)
+        )
+        self.facts: dict[str, Any] = {
+            "kind": sampling.kind,
+            "length": sampling.length,
+            "batch_size": self.batch_size,
+            "shuffle": sampling.shuffle,
+            "drop_last": sampling.drop_last,
+            "seed": self.seed if sampling.shuffle or sampling.keyed else None,
+        }
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return self._batches
+
+    def indices(self, batch: int) -> Indices:
+        """The samples of a batch: int64, shape (batch size,) or shorter for the last."""
+        start = batch * self.batch_size
+        return self._order[start : start + self.batch_size]
+
+    def start(self, position: Any) -> int:
+        """The first batch to hand out: 0 for None, else where the position says.
+
+        Raises:
+            DataError: the position belongs to other data.
+        """
+        return 0 if position is None else check_position(f"data {self.purpose!r}", position, self.facts)
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """The position after `batches` batches."""
+        return {"batches": batches, **self.facts}

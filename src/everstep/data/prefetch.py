@@ -1,0 +1,148 @@
+"""`prefetch`: a thread that makes the next batches while the step runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from everstep.contracts import Cursor, Stream
+from everstep.data.adapt import as_stream
+from everstep.data.cursor import PassCursor
+from everstep.errors import ConfigError, NotResumableError
+
+
+def prefetch(data: Any, buffer: int = 2, *, name: str | None = None) -> Prefetched:
+    """A stream whose batches are made ahead of time by one thread; same batches, same order.
+
+    An error in the source arrives, as itself, at the batch where it belongs.  The position counts
+    batches handed out; those that wait in the buffer do not count.
+
+    The source must not draw from the global random state of Python, NumPy or torch: the thread would
+    mix its draws with the step's.  Give it a generator of its own.
+
+    Args:
+        data: a stream, or anything `as_stream` takes.
+        buffer: how many batches may wait, 1 or more.
+        name: for messages and the run's record.
+
+    Raises:
+        ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
+            random state and prefetches in processes of its own.
+    """
+    if isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1:
+        raise ConfigError(f"buffer={buffer!r} is not a number of batches; give buffer=1 or more")
+    stream = as_stream(data, name)
+    refusal = getattr(stream, "no_thread", None)
+    if refusal is not None:
+        raise ConfigError(f"prefetch({stream!r}) would {refusal}")
+    return Prefetched(stream, buffer, name)
+
+
+class Prefetched:
+    """The stream that `prefetch` makes.  Immutable."""
+
+    def __init__(self, stream: Stream, buffer: int, name: str | None) -> None:
+        self._stream, self._buffer = stream, buffer
+        self.name = name if name is not None else getattr(stream, "name", None)
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
+        cursor = self._stream.open(purpose, pass_index, position, seed=seed)
+        return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
+
+    def __repr__(self) -> str:
+        return f"prefetch({self._stream!r}, buffer={self._buffer})"
+
+
+class _Made(NamedTuple):
+    batch: Any
+    position: Any  # or the NotResumableError that asking for it raised
+    error: BaseException | None = None  # the end of the pass, if set
+
+
+class _Buffer:
+    """What the two threads share: at most `size` batches, and whether to stop."""
+
+    def __init__(self, size: int) -> None:
+        self._made: deque[_Made] = deque()
+        self._size, self._stopped = size, False
+        self._changed = threading.Condition()
+
+    def put(self, made: _Made) -> bool:
+        """Wait for room; False if nobody wants more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._made) < self._size)
+            self._made.append(made)
+            self._changed.notify_all()
+            return not self._stopped
+
+    def take(self) -> _Made:
+        with self._changed:
+            self._changed.wait_for(lambda: self._made)
+            made = self._made.popleft()
+            self._changed.notify_all()
+            return made
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+def _position(cursor: Cursor) -> Any:
+    try:
+        return cursor.position()
+    except NotResumableError as error:
+        return error
+
+
+def _produce(cursor: Cursor, buffer: _Buffer) -> None:
+    try:
+        for batch in cursor:
+            if not buffer.put(_Made(batch, _position(cursor))):
+                return
+        buffer.put(_Made(None, _position(cursor), StopIteration()))
+    except BaseException as error:  # whatever it is, it belongs to the thread that asks for the batch
+        buffer.put(_Made(None, None, error))
+
+
+class PrefetchCursor(PassCursor):
+    """One pass, made ahead by a thread."""
+
+    def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
+        self._cursor, self._buffer = cursor, _Buffer(buffer)
+        self._position = _position(cursor)
+        done, left = getattr(cursor, "done", 0), cursor.remaining()
+        total = None if left is None else done + left
+        super().__init__(what, self._take(), done=done, total=total, closer=self._stop)
+        self.note = getattr(cursor, "note", None)
+        self.fetch_error_may_be_signal = getattr(cursor, "fetch_error_may_be_signal", False)
+        self._thread = threading.Thread(
+            target=_produce, args=(cursor, self._buffer), name=f"everstep prefetch {what}", daemon=True
+        )
+        # The thread holds the buffer, not this cursor: one that is dropped unclosed stops it too.
+        weakref.finalize(self, self._buffer.stop)
+        self._thread.start()
+
+    def _take(self) -> Iterator[Any]:
+        while True:
+            made = self._buffer.take()
+            if isinstance(made.error, StopIteration):
+                self._position = made.position
+                return
+            if made.error is not None:
+                raise made.error
+            self._position = made.position
+            yield made.batch
+
+    def position(self) -> Any:
+        if isinstance(self._position, NotResumableError):
+            raise self._position
+        return self._position
+
+    def _stop(self) -> None:
+        self._buffer.stop()
+        self._thread.join()
+        self._cursor.close()
