@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everstep.errors import ConfigError
+from everstep.keywords import checked_keywords
 from everstep.schedule import Never, Schedule, When
 
 if TYPE_CHECKING:
@@ -112,11 +114,20 @@ class Backend(Protocol):
     def set_random_state(self, state: Any) -> None:
         """Restore what `random_state` returned."""
 
+    def seed(self, seed: int) -> None:
+        """Seed the framework's global generators."""
+
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         """Copy an array to host memory, into `reuse`'s buffer where that fits."""
 
     def from_host(self, host: HostArray) -> Any:
         """The array again, equal in type, dtype, shape and memory order, on the host or its device."""
+
+    def pack(self, value: Any) -> tuple[str, Any] | None:
+        """A value that is no dense array (a dtype, a NumPy scalar ...) as (kind, tree), None if foreign."""
+
+    def unpack(self, kind: str, tree: Any) -> Any:
+        """The value again, equal in type and bits."""
 
     def scalar(self, value: Any) -> Any:
         """A metric value kept for later: a float where that needs no waiting, else a detached copy.
@@ -136,6 +147,9 @@ class Backend(Protocol):
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """(name, shape, trainable) of each parameter of the state's models, for the summary table."""
+
+    def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Switch the state's models to evaluation inside the block; afterwards every flag is as before."""
 
     def describe(self) -> dict[str, str]:
         """Version and devices, for the run's record."""
@@ -243,7 +257,15 @@ class Save:
     """Action: a checkpoint at this boundary."""
 
 
-Action: TypeAlias = Stop | Interrupt | Save
+@dataclass(frozen=True)
+class SaveBest:
+    """Action: keep this boundary's user state as the best by `metric`, apart from the checkpoints."""
+
+    metric: str
+    value: float
+
+
+Action: TypeAlias = Stop | Interrupt | Save | SaveBest
 
 
 @dataclass(frozen=True)
@@ -265,6 +287,9 @@ class Readings(Protocol):
 
     def names(self) -> list[str]:
         """Names with anything in the window."""
+
+    def nonfinite(self, name: str) -> tuple[int, float] | None:
+        """(step, value) of the first NaN or infinity of `name` since the last clear, None if none."""
 
     def clear(self) -> None:
         """Start a new window."""
@@ -323,6 +348,9 @@ class RunView(Protocol):
     def call_soon(self, action: Action) -> None:
         """From any thread: apply `action` at the next boundary."""
 
+    def watch(self, metric: str, seen: Callable[[float], None]) -> None:
+        """Call `seen` with each value of `metric` collected outside steps, at once."""
+
 
 class Service:
     """Something that happens around steps.  Subclass it, override what you need.
@@ -331,29 +359,29 @@ class Service:
         stage: where in a boundary it runs.
         moments: the moments it wants; a moment nobody wants costs nothing.
         controller: True if its outcome may change training; observers must obey law 2.
-        watches: names of metrics; a value of one of them, collected outside steps, makes it due at
-            the next after_epoch boundary whatever its schedule says.
 
     Attributes:
         name: unique in a run; the key of its state in the checkpoint.
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
     """
 
-    stage: ClassVar[Stage] = Stage.REPORT
+    stage: Stage = Stage.REPORT
     moments: frozenset[Moment] = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
     controller: bool = False
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after it ran; built-in services draw none."""
+    window: ClassVar[Literal["saved", "unsaved", "none"]] = "saved"
+    """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
+
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, name: str | None = None, schedule: Schedule | None = None) -> None:
         self.name = type(self).__name__.lower() if name is None else name
         if not self.name or "/" in self.name:
             raise ConfigError(f"service name {self.name!r}: give a name without '/', not empty")
         self.schedule = Never() if schedule is None else schedule
-
-    @property
-    def watches(self) -> tuple[str, ...]:
-        return ()
 
     def config(self) -> Json:
         """What of its arguments changes training, for comparison on resume (controllers only)."""

@@ -1,0 +1,289 @@
+"""From the values a user collects to the rows of the record and every consumer's window.
+
+Inside steps a value is only appended to a list; it is read (on a device: with one transfer for all)
+when something is due.  What a window holds does not depend on when that happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from everstep import backends
+from everstep.errors import MetricError
+from everstep.metrics.statistics import Stats, Window
+
+Convert = Callable[[Any], Any]
+
+
+class Rows(NamedTuple):
+    """Columns of metric rows with one phase and name, for the record.
+
+    Attributes:
+        steps, values, counts, seqs: equal lengths; `counts` says how many values a row folds.
+    """
+
+    phase: str
+    name: str
+    wall: bool
+    steps: list[int]
+    values: list[float]
+    counts: list[int]
+    seqs: list[int]
+
+
+def is_wall(name: str) -> bool:
+    """Whether a metric depends on the clock: its name is, or ends in, time or timer."""
+    return name.replace(" ", "_").rpartition("_")[2] in ("time", "timer")
+
+
+def _whole(value: int) -> float:
+    return float(value)
+
+
+_CONVERT: dict[type, Convert] = {float: float, int: _whole, bool: _whole}
+
+
+def _converter(kind: type, name: str, value: Any) -> Convert:
+    backend = backends.of(value)
+    if backend is None:
+        raise MetricError(
+            f"metric {name!r} is {value!r}, a {kind.__name__}: collect one real number "
+            "(float, int, or an array or tensor with one element)"
+        )
+    _CONVERT[kind] = backend.scalar
+    return backend.scalar
+
+
+def to_scalar(name: str, value: Any) -> Any:
+    """A metric value as a float, or as a detached copy on its device.
+
+    Raises:
+        MetricError: it is not one real number; says which metric.
+    """
+    convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
+    try:
+        return convert(value)
+    except MetricError as error:
+        raise MetricError(f"metric {name!r}: {error}") from None
+
+
+class Reader:
+    """One consumer's own windows: reading or clearing them changes nobody else's."""
+
+    def __init__(self, *, steps: bool = True, outside: bool = True) -> None:
+        self.saved = True
+        self._steps, self._outside = steps, outside
+        self._windows: dict[str, Window] = {}
+        self._values: dict[str, list[float]] = {}
+        self._nonfinite: dict[str, tuple[int, float]] = {}
+        self._refresh: Callable[[], None] = lambda: None
+
+    def add_steps(self, name: str, steps: Sequence[int], values: list[float], finite: bool) -> None:
+        if self._steps:
+            self._window(name).add_many(values)
+            if not finite:
+                self._note(name, steps, values)
+
+    def add_outside(self, name: str, step: int, value: float, weight: float) -> None:
+        if self._outside:
+            self._window(name).add(value, weight)
+            self._values.setdefault(name, []).append(value)
+            if not math.isfinite(value):
+                self._note(name, [step], [value])
+
+    def _note(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        for step, value in zip(steps, values, strict=True):
+            if not math.isfinite(value):
+                self._nonfinite.setdefault(name, (step, value))
+                return
+
+    def _window(self, name: str) -> Window:
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = Window()
+        return window
+
+    def stats(self, name: str) -> Stats | None:
+        self._refresh()
+        return self._windows[name].stats() if name in self._windows else None
+
+    def values(self, name: str) -> list[float]:
+        return list(self._values.get(name, ()))
+
+    def names(self) -> list[str]:
+        self._refresh()
+        return sorted(self._windows)
+
+    def nonfinite(self, name: str) -> tuple[int, float] | None:
+        self._refresh()
+        return self._nonfinite.get(name)
+
+    def clear(self) -> None:
+        self._refresh()
+        self._windows, self._values, self._nonfinite = {}, {}, {}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that does not depend on the clock, as plain values."""
+        return {
+            "windows": {n: w.state() for n, w in self._windows.items() if not is_wall(n)},
+            "values": {n: list(v) for n, v in self._values.items() if not is_wall(n)},
+            "nonfinite": {n: list(v) for n, v in self._nonfinite.items() if not is_wall(n)},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._windows = {n: Window.from_state(w) for n, w in state["windows"].items()}
+        self._values = {n: list(v) for n, v in state["values"].items()}
+        self._nonfinite = {n: (v[0], v[1]) for n, v in state["nonfinite"].items()}
+
+
+class Collector:
+    """All metric values of a run pass through here.
+
+    Attributes:
+        pending: (step, name, value) of values collected inside steps and not read yet.  The loop
+            appends to it directly; it is always the same list object.
+        emit: where finished rows go.
+        open_step: tells the step whose body is running, 0 outside: its rows wait for its end.
+    """
+
+    def __init__(self, emit: Callable[[Rows], None], open_step: Callable[[], int]) -> None:
+        self.pending: list[tuple[int, str, Any]] = []
+        self.emit = emit
+        self.open_step = open_step
+        self._readers: dict[str, Reader] = {}
+        self._epoch = Reader(outside=False)
+        self._open_rows: dict[str, tuple[int, float, int]] = {}
+        self._seqs: dict[str, int] = {}
+        self._watchers: dict[str, list[Callable[[float], None]]] = {}
+
+    def watch(self, name: str, seen: Callable[[float], None]) -> None:
+        """Call `seen` with each value of `name` collected outside steps."""
+        self._watchers.setdefault(name, []).append(seen)
+
+    def reader(self, name: str, reader: Reader, *, saved: bool = True) -> Reader:
+        """Let consumer `name` take part from now on; `saved`: its open window is part of the state."""
+        self._readers[name] = reader
+        reader.saved, reader._refresh = saved, self.read
+        return reader
+
+    def drop_reader(self, name: str) -> None:
+        """The consumer is gone."""
+        del self._readers[name]
+
+    def outside(self, phase: str, step: int, name: str, value: Any, weight: float = 1.0) -> float:
+        """Take a value collected outside steps: read at once, one row of its own; returns the float.
+
+        Rows of one name are told apart by `seq`, its ordinal since the last boundary.
+        """
+        self.read()
+        number = value if type(value) is float else self._resolve([value])[0]
+        for reader in self._readers.values():
+            reader.add_outside(name, step, number, weight)
+        key = f"{phase}/{name}"
+        seq = self._seqs.get(key, 0)
+        self._seqs[key] = seq + 1
+        self.emit(Rows(phase, name, is_wall(name), [step], [number], [1], [seq]))
+        for seen in self._watchers.get(name, ()):
+            seen(number)
+        return number
+
+    def note_time(self, name: str, seconds: Iterable[float]) -> None:
+        """Add durations to the windows without a row (steps' times are recorded per range)."""
+        values = list(seconds)
+        for reader in self._readers.values():
+            reader.add_steps(name, [], values, True)
+
+    def new_boundary(self) -> None:
+        """A boundary has passed: ordinals outside steps start at 0 again."""
+        self._seqs.clear()
+
+    def read(self) -> None:
+        """Read everything pending into windows and rows."""
+        if self.pending:
+            items = self.pending[:]
+            self.pending.clear()
+            columns: dict[str, tuple[list[int], list[Any]]] = {}
+            for step, name, value in items:
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = ([], [])
+                column[0].append(step)
+                column[1].append(value)
+            for name, (steps, raw) in columns.items():
+                values = raw if set(map(type, raw)) == {float} else self._resolve(raw)
+                finite = math.isfinite(sum(values))
+                for reader in (self._epoch, *self._readers.values()):
+                    reader.add_steps(name, steps, values, finite)
+                self._step_rows(name, steps, values)
+        self._close_rows(self.open_step())
+
+    def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
+        """One row a step; the last stays open, since its step may collect the name again."""
+        previous = self._open_rows.pop(name, None)
+        if previous is None and len(set(steps)) == len(steps):
+            done = Rows("step", name, is_wall(name), steps[:-1], values[:-1], [1] * (len(steps) - 1), [])
+            last = (steps[-1], values[-1], 1)
+        else:
+            folded: list[tuple[int, float, int]] = [] if previous is None else [previous]
+            for step, value in zip(steps, values, strict=True):
+                if folded and folded[-1][0] == step:
+                    _, total, count = folded[-1]
+                    folded[-1] = (step, total + value, count + 1)
+                else:
+                    folded.append((step, value, 1))
+            last = folded.pop()
+            means = [total / count for _, total, count in folded]
+            done = Rows(
+                "step", name, is_wall(name), [f[0] for f in folded], means, [f[2] for f in folded], []
+            )
+        self._open_rows[name] = last
+        if done.steps:
+            self.emit(done._replace(seqs=[0] * len(done.steps)))
+
+    def _close_rows(self, open_step: int) -> None:
+        for name, (step, total, count) in list(self._open_rows.items()):
+            if step != open_step:
+                del self._open_rows[name]
+                self.emit(Rows("step", name, is_wall(name), [step], [total / count], [count], [0]))
+
+    def end_epoch(self, step: int) -> None:
+        """Emit each name's mean over the epoch's steps, and begin a new epoch."""
+        self.read()
+        for name in self._epoch.names():
+            stats = self._epoch.stats(name)
+            if stats is not None and not is_wall(name):
+                self.emit(Rows("epoch", name, False, [step], [stats.mean], [stats.count], [0]))
+        self._epoch.clear()
+
+    @staticmethod
+    def _resolve(values: list[Any]) -> list[float]:
+        resolved = list(values)
+        by_backend: dict[str, list[int]] = {}
+        for index, value in enumerate(values):
+            if type(value) is not float:
+                backend = backends.of(value)
+                assert backend is not None, type(value)
+                by_backend.setdefault(backend.name, []).append(index)
+        for name, indices in by_backend.items():
+            numbers = backends.get(name).read_scalars([values[i] for i in indices])
+            for index, number in zip(indices, numbers, strict=True):
+                resolved[index] = number
+        return resolved
+
+    def state(self) -> dict[str, Any]:
+        """The open windows (read first), as plain values."""
+        self.read()
+        return {
+            "epoch": self._epoch.state(),
+            "readers": {name: reader.state() for name, reader in self._readers.items() if reader.saved},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`; windows of consumers that are gone are dropped."""
+        self._epoch.load(state["epoch"])
+        for name, saved in state["readers"].items():
+            if name in self._readers and self._readers[name].saved:
+                self._readers[name].load(saved)

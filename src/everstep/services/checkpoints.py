@@ -1,0 +1,38 @@
+"""When to save, and which checkpoints to keep."""
+
+from __future__ import annotations
+
+from everstep.checkpoint import Retention
+from everstep.contracts import Boundary, Outcome, Save, Service, Stage
+from everstep.schedule import Every, Schedule
+
+
+class Checkpoints(Service):
+    """Saves the whole state on a schedule; the writing happens in the background.
+
+    Besides its schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
+
+    Args:
+        every: when; default `Every(epochs=1) | Every(seconds=600)`.
+        keep_last: how many of the newest stay (1 or more), None for all.
+        keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
+        keep_best: (metric, "min" or "max", how many): the best by a metric's last value.
+    """
+
+    stage = Stage.SAVE
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        every: Schedule | None = None,
+        *,
+        keep_last: int | None = 3,
+        keep_every: Schedule | None = None,
+        keep_best: tuple[str, str, int] | None = None,
+    ) -> None:
+        super().__init__("checkpoints", every or Every(epochs=1) | Every(seconds=600))
+        self.retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
+
+    def run(self, boundary: Boundary) -> Outcome:
+        return Outcome(actions=(Save(),))

@@ -1,0 +1,41 @@
+"""A plain function as a service: what `loop.on` makes."""
+
+from __future__ import annotations
+
+from everstep.contracts import Boundary, Moment, Outcome, Service, ServiceFunction, Stage
+from everstep.schedule import Every, Schedule
+
+SCHEDULED = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
+"""The moments that are boundaries: state is consistent there, and services are due or not."""
+
+SYNCHRONOUS = frozenset(
+    {
+        Moment.BEFORE_STEP,
+        Moment.METRICS_COLLECTED,
+        Moment.SUMMARY_ADDED,
+        Moment.METRIC_STATS_PRINTED,
+        Moment.TIME_METRIC_STATS_PRINTED,
+    }
+)
+"""The moments that are announced at once, to observers that only look."""
+
+
+class FunctionService(Service):
+    """Calls `fn(boundary)` at one moment.
+
+    Args:
+        every: for AFTER_STEP and AFTER_EPOCH: a schedule, or n for every n steps or epochs.
+    """
+
+    stage = Stage.REPORT
+
+    def __init__(self, moment: Moment, fn: ServiceFunction, every: Schedule | int | None, name: str) -> None:
+        if every is None or isinstance(every, int):
+            count = 1 if every is None else every
+            every = Every(epochs=count) if moment is Moment.AFTER_EPOCH else Every(steps=count)
+        super().__init__(name, every)
+        self.moments = frozenset({moment})
+        self._fn = fn
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        return self._fn(boundary)

@@ -1,0 +1,66 @@
+"""Stop at a number of steps or epochs, or when the time is used up."""
+
+from __future__ import annotations
+
+from everstep.contracts import Boundary, Interrupt, Outcome, RunView, Service, Stage, Stop
+from everstep.errors import ConfigError
+from everstep.schedule import At, Every, Schedule
+
+
+class StopAfter(Service):
+    """Ends the run at a limit; the first one reached wins.
+
+    Steps and epochs are totals of the run; they end the iterators, so the loop ends as written.
+    Seconds count from this start of the process; they interrupt: the state is saved at the next
+    boundary and the process ends with exit status 3, to be started again.
+
+    Args:
+        steps, epochs: positive ints.
+        seconds: positive.
+
+    Raises:
+        ConfigError: none is given, or one is not positive.
+    """
+
+    stage = Stage.DECIDE
+    controller = True
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+        name: str = "stop_after",
+    ) -> None:
+        schedules: list[Schedule] = []
+        if steps is not None:
+            schedules.append(At(steps))
+        if epochs is not None:
+            schedules.append(Every(epochs=epochs))
+        if seconds is not None:
+            schedules.append(Every(seconds=seconds))
+        if not schedules:
+            raise ConfigError("StopAfter() needs a limit: give steps=, epochs= or seconds=")
+        schedule = schedules[0]
+        for other in schedules[1:]:
+            schedule = schedule | other
+        super().__init__(name, schedule)
+        self.steps, self.epochs, self.seconds = steps, epochs, seconds
+        self._run: RunView | None = None
+        self._opened = 0.0
+
+    def open(self, run: RunView) -> None:
+        self._run, self._opened = run, run.clock()
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        assert self._run is not None
+        if self.steps is not None and boundary.step >= self.steps:
+            return Outcome(actions=(Stop(f"stop after {self.steps} steps"),))
+        if self.epochs is not None and boundary.epoch >= self.epochs:
+            return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
+        if self.seconds is not None and self._run.clock() - self._opened >= self.seconds:
+            return Outcome(actions=(Interrupt(f"time budget of {self.seconds:g} s is used up"),))
+        return None

@@ -1,0 +1,57 @@
+"""How a run, or this start of it, ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The best value of a metric so far.
+
+    Attributes:
+        metric, value: which and how much.
+        step, epoch: when it was collected.
+        path: the folder with the weights that reached it; None where none were kept.
+    """
+
+    metric: str
+    value: float
+    step: int
+    epoch: int
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the `with` block leaves behind.
+
+    Attributes:
+        reason: why it ended, in words.
+        step, epoch: last completed step and epoch.
+        finished: True if the run is complete: starting it again runs no step.
+        best: the best record of the watched metric, None if there is none.
+        where: what lies where: "run", "checkpoint", "journal", "log", "best".
+        digest: of every leaf of the last committed state outside `wall/`; equal digests are equal
+            runs.  None if nothing was committed.
+        resumed_from: name of the checkpoint this start went on from, None for a fresh start.
+        segment: the number of this start, from 1.
+        failed_saves: how many saves failed in this start.
+        warnings: what was warned about in this start, in order.
+    """
+
+    reason: str
+    step: int
+    epoch: int
+    finished: bool
+    best: BestRecord | None
+    where: dict[str, str]
+    digest: str | None
+    resumed_from: str | None
+    segment: int
+    failed_saves: int = 0
+    warnings: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        state = "finished" if self.finished else "resumable"
+        return f"{self.reason} (step {self.step}, {state})"

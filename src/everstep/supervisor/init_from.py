@@ -1,0 +1,178 @@
+"""Warm start and partial restore: parts of a checkpoint, into a run that has none of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from everstep.checkpoint import Checkpoint, Store, read_checkpoint
+from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
+from everstep.state import Encoded, decode
+from everstep.supervisor.progress import Progress
+from everstep.supervisor.tree import UserState
+
+Policy = Literal["error", "warn", "skip"]
+_RESETS = ("step", "optimizer", "lr")
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """Which parts of a checkpoint to start from.
+
+    Names are "ENTRY/NAME", as in "model/encoder.0.weight"; an entry that is no flat set of arrays
+    (an optimizer, a scheduler) is taken or left as a whole, by its entry's name.
+
+    Args:
+        path: a checkpoint's folder, or a run's (its newest).
+        include, exclude: regular expressions searched in names; include None takes all.
+        rename: checkpoint name to name here; a pattern of regular expressions also works.
+        on_missing: for a name here that the checkpoint lacks: "error", "warn" or "skip" (keep as it is).
+        on_unexpected: for a name of the checkpoint that is not here.
+        on_reshaped: for a name with another shape or dtype.
+        reset: of {"step", "optimizer", "lr"}: start counting at 0, start the optimizer fresh, keep
+            this program's learning rates.  Without "step" the counters go on.
+
+    Raises:
+        ConfigError: an argument is unknown.
+    """
+
+    path: str | Path
+    include: str | None = None
+    exclude: str | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    on_missing: Policy = "error"
+    on_unexpected: Policy = "error"
+    on_reshaped: Policy = "error"
+    reset: Collection[str] = ("step",)
+
+    def __post_init__(self) -> None:
+        for name in self.reset:
+            if name not in _RESETS:
+                raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
+        for name in ("on_missing", "on_unexpected", "on_reshaped"):
+            if getattr(self, name) not in ("error", "warn", "skip"):
+                raise ConfigError(f'InitFrom({name}={getattr(self, name)!r}): give "error", "warn" or "skip"')
+
+    @classmethod
+    def of(cls, given: str | Path | Self | None) -> Self | None:
+        """From what a user may pass as `init_from=`."""
+        return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
+
+    def load(self, user: UserState, progress: Progress, say: Callable[[str], None]) -> str:
+        """Load the chosen parts; returns what it used, in words.
+
+        Raises:
+            RestoreError: the three lists of what does not fit and was not allowed.
+            NoCheckpointError: there is no checkpoint there.
+        """
+        checkpoint = self._read()
+        saved = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+        old = {name: entry.save() for name, entry in user.entries.items()}
+        merged = self._merge(old, saved["user"], str(checkpoint.path), say)
+        for name, tree in merged.items():
+            user.entries[name].load(tree)
+        if "step" not in self.reset:
+            counters = Progress.from_tree(saved["progress"])
+            progress.step, progress.epoch = counters.step, counters.epoch
+            progress.epoch_start = counters.step
+        return f"{checkpoint.path} (step {checkpoint.step})"
+
+    def _read(self) -> Checkpoint:
+        path = Path(self.path)
+        if (path / "manifest.json").exists():
+            return read_checkpoint(path)
+        found, _ = Store(path, 0, lambda _: None).find(True) if path.is_dir() else (None, [])
+        if found is None:
+            raise NoCheckpointError(f"init_from={str(path)!r} is neither a checkpoint nor a run with one; check the path")
+        return found
+
+    def _merge(
+        self, old: dict[str, Any], saved: dict[str, Any], where: str, say: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Per entry the tree to load: the program's own, with the chosen names from the checkpoint."""
+        left = {name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)}
+        ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
+        theirs = {
+            self._renamed(path): value
+            for name, tree in saved.items()
+            if name not in left
+            for path, value in _split(name, tree)
+            if self._chosen(self._renamed(path))
+        }
+        missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
+        unexpected = [p for p in theirs if p not in ours]
+        reshaped = [p for p in theirs if p in ours and _differs(ours[p], theirs[p])]
+        self._refuse(where, missing, unexpected, reshaped, say)
+        for path in theirs:
+            if path in ours and path not in reshaped:
+                ours[path] = self._keep_lr(ours[path], theirs[path])
+        return {name: _join(name, tree, ours) for name, tree in old.items()}
+
+    def _chosen(self, path: str) -> bool:
+        if self.include is not None and not re.search(self.include, path):
+            return False
+        return self.exclude is None or not re.search(self.exclude, path)
+
+    def _renamed(self, path: str) -> str:
+        for old, new in self.rename.items():
+            if path == old:
+                return new
+            changed = re.sub(old, new, path)
+            if changed != path:
+                return changed
+        return path
+
+    def _keep_lr(self, ours: Any, theirs: Any) -> Any:
+        if "lr" not in self.reset or not _is_optimizer(theirs):
+            return theirs
+        groups = [
+            {**new, "lr": old["lr"]}
+            for old, new in zip(ours["param_groups"], theirs["param_groups"], strict=False)
+        ]
+        return {**theirs, "param_groups": groups}
+
+    def _refuse(
+        self,
+        where: str,
+        missing: list[str],
+        unexpected: list[str],
+        reshaped: list[str],
+        say: Callable[[str], None],
+    ) -> None:
+        lists = {"missing": missing, "unexpected": unexpected, "reshaped": reshaped}
+        refused = {kind: names for kind, names in lists.items() if getattr(self, f"on_{kind}") == "error"}
+        if any(refused.values()):
+            raise RestoreError(
+                f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
+                'on_missing=, on_unexpected=, on_reshaped="skip"',
+                **refused,
+            )
+        for kind, names in lists.items():
+            if names and getattr(self, f"on_{kind}") == "warn":
+                say(f"init_from: {kind}: {', '.join(names)}")
+
+
+def _is_optimizer(tree: Any) -> bool:
+    return isinstance(tree, dict) and tree.keys() >= {"state", "param_groups"}
+
+
+def _split(name: str, tree: Any) -> list[tuple[str, Any]]:
+    """A model's state by name, anything else as a whole."""
+    if isinstance(tree, dict) and tree and all(hasattr(v, "shape") for v in tree.values()):
+        return [(f"{name}/{key}", value) for key, value in tree.items()]
+    return [(name, tree)]
+
+
+def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
+    split = _split(name, tree)
+    if len(split) == 1 and split[0][0] == name:
+        return parts[name]
+    return {path[len(name) + 1 :]: parts[path] for path, _ in split}
+
+
+def _differs(ours: Any, theirs: Any) -> bool:
+    shapes = [(tuple(v.shape), str(v.dtype)) if hasattr(v, "shape") else None for v in (ours, theirs)]
+    return shapes[0] != shapes[1]

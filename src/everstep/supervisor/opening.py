@@ -1,0 +1,302 @@
+"""Entering a run: its directory and lock, the choice of a checkpoint, initialise or recover."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from everstep import backends
+from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, trial_write
+from everstep.contracts import Json
+from everstep.errors import ConfigError, UsageError
+from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
+from everstep.record import facts as run_facts
+from everstep.state import Encoded, decode
+from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.progress import Progress, StopRecord
+from everstep.supervisor.streams import Streams
+from everstep.supervisor.tree import UserState
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the user asked for; the arguments of `Supervisor` of the same names."""
+
+    path: Path
+    seed: int | None
+    resume: bool | int | str | Path
+    init_from: InitFrom | None
+    init_fn: Callable[[], object] | None
+    local_init_fn: Callable[[], object] | None
+    ready: Callable[[], object] | None
+    on_change: Literal["error", "override"]
+    lock: bool
+
+
+@dataclass
+class Recovered:
+    """Where this start begins.
+
+    Attributes:
+        progress: the counters; those of a fresh run if `checkpoint` is None.
+        checkpoint: name of the checkpoint it goes on from, None for a fresh start.
+        random: random state to put back at the resume point, None for a fresh start.
+        parent: the journal's end as the checkpoint knows it.
+        replay: compares the rows of steps that are executed again.
+        collector: saved metric windows, None for a fresh start.
+        finished: the run was complete and nothing reopened it.
+        services, streams, wall: those branches of the saved tree.
+    """
+
+    progress: Progress
+    checkpoint: str | None = None
+    random: Any = None
+    parent: Position | None = None
+    replay: Replay = field(default_factory=lambda: Replay({}))
+    collector: Any = None
+    services: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+    wall: dict[str, Any] = field(default_factory=dict)
+
+
+class Opening:
+    """The run directory while this process holds it.
+
+    Args:
+        start: what was asked for.
+        say: takes sentences for the user.
+        stack: everything taken is given back when it closes.
+
+    Attributes:
+        run_dir, store: the directory and its checkpoints.
+        segment: number of this start, from 1.
+    """
+
+    def __init__(self, start: Start, say: Say, stack: ExitStack) -> None:
+        self._start, self._say = start, say
+        self.run_dir = RunDir.open(start.path, seed=start.seed)
+        for note in self.run_dir.notes:
+            say(note)
+        if start.lock:
+            lock = RunLock(self.run_dir.path)
+            if taken_over := lock.acquire():
+                say(taken_over)
+            stack.callback(lock.release)
+        self.segment = self.run_dir.next_segment()
+        self.store = Store(self.run_dir.path, self.segment, say)
+        self.store.clean()
+        trial_write(self.run_dir.path)
+        self._journal = RunJournal(self.run_dir.path)
+
+    # -------------------------------------------------------------------------------- recovery
+
+    def recover(
+        self,
+        user: UserState,
+        board: ServiceBoard,
+        limits: Mapping[str, int | None],
+    ) -> Recovered:
+        """Restore the newest whole checkpoint, or initialise where there is none.
+
+        Raises:
+            CheckpointError, RestoreError, ConfigError: what was asked for cannot be done.
+        """
+        for problem in self._journal.problems:
+            self._say(f"journal: {problem}")
+        checkpoint = self._choose()
+        if checkpoint is None:
+            recovered = self._initialise(user)
+        else:
+            recovered = self._resume(checkpoint, user, board, limits)
+        self._get_ready()
+        return recovered
+
+    def _choose(self) -> Checkpoint | None:
+        asked = self._start.resume
+        if asked is False:
+            if self.store.names():
+                self.store.supersede_all()
+                self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
+            return None
+        checkpoint, notes = self.store.find(asked)
+        for note in notes:
+            self._say(note)
+        return checkpoint
+
+    def _initialise(self, user: UserState) -> Recovered:
+        start = self._start
+        seed = self.run_dir.seed if start.seed is None else start.seed
+        if start.seed is not None:
+            _seed_globals(start.seed)
+        if start.init_fn is not None:
+            start.init_fn()
+        progress = Progress(seed=seed)
+        if start.init_from is not None:
+            source = start.init_from.load(user, progress)
+            self._say(f"initialised from {source}")
+        return Recovered(progress)
+
+    def _resume(
+        self,
+        checkpoint: Checkpoint,
+        user: UserState,
+        board: ServiceBoard,
+        limits: Mapping[str, int | None],
+    ) -> Recovered:
+        tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+        progress = Progress.from_tree(tree["progress"])
+        meta: Any = checkpoint.meta
+        stop, reopened = progress.stop, None
+        if stop is not None:
+            reopened = _reopened(stop, limits, board.controllers(), meta["controllers"])
+            if reopened is not None and checkpoint.partial:
+                inside = CheckpointName(checkpoint.name.step)
+                self._say(f"{reopened}: the epoch goes on from {inside}")
+                checkpoint = self.store.read(inside)
+                tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+                progress = Progress.from_tree(tree["progress"])
+            if reopened is not None:
+                progress.stop = stop = None
+        self._compare(progress, board, meta["controllers"], reopened)
+        user.check(tree["user"], f"checkpoint {checkpoint.path}")
+        user.load(tree, progress.updates)
+        self.store.supersede_after(checkpoint.name)
+        ours = checkpoint.path == self.store.path(checkpoint.name)
+        parent = Position(*meta["journal"]) if ours else None
+        finished = stop is not None and self._journal.ended() is not None
+        self._say_resumed(checkpoint, progress, finished)
+        if self._start.init_from is not None:
+            self._say(f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint")
+        return Recovered(
+            progress=progress,
+            checkpoint=str(checkpoint.name),
+            random=tree["rng"]["rank0"],
+            parent=parent,
+            replay=Replay(self._journal.superseded_after(parent) if ours else {}),
+            collector=tree["services"]["metrics"]["state"],
+            services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
+            streams=tree["streams"],
+            finished=finished,
+            wall=tree["wall"],
+        )
+
+    def _compare(
+        self, progress: Progress, board: ServiceBoard, stored: dict[str, Json], reopened: str | None
+    ) -> None:
+        """What was given against what is stored, wherever it changes training.  Never silent."""
+        differences = []
+        if self._start.seed is not None and self._start.seed != progress.seed:
+            differences.append(f"seed: stored {progress.seed}, given {self._start.seed}")
+        given = board.controllers()
+        for name in sorted(stored.keys() | given.keys()):
+            if stored.get(name) != given.get(name):
+                differences.append(
+                    f"service {name!r}: stored {stored.get(name, 'none')}, given {given.get(name, 'none')}"
+                )
+        if not differences:
+            return
+        text = "; ".join(differences)
+        if self._start.on_change == "override" or reopened is not None:
+            self._say(f"changed since the checkpoint, and used as given: {text}")
+            if self._start.seed is not None:
+                progress.seed = self._start.seed
+            return
+        raise ConfigError(
+            f"this differs from the run in {self.run_dir.path}: {text}. Give what is stored, or pass "
+            'on_change="override" to go on with what is given, or use another directory for another run'
+        )
+
+    def _say_resumed(self, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
+        where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
+        if finished:
+            assert progress.stop is not None
+            self._say(
+                f"this run is finished at {where} ({progress.stop.reason}); no step is run. "
+                "Raise a limit to continue"
+            )
+        else:
+            self._say(f"resuming {where}, from {checkpoint.path}")
+
+    def _get_ready(self) -> None:
+        ready = self._start.ready
+        if ready is not None:
+            _require_ready(ready, "before local_init_fn")
+        if self._start.local_init_fn is not None:
+            self._start.local_init_fn()
+        if ready is not None:
+            _require_ready(ready, "after local_init_fn")
+
+    # ------------------------------------------------------------------------- what comes with it
+
+    def streams(self, recovered: Recovered) -> Streams:
+        """The run's streams, standing where the checkpoint stood."""
+        streams = Streams(recovered.progress.seed, self._say)
+        streams.load(recovered.streams)
+        return streams
+
+    def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
+        """This start's segment of the journal."""
+        config = {"controllers": board.controllers(), "services": [repr(s) for s in board]}
+        facts = run_facts(sys.argv, config, recovered.progress.seed)
+        facts["frameworks"] = {b.name: b.describe() for b in backends.active()}
+        facts["resumed_from"] = recovered.checkpoint
+        return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
+
+    def check_disk(self, encoded: Encoded) -> None:
+        """Refuse to start where two checkpoints of the state as it is now would not fit.
+
+        Raises:
+            RunDirError: path, needed and free bytes.
+        """
+        size = sum(array.data.nbytes for array in encoded.arrays.values())
+        forecast(self.run_dir.path, 2 * size + (1 << 16))
+
+    def best_store(self, metric: str) -> Store:
+        """Where the best weights by `metric` are kept: checkpoints of the user's state alone."""
+        folder = self.run_dir.best / metric.replace("/", ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        return Store(folder, self.segment, self._say)
+
+
+def _reopened(
+    stop: StopRecord,
+    limits: Mapping[str, int | None],
+    given: Mapping[str, Json],
+    stored: Mapping[str, Json],
+) -> str | None:
+    """Why a run that was ending goes on, None if it does not."""
+    if stop.by is not None and stop.by in stored:
+        return None if given.get(stop.by) == stored[stop.by] else f"{stop.by!r} was changed or removed"
+    for name, old in stop.limits.items():
+        new = limits[name]
+        if old is not None and (new is None or new > old):
+            return f"{name} was raised from {old} to {'no limit' if new is None else new}"
+    return None
+
+
+def _seed_globals(seed: int) -> None:
+    """Seed the global generators, because the user gave a seed."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    for backend in backends.active():
+        backend.seed(seed)
+
+
+def _require_ready(ready: Callable[[], object], when: str) -> None:
+    found = ready()
+    if found is None or found is True or (isinstance(found, Sequence) and not found):
+        return
+    what = "ready() returned False" if found is False else f"not ready: {found}"
+    raise UsageError(f"{what} ({when}); initialise it in init_fn or local_init_fn")
+

@@ -1,0 +1,69 @@
+"""Where the run stands: the `progress/` branch of the state tree."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Phase = Literal["step", "epoch"]
+"""The kind of boundary a snapshot was taken at: after_step or after_epoch."""
+
+
+@dataclass
+class StopRecord:
+    """Why the run is ending: saved with it, so that a restart ends the same way.
+
+    Attributes:
+        reason: in words, as shown to the user.
+        kind: "max_step", "max_epoch", "stream" (a stream's passes are used up), "service" or "request".
+        by: name of the service that decided, None for the others.
+        limits: max_step and max_epoch when it was decided; raising one of them reopens the run,
+            unless a service decided.
+        failed: whether the process must exit with status 1.
+    """
+
+    reason: str
+    kind: str
+    by: str | None
+    limits: dict[str, int | None]
+    failed: bool = False
+
+
+@dataclass
+class Progress:
+    """The counters.  `Supervisor` is the only writer.
+
+    Attributes:
+        step: completed steps, from 0.
+        phase: the boundary kind of the snapshot this was restored from or is saved into.
+        epoch: current or last epoch, from 1; 0 before the first.
+        epoch_start: `step` when the epoch began.
+        calls: `iter_steps` loops finished in this epoch.
+        iterating: whether one is open.
+        call_start: `step` when the open one began.
+        updates: optimizer updates that really happened.
+        seed: the run's seed.
+        stop: why the run is ending, None while it is not.
+    """
+
+    seed: int
+    step: int = 0
+    phase: Phase = "epoch"
+    epoch: int = 0
+    epoch_start: int = 0
+    calls: int = 0
+    iterating: bool = False
+    call_start: int = 0
+    updates: int = 0
+    stop: StopRecord | None = None
+
+    def tree(self, phase: Phase) -> dict[str, Any]:
+        """The branch as saved at a boundary of kind `phase`."""
+        return {**asdict(self), "phase": phase, "batch_in_epoch": self.step - self.epoch_start}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Progress:
+        """The inverse of `tree`."""
+        fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
+        stop = fields.pop("stop")
+        return cls(**fields, stop=None if stop is None else StopRecord(**stop))

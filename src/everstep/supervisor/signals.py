@@ -1,0 +1,88 @@
+"""Signals: the handler only sets a flag; the loop acts at the next boundary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+
+_installed: list[SignalWatch] = []
+
+
+def _reset_in_child() -> None:
+    """A forked child (a loader worker) must not run the parent's handlers."""
+    for watch in _installed:
+        watch.restore()
+    _installed.clear()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
+
+
+class SignalWatch:
+    """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a flag, for the length of a `with` block.
+
+    The first signal asks for a save at the next boundary.  The second ends the process at once
+    through the signal's default action (in an interactive session: `KeyboardInterrupt`); what is
+    committed on disk is whole, whatever was being written.
+
+    Args:
+        wake: called from the handler, must only set plain attributes.
+
+    Attributes:
+        received: the first signal's number, None before.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.received: int | None = None
+        self._wake = wake
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Install the handlers; outside the main thread Python allows none, so none are."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+        _installed.append(self)
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+        if self in _installed:
+            _installed.remove(self)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            self._wake()
+        elif hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def received_within(self, seconds: float) -> bool:
+        """Whether a signal is there, or comes within `seconds`."""
+        until = time.monotonic() + seconds
+        while self.received is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.received is not None
+
+
+def describe(number: int) -> str:
+    """A signal's name, with what usually sends it."""
+    name = signal.Signals(number).name
+    return "Ctrl-C (SIGINT)" if name == "SIGINT" else name

@@ -1,0 +1,187 @@
+"""The run's streams: which pass each is in, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from everstep.contracts import Cursor, Stream
+from everstep.data import as_stream
+from everstep.errors import ConfigError, DataError, UsageError, nearest
+from everstep.state import isolated
+
+
+class StreamSlot:
+    """One named stream of a run.
+
+    Attributes:
+        name: the key of its state.
+        stream: what to open; None until the program binds it.
+        pass_index: the pass that is open or comes next, from 0.
+        cursor: the open pass.
+    """
+
+    def __init__(self, name: str, seed: int, say: Callable[[str], None]) -> None:
+        self.name = name
+        self.stream: Stream | None = None
+        self.pass_index = 0
+        self.cursor: Cursor | None = None
+        self._saved: Any = None
+        self._seed, self._say = seed, say
+
+    def open(self) -> Cursor:
+        """The open pass; else opens one: where the checkpoint stood, or at its start.
+
+        Going to a saved position may draw random numbers that the undisturbed run did not draw
+        there, so it is isolated; a fresh pass draws what the undisturbed run draws.
+        """
+        if self.cursor is None:
+            assert self.stream is not None
+            if self._saved is None:
+                self.cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
+            else:
+                with isolated():
+                    self.cursor = self.stream.open(self.name, self.pass_index, self._saved, seed=self._seed)
+                self._saved = None
+                if note := getattr(self.cursor, "note", None):
+                    self._say(f"stream {self.name!r}: {note}")
+        return self.cursor
+
+    def end_pass(self) -> None:
+        """This pass is over; the next `open` begins the next one."""
+        self.close()
+        self._saved = None
+        self.pass_index += 1
+
+    def close(self) -> None:
+        """Stop the open pass's workers; its position is gone."""
+        if self.cursor is not None:
+            self.cursor.close()
+            self.cursor = None
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass has begun and not ended."""
+        return self.cursor is not None or self._saved is not None
+
+    def tree(self) -> dict[str, Any]:
+        """Its branch of the state tree, after the batches handed out so far."""
+        position = self._saved if self.cursor is None else self.cursor.position()
+        return {"pass": self.pass_index, "position": position}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """The inverse of `tree`; takes effect at the next `open`."""
+        self.pass_index, self._saved = tree["pass"], tree["position"]
+
+
+class Streams:
+    """All streams of a run, by name."""
+
+    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
+        self._slots: dict[str, StreamSlot] = {}
+        self._sources: dict[str, Any] = {}
+        self._seed, self._say = seed, say
+
+    def bind(self, data: Any, name: str) -> StreamSlot:
+        """The slot of `name`, now reading `data`.
+
+        Raises:
+            ConfigError: the name is empty, or another object holds it.
+        """
+        if not name or "/" in name:
+            raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._slots[name] = StreamSlot(name, self._seed, self._say)
+        if self._sources.get(name) is not data:
+            if slot.cursor is not None:
+                raise ConfigError(
+                    f"stream {name!r} is in the middle of a pass over another object; give this "
+                    'data a name of its own, as in name="train2"'
+                )
+            slot.stream = as_stream(data)
+            self._sources[name] = data
+        return slot
+
+    def bound(self, name: str) -> bool:
+        """Whether the program has bound a stream of this name."""
+        return name in self._sources
+
+    def end_passes(self) -> None:
+        """Close every pass that is open (the epoch that held it was left)."""
+        for slot in self._slots.values():
+            if slot.in_pass:
+                slot.end_pass()
+
+    def tree(self) -> dict[str, Any]:
+        """The `streams/` branch."""
+        return {name: slot.tree() for name, slot in self._slots.items()}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """The inverse of `tree`; streams are bound later, by the program."""
+        for name, saved in tree.items():
+            self._slots.setdefault(name, StreamSlot(name, self._seed, self._say)).load(saved)
+
+    def open_bound(self) -> None:
+        """Open, where the checkpoint stood, every bound stream that was inside a pass."""
+        for name, slot in self._slots.items():
+            if self.bound(name) and slot.in_pass:
+                slot.open()
+
+    def require_bound(self) -> None:
+        """Refuse to go on while a stream of the checkpoint has no data.
+
+        Raises:
+            UsageError: names the stream and the nearest bound name.
+        """
+        for name, slot in self._slots.items():
+            if slot.in_pass and not self.bound(name):
+                raise UsageError(
+                    f"the checkpoint stands inside a pass over stream {name!r}, but the program has "
+                    f"bound no stream of that name; {nearest(name, self._sources)}"
+                )
+
+    def close(self) -> None:
+        """Stop every worker and thread."""
+        for slot in self._slots.values():
+            slot.close()
+
+
+class Endless:
+    """Batches of a stream, pass after pass, for `Supervisor.stream`.
+
+    Args:
+        slot: the stream.
+        passes: after so many passes it ends; None: never.
+        may_draw: raises where drawing a batch is an error.
+        ended: called once when the passes are used up.
+    """
+
+    def __init__(
+        self,
+        slot: StreamSlot,
+        passes: int | None,
+        may_draw: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._slot, self._passes = slot, passes
+        self._may_draw, self._ended = may_draw, ended
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._may_draw()
+        for _ in range(2):
+            if self._passes is not None and self._slot.pass_index >= self._passes:
+                self._ended()
+                raise StopIteration
+            try:
+                batch = next(self._slot.open())
+            except StopIteration:
+                self._slot.end_pass()
+                continue
+            self.drawn += 1
+            return batch
+        raise DataError(f"stream {self._slot.name!r} gave no batch in a whole pass; give it data")

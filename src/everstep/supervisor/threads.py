@@ -1,0 +1,97 @@
+"""The threads of a run: the ticker, and the user's own periodic functions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from everstep.contracts import Clock
+
+
+class Ticker:
+    """Wakes the loop when a schedule in seconds becomes due.
+
+    Args:
+        clock: monotonic seconds.
+        wake: called when a time has come; must only set plain attributes.
+        poll: longest sleep in seconds, so that a clock that jumps is noticed.
+    """
+
+    def __init__(self, clock: Clock, wake: Callable[[], None], poll: float = 1.0) -> None:
+        self._clock, self._wake, self._poll = clock, wake, poll
+        self._changed = threading.Condition()
+        self._at: float | None = None
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def set(self, at: float | None) -> None:
+        """Wake the loop at clock time `at`; None: not until set again.  Starts the thread when first needed."""
+        with self._changed:
+            if at == self._at:
+                return
+            self._at = at
+            if at is not None and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="everstep-ticker", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End and join the thread."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._ending:
+                if self._at is None:
+                    self._changed.wait()
+                    continue
+                left = self._at - self._clock()
+                if left <= 0:
+                    self._at = None
+                    self._wake()
+                else:
+                    self._changed.wait(min(left, self._poll))
+
+
+class PeriodicThread:
+    """Runs `fn` at once and then on fixed time boundaries, until stopped or until it fails.
+
+    Carries on TensorFlow's LooperThread.
+
+    Args:
+        seconds: interval; 0 runs it back to back.
+        fn: called without arguments, in this thread.
+        failed: called in this thread with the exception that ended it.
+    """
+
+    def __init__(self, seconds: float, fn: Callable[[], object], failed: Callable[[BaseException], None]) -> None:
+        self._seconds, self._fn, self._failed = seconds, fn, failed
+        self._ending = threading.Event()
+        self.name = getattr(fn, "__qualname__", repr(fn))
+        self._thread = threading.Thread(target=self._run, name=f"everstep-loop-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end after the call that is running."""
+        self._ending.set()
+
+    def join(self, grace: float) -> bool:
+        """Wait up to `grace` seconds for its end; whether it ended."""
+        self._thread.join(grace)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._ending.is_set():
+                self._fn()
+                due = max(due + self._seconds, time.monotonic())
+                if self._ending.wait(max(0.0, due - time.monotonic())):
+                    return
+        except BaseException as error:
+            self._failed(error)

@@ -1,0 +1,132 @@
+"""The user's part of the state tree: named entries, their gradients, their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from everstep import backends
+from everstep.contracts import Entry, Mismatch, UpdateWatch
+from everstep.errors import ConfigError, RestoreError
+from everstep.state import array_name, make_entry
+
+
+class UserState:
+    """What the user passed as `state=`.
+
+    Args:
+        state: name to object, or (name, object) pairs.
+
+    Raises:
+        ConfigError: a name is taken twice, empty or has a "/".
+        StateError: an object cannot be saved.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
+        pairs = list(state.items()) if isinstance(state, Mapping) else list(state or ())
+        self.objects: dict[str, Any] = {}
+        self.entries: dict[str, Entry] = {}
+        for name, value in pairs:
+            if not isinstance(name, str) or not name or "/" in name:
+                raise ConfigError(f"state name {name!r}: give a text without '/', not empty")
+            if name in self.entries:
+                raise ConfigError(f"two state entries are named {name!r}; give each its own name")
+            self.objects[name] = value
+            self.entries[name] = make_entry(name, value)
+        self._watches: dict[str, UpdateWatch] = {}
+        self._updates = 0
+
+    def open(self, stack: ExitStack) -> None:
+        """Start counting updates; the hooks go when `stack` closes."""
+        for backend in backends.active():
+            watch = backend.watch_updates(self.objects)
+            if watch is not None:
+                self._watches[backend.name] = watch
+                stack.callback(watch.close)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the whole run."""
+        return self._updates + sum(watch.updates for watch in self._watches.values())
+
+    @property
+    def watches_optimizers(self) -> bool:
+        """Whether the state has an optimizer, so that steps without an update can be noticed."""
+        return bool(self._watches)
+
+    def strangers(self) -> list[str]:
+        """Optimizers that stepped this state's arrays and are not part of it."""
+        return [text for watch in self._watches.values() for text in watch.strangers()]
+
+    def save(self) -> dict[str, Any]:
+        """Its branches of the tree: `user` and, inside an accumulation window, `gradients`."""
+        gradients = {name: watch.gradients() for name, watch in self._watches.items()}
+        return {
+            "user": {name: entry.save() for name, entry in self.entries.items()},
+            "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
+        }
+
+    def guarded(self, user: Mapping[str, Any]) -> frozenset[str]:
+        """Names of the arrays of a saved `user` branch that must be finite."""
+        return frozenset(
+            array_name(("user", name, *path))
+            for name, tree in user.items()
+            for path in _array_paths(tree)
+            if self.entries[name].guarded(path)
+        )
+
+    def check(self, user: Mapping[str, Any], where: str) -> None:
+        """Refuse a saved `user` branch that does not fit, before anything is changed.
+
+        Raises:
+            RestoreError: with the three lists.
+        """
+        found = Mismatch(
+            [name for name in self.entries if name not in user],
+            [name for name in user if name not in self.entries],
+            [],
+        )
+        for name, entry in self.entries.items():
+            if name in user:
+                for ours, theirs in zip(found, entry.check(user[name]), strict=True):
+                    ours += [f"{name}/{text}" for text in theirs]
+        if any(found):
+            raise RestoreError(
+                f"{where} does not fit the state of this program; make the program as it was, start "
+                "in another directory, or take parts of it with init_from=InitFrom(...)",
+                missing=found.missing,
+                unexpected=found.unexpected,
+                reshaped=found.reshaped,
+            )
+
+    def load(self, tree: Mapping[str, Any], updates: int) -> None:
+        """The inverse of `save`, after `check`."""
+        self.load_user(tree["user"])
+        self._updates = updates
+        for name, watch in self._watches.items():
+            watch.load_gradients(tree["gradients"].get(name))
+
+    def load_user(self, user: Mapping[str, Any]) -> None:
+        """Give each entry its saved tree, in the order in which the user listed them."""
+        for name, entry in self.entries.items():
+            entry.load(user[name])
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """The state's models in evaluation mode; afterwards each flag is as before."""
+        with ExitStack() as stack:
+            for backend in backends.active():
+                stack.enter_context(backend.evaluation_mode(self.objects))
+            yield
+
+
+def _array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _array_paths(value, (*path, key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _array_paths(value, (*path, index))
+    elif backends.of(tree) is not None:
+        yield path
