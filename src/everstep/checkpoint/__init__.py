@@ -1,1 +1,21 @@
-"""checkpoint."""
+"""Checkpoints: format, atomic commit, verification, retention, background writing."""
+
+from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
+from everstep.checkpoint.files import forecast, trial_write
+from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName
+from everstep.checkpoint.retention import Retention
+from everstep.checkpoint.store import Store
+from everstep.checkpoint.writer import Writer
+
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointName",
+    "CommittedCheckpoint",
+    "Retention",
+    "Store",
+    "Writer",
+    "forecast",
+    "save_apart",
+    "trial_write",
+]

@@ -1,0 +1,150 @@
+"""Putting one checkpoint in its place: all of it or nothing, whatever fails in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.checkpoint import files, format
+from everstep.checkpoint.format import CheckpointName
+from everstep.contracts import HostArray, Json
+from everstep.errors import DamagedCheckpointError, NonFiniteError
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """What a commit left on disk.
+
+    Attributes:
+        name: its name.
+        path: its folder.
+        bytes: size of the files that were written; 0 if it was kept.
+        kept: True if an equal checkpoint had the name already and was kept.
+    """
+
+    name: CheckpointName
+    path: Path
+    bytes: int
+    kept: bool
+
+
+def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
+    """Refuse to go on if a guarded array holds NaN or infinity.
+
+    Raises:
+        NonFiniteError: names the first few of them and the step.
+    """
+    bad = [key for key in arrays if key in guarded and not format.finite(arrays[key])]
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise NonFiniteError(
+            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved, the previous "
+            "checkpoint is intact; resume from it with a lower learning rate, clipped gradients or other data"
+        )
+
+
+def place(
+    target: Path,
+    name: CheckpointName,
+    structure: Json,
+    arrays: Mapping[str, HostArray],
+    make_room: Callable[[], Path | None],
+    **facts: Json,
+) -> int:
+    """Write a checkpoint beside `target`, then give it that name.
+
+    Args:
+        make_room: moves away what has the name now, if anything; returns where to.
+        facts: the rest of the manifest's body.
+
+    Returns:
+        The bytes written.
+    """
+    new = files.temporary(target)
+    files.discard(new)
+    try:
+        files.make_dir(new)
+        size = format.write(
+            new, {"name": str(name), "step": name.step, **facts, "structure": structure}, arrays
+        )
+        _swap_in(new, target, make_room())
+    except BaseException:
+        files.discard(new)
+        raise
+    return size
+
+
+def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
+    try:
+        files.rename(new, target)
+        files.sync_dir(target.parent)
+    except BaseException:
+        # Also if only the sync failed: what is not known to be durable does not count as saved.
+        if not new.exists():
+            files.put_back(target, new)
+        if moved is not None:
+            files.put_back(moved, target)
+        raise
+
+
+def save_apart(
+    folder: Path,
+    name: CheckpointName,
+    structure: Json,
+    arrays: Mapping[str, HostArray],
+    *,
+    digest: str,
+    epoch: int,
+    phase: str,
+    meta: Json = None,
+    guarded: Collection[str] = (),
+    keep: Collection[str] = (),
+) -> CommittedCheckpoint:
+    """Keep a checkpoint in a folder of its own (best weights), apart from those that a run resumes from.
+
+    Args:
+        folder: created with its parents if need be.
+        digest, epoch, phase, meta, guarded: as in `Store.commit`.
+        keep: names of older ones in `folder` that stay; all others go once the new one is in place.
+
+    Raises:
+        NonFiniteError, CheckpointError, OSError: as `Store.commit`.
+    """
+    require_finite(name, arrays, guarded)
+    _make_dirs(folder)
+    target = folder / str(name)
+    kept, size = _equal(target, digest), 0
+    if not kept:
+
+        def make_room() -> None:
+            if target.exists():
+                files.retire(target)
+
+        facts: dict[str, Json] = {
+            "epoch": epoch,
+            "phase": phase,
+            "partial": False,
+            "digest": digest,
+            "segment": 0,
+        }
+        size = place(target, name, structure, arrays, make_room, meta=meta, **facts)
+    for other in sorted(folder.iterdir()):
+        if other.name not in {target.name, *keep} and CheckpointName.matches(other.name):
+            with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
+                files.retire(other)
+    return CommittedCheckpoint(name, target, size, kept)
+
+
+def _equal(target: Path, digest: str) -> bool:
+    try:
+        return target.exists() and format.read(target).digest == digest
+    except DamagedCheckpointError:
+        return False
+
+
+def _make_dirs(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_dirs(folder.parent)
+        files.make_dir(folder)

@@ -1,0 +1,397 @@
+"""A checkpoint on disk, format version 1: a folder with two files, readable without everstep.
+
+`arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}: the
+checksum (xxh3_128) is over the exact bytes of the body, and the body has the checksum and the size of
+the arrays' file, so that no bit of either file can change unnoticed.  Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import total_ordering
+from importlib.metadata import version
+from io import FileIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import xxhash
+
+from everstep.checkpoint import files
+from everstep.contracts import HostArray, Json
+from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
+
+FORMAT = 1
+"""The version that is written; it and the one before are read."""
+
+ARRAYS = "arrays.safetensors"
+MANIFEST = "manifest.json"
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes per element of every dtype that safetensors and we know."""
+
+_CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to stay in the processor's cache
+_NAME = re.compile(r"(?:epoch-(\d{4,})-)?step-(\d{8,})")
+_MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
+
+
+@total_ordering
+@dataclass(frozen=True)
+class CheckpointName:
+    """The name of a checkpoint: "step-00000120", or "epoch-0003-step-00000120" after an epoch's tail.
+
+    Ordered from older to newer: by step, and at one step after_epoch is newer than after_step.
+
+    Attributes:
+        step: completed steps, from 0.
+        epoch: the epoch that is over, from 0 (0: the checkpoint before the first); None inside an epoch.
+    """
+
+    step: int
+    epoch: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName:
+        """The inverse of `str`.
+
+        Raises:
+            ConfigError: `text` is no such name.
+        """
+        match = _NAME.fullmatch(text)
+        name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
+        if name is None or str(name) != text:
+            raise ConfigError(
+                f"{text!r} is no checkpoint's name; one looks like 'step-00000120' or "
+                "'epoch-0003-step-00000120'"
+            )
+        return name
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        """Whether `text` is a checkpoint's name."""
+        try:
+            cls.parse(text)
+        except ConfigError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        step = f"step-{self.step:08d}"
+        return step if self.epoch is None else f"epoch-{self.epoch:04d}-{step}"
+
+    def __lt__(self, other: CheckpointName) -> bool:
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[int, int]:
+        return self.step, -1 if self.epoch is None else self.epoch
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read, every byte of it verified.
+
+    Attributes:
+        path: its folder.
+        name: its name; `name.step` is the step.
+        epoch: the epoch at the snapshot, from 1; 0 before the first.
+        phase: "after_step" or "after_epoch".
+        partial: whether it closed an epoch whose pass was unfinished.
+        structure: the state tree as the state's codec encoded it.
+        arrays: the arrays that `structure` refers to, each owning its memory.
+        digest: the state's digest, as the committer gave it.
+        versions: of everstep, python, numpy and torch at the time.
+        created: when, in ISO form with zone.
+        segment: which start of the run made it.
+        meta: what else the committer noted.
+    """
+
+    path: Path
+    name: CheckpointName
+    epoch: int
+    phase: str
+    partial: bool
+    structure: Json
+    arrays: dict[str, HostArray]
+    digest: str
+    versions: dict[str, str]
+    created: str
+    segment: int
+    meta: Json
+
+    @property
+    def step(self) -> int:
+        return self.name.step
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArray]) -> int:
+    """Write both files of a checkpoint into the existing `folder` and sync them and it.
+
+    Args:
+        facts: the body but for `format`, `arrays`, `files`, `versions` and `created`.
+
+    Returns:
+        The bytes of both files together.
+
+    Raises:
+        CheckpointError: an array's bytes do not fit its shape, or JSON cannot hold the facts.
+        OSError: the disk failed.
+    """
+    order = sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
+    file = _write_arrays(folder / ARRAYS, {name: arrays[name] for name in order})
+    described = {
+        name: {
+            "dtype": a.dtype,
+            "shape": list(a.shape),
+            "backend": a.backend,
+            "extra": a.extra,
+            "bytes": a.data.nbytes,
+        }
+        for name, a in ((name, arrays[name]) for name in order)
+    }
+    made = {"versions": versions(), "created": datetime.now(UTC).isoformat()}
+    manifest = _manifest({"format": FORMAT, **facts, **made, "arrays": described, "files": {ARRAYS: file}})
+    with files.create(folder / MANIFEST) as out:
+        files.write(out, manifest)
+    files.sync_dir(folder)
+    return int(file["bytes"]) + len(manifest)
+
+
+def _manifest(body: dict[str, Any]) -> bytes:
+    try:
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {body['name']}: JSON cannot hold its structure or meta ({error}); encode such "
+            "values first"
+        ) from error
+    return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, Any]:
+    """Write the arrays in the given order, which must go from wide elements to narrow ones: all aligned."""
+    header = _header(arrays)
+    digest = xxhash.xxh3_128()
+    with files.create(path) as out:
+        for data in (memoryview(header), *(a.data.data for a in arrays.values())):
+            for chunk in _chunks(data):
+                digest.update(chunk)
+                files.write(out, chunk)
+        size = out.tell()
+    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+
+
+def _header(arrays: Mapping[str, HostArray]) -> bytes:
+    entries: dict[str, Any] = {}
+    start = 0
+    for name, array in arrays.items():
+        end = start + array.data.nbytes
+        entries[name] = {"dtype": array.dtype, "shape": _shape(name, array), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _shape(name: str, array: HostArray) -> list[int]:
+    """The shape for the header: the array's, or plain bytes where safetensors does not know the element."""
+    items = ITEM_BYTES.get(array.dtype)
+    if items is not None and math.prod(array.shape) * items == array.data.nbytes and name != "__metadata__":
+        return list(array.shape)
+    if array.dtype == "U8" and "dtype" in array.extra:
+        return [array.data.nbytes]
+    raise CheckpointError(
+        f"array {name!r} cannot be written: dtype {array.dtype!r} and shape {array.shape} do not fit its "
+        f"{array.data.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
+    )
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what makes a checkpoint's values; torch only if the program uses it."""
+    found = {"everstep": version("everstep"), "python": platform.python_version(), "numpy": np.__version__}
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = str(torch.__version__)
+    return found
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read(folder: Path) -> Checkpoint:
+    """Read a checkpoint and verify the very bytes that are returned.
+
+    Raises:
+        DamagedCheckpointError: says which file is damaged, and how.
+        CheckpointVersionError: a newer everstep wrote it.
+    """
+    body = read_body(folder)
+    try:
+        return Checkpoint(
+            path=folder,
+            name=CheckpointName.parse(body["name"]),
+            arrays=_read_arrays(folder / ARRAYS, body["arrays"], body["files"][ARRAYS]),
+            **{key: body[key] for key in _PLAIN},
+        )
+    except (KeyError, TypeError, ConfigError) as error:
+        _damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+
+
+_PLAIN = ("epoch", "phase", "partial", "structure", "digest", "versions", "created", "segment", "meta")
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """Read and verify the manifest alone; its body.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        _unreadable(path, error)
+    match = _MANIFEST.fullmatch(raw)
+    if match is None:
+        _damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
+    found = xxhash.xxh3_128_hexdigest(match[2])
+    if found != match[1].decode():
+        _damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
+    body: dict[str, Any] = json.loads(match[2])
+    written = body.get("format")
+    if not isinstance(written, int) or written > FORMAT:
+        raise CheckpointVersionError(
+            f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
+            f"up to {FORMAT}: install everstep {body.get('versions', {}).get('everstep', '')} or newer, or "
+            "resume from an older checkpoint"
+        )
+    return body
+
+
+def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
+    """The cheap half of verification: the arrays' file is there and has its size.
+
+    Raises:
+        DamagedCheckpointError: it is not, or has not.
+    """
+    path = folder / ARRAYS
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        _unreadable(path, error)
+    _check_size(path, found, body["files"][ARRAYS]["bytes"])
+
+
+def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, HostArray]:
+    """Read each array into memory of its own, in the file's order, which is the manifest's."""
+    try:
+        with FileIO(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_size(path, size, record["bytes"])
+            digest = xxhash.xxh3_128()
+            header = size - sum(facts["bytes"] for facts in described.values())
+            if header < 0 or any(facts["bytes"] < 0 for facts in described.values()):
+                _damaged(path, f"is smaller ({size} bytes) than the arrays that the manifest lists")
+            _read_into(file, np.empty(header, np.uint8), digest)
+            arrays = {
+                name: HostArray(
+                    dtype=facts["dtype"],
+                    shape=tuple(facts["shape"]),
+                    data=_read_into(file, np.empty(facts["bytes"], np.uint8), digest),
+                    backend=facts["backend"],
+                    extra=facts["extra"],
+                )
+                for name, facts in described.items()
+            }
+    except OSError as error:
+        _unreadable(path, error)
+    if digest.hexdigest() != record["xxh3_128"]:
+        _damaged(
+            path,
+            f"has changed since it was written, or is another checkpoint's: checksum {record['xxh3_128']}, "
+            f"now {digest.hexdigest()}",
+        )
+    return arrays
+
+
+def _read_into(file: FileIO, data: np.ndarray[Any, np.dtype[np.uint8]], digest: xxhash.xxh3_128) -> Any:
+    for chunk in _chunks(data.data):
+        rest = chunk
+        while rest:
+            count = file.readinto(rest)
+            if not count:
+                _damaged(Path(str(file.name)), "ended early while it was read")
+            rest = rest[count:]
+        digest.update(chunk)
+    return data
+
+
+def _check_size(path: Path, found: int, written: int) -> None:
+    if found != written:
+        _damaged(path, f"has {found} bytes, {written} were written" if found else "is empty")
+
+
+def _damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
+    raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
+
+
+def _unreadable(path: Path, error: OSError) -> NoReturn:
+    how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    _damaged(path, how, error)
+
+
+# ------------------------------------------------------------------------------------- finite
+
+
+_NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
+    "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "F32": (np.uint32, 0x7F80_0000, 0x7F80_0000),
+    "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),
+    "BF16": (np.uint16, 0x7F80, 0x7F80),
+    "F16": (np.uint16, 0x7C00, 0x7C00),
+    "F8_E5M2": (np.uint8, 0x7C, 0x7C),
+    "F8_E4M3": (np.uint8, 0x7F, 0x7F),  # no infinity, one NaN per sign
+    "F8_E8M0": (np.uint8, 0xFF, 0xFF),
+    "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),  # the one NaN is "minus zero"
+    "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
+}
+"""Per float dtype, an element is NaN or infinite where (its bits & mask) == pattern."""
+
+
+def finite(array: HostArray) -> bool:
+    """Whether no element is NaN or infinite (complex: in both parts); looks at the bytes, chunk by chunk."""
+    name = str(array.extra.get("dtype", "")).removeprefix("torch.") if array.dtype == "U8" else ""
+    rule = _NON_FINITE.get("F16" if name == "complex32" else array.dtype)
+    chunks = _chunks(array.data.data)
+    if rule is not None:
+        kind, mask, pattern = rule
+        return not any(((np.frombuffer(c, kind) & kind(mask)) == kind(pattern)).any() for c in chunks)
+    wide = _numpy_float(name)
+    return wide is None or all(np.isfinite(np.frombuffer(c, wide)).all() for c in chunks)
+
+
+def _numpy_float(name: str) -> np.dtype[Any] | None:
+    """NumPy's dtype of that name if it is float or complex, else None."""
+    try:
+        dtype = np.dtype(name or "u1")
+    except (TypeError, ValueError):
+        return None
+    return dtype if dtype.kind in "fc" else None

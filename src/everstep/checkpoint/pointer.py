@@ -1,0 +1,53 @@
+"""The small text file `checkpoint`: the name to resume from, and a checksum by which an edit is noticed."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from everstep.checkpoint import files
+from everstep.checkpoint.format import CheckpointName
+
+
+class Kind(enum.Enum):
+    """What the file is: not there, as we wrote it, changed by a person, or torn by a crash of the disk."""
+
+    ABSENT = enum.auto()
+    OURS = enum.auto()
+    EDITED = enum.auto()
+    TORN = enum.auto()
+
+
+class Pointer(NamedTuple):
+    """The file's kind and its first line (a checkpoint's name, if it is not torn or badly edited)."""
+
+    kind: Kind
+    text: str
+
+
+def read(path: Path) -> Pointer:
+    """Read the file; never fails for what is in it."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return Pointer(Kind.ABSENT, "")
+    first, newline, rest = raw.partition(b"\n")
+    text = first.decode("utf-8", "replace").strip()
+    if rest.strip() == _checksum(first):
+        return Pointer(Kind.OURS, text)
+    # A crash leaves nothing, zeros, or a piece of the name without its line's end; a person leaves a line.
+    torn = not text.strip("\0") or "\0" in text or not (newline or CheckpointName.matches(text))
+    return Pointer(Kind.TORN if torn else Kind.EDITED, text)
+
+
+def write(path: Path, name: CheckpointName, *, as_edit: bool = False) -> None:
+    """Name a checkpoint, durably; `as_edit` leaves the checksum out, so that it wins at the next start."""
+    line = str(name).encode()
+    files.replace_text(path, line + b"\n" + (b"" if as_edit else _checksum(line) + b"\n"))
+
+
+def _checksum(line: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(line).encode()

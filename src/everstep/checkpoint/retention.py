@@ -1,0 +1,127 @@
+"""Which checkpoints stay: a pure function of what is on disk.  Deleting is the store's business."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from everstep.checkpoint.format import CheckpointName
+from everstep.errors import ConfigError
+from everstep.schedule import Every, Schedule
+
+
+class Facts(NamedTuple):
+    """What retention asks of a checkpoint: all of it from the manifest.
+
+    Attributes:
+        name: the checkpoint's name.
+        partial: whether it closed an unfinished epoch, so that its after_step twin is needed, too.
+        created: seconds since 1970.
+        metrics: `meta["metrics"]`, for `keep_best`.
+    """
+
+    name: CheckpointName
+    partial: bool
+    created: float
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
+        meta = body["meta"]
+        metrics = meta.get("metrics") if isinstance(meta, dict) else None
+        return cls(name, body["partial"], datetime.fromisoformat(body["created"]).timestamp(), metrics or {})
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints are kept; one that any of the three rules wants stays.
+
+    Args:
+        keep_last: the newest n; None keeps all.
+        keep_every: besides, an `Every`: one at each multiple of n steps or epochs, or one per n seconds.
+        keep_best: besides, (metric, "min" or "max", m): the m best by `meta["metrics"][metric]`; of
+            equal ones the older.
+
+    Raises:
+        ConfigError: an argument cannot be right.
+    """
+
+    keep_last: int | None = 3
+    keep_every: Schedule | None = None
+    keep_best: tuple[str, str, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep_last is not None and (not _whole(self.keep_last) or self.keep_last < 1):
+            raise ConfigError(
+                f"keep_last={self.keep_last!r}: give 1 or more, or None to keep every checkpoint"
+            )
+        if self.keep_every is not None and not isinstance(self.keep_every, Every):
+            raise ConfigError(f"keep_every={self.keep_every!r}: give a schedule such as Every(steps=1000)")
+        if self.keep_best is not None:
+            _check_best(self.keep_best)
+
+
+def _check_best(best: Any) -> None:
+    if not (
+        isinstance(best, tuple)
+        and len(best) == 3
+        and isinstance(best[0], str)
+        and best[1] in ("min", "max")
+        and _whole(best[2])
+        and best[2] > 0
+    ):
+        raise ConfigError(
+            f"keep_best={best!r}: give a metric, 'min' or 'max', and how many, as in ('valid_loss', 'min', 2)"
+        )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def expendable(
+    policy: Retention, present: Sequence[Facts], protect: Collection[CheckpointName]
+) -> list[CheckpointName]:
+    """The checkpoints that may go.
+
+    Args:
+        present: the whole checkpoints, oldest first.
+        protect: names that stay in any case.
+    """
+    if policy.keep_last is None:
+        return []
+    kept = {facts.name for facts in present[-policy.keep_last :]} | set(protect)
+    if isinstance(policy.keep_every, Every):
+        kept |= _spaced(policy.keep_every, present)
+    if policy.keep_best is not None:
+        kept |= _best(*policy.keep_best, present)
+    kept |= {CheckpointName(facts.name.step) for facts in present if facts.partial and facts.name in kept}
+    return [facts.name for facts in present if facts.name not in kept]
+
+
+def _spaced(every: Every, present: Sequence[Facts]) -> set[CheckpointName]:
+    names = [facts.name for facts in present]
+    if (n := every.steps) is not None:  # of two at one step, the newer one
+        return set({name.step: name for name in names if name.step and name.step % n == 0}.values())
+    if (n := every.epochs) is not None:
+        return {name for name in names if name.epoch and name.epoch % n == 0}
+    kept: set[CheckpointName] = set()
+    last = -math.inf
+    for facts in present:
+        if facts.created - last >= (every.seconds or 0):
+            kept.add(facts.name)
+            last = facts.created
+    return kept
+
+
+def _best(metric: str, mode: str, count: int, present: Sequence[Facts]) -> set[CheckpointName]:
+    sign = 1 if mode == "min" else -1
+    scored = [
+        (sign * value, facts.name)
+        for facts in present
+        if isinstance(value := facts.metrics.get(metric), int | float) and not math.isnan(value)
+    ]
+    return {name for _, name in sorted(scored)[:count]}

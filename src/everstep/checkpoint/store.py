@@ -1,0 +1,410 @@
+"""The checkpoints of one run directory: commit, find, set aside, retain.
+
+checkpoint              which one to resume from, and a checksum by which an edit is noticed
+checkpoints/NAME/       the checkpoints
+damaged/, superseded/   NAME.segment-N: set aside by the run's N-th start, never resumed from
+pins.json               names that retention never deletes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.checkpoint import files, format, pointer
+from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
+from everstep.checkpoint.format import Checkpoint, CheckpointName
+from everstep.checkpoint.pointer import Kind
+from everstep.checkpoint.retention import Facts, Retention, expendable
+from everstep.contracts import HostArray, Json
+from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError, nearest
+
+
+class Store:
+    """The checkpoints of the run in `run_dir`, whole or absent at any instant.
+
+    Its user holds the run's lock.  Methods may run on a worker thread, one at a time.  Nothing is
+    created before the first commit.
+
+    Args:
+        run_dir: the run directory, which exists.
+        segment: number of this start of the run; goes into manifests and the names of what is set aside.
+        say: takes sentences for the user.
+    """
+
+    def __init__(self, run_dir: Path, segment: int, say: Callable[[str], None]) -> None:
+        self.run_dir = Path(run_dir)
+        self.segment = segment
+        self._say = say
+        self._folder = self.run_dir / "checkpoints"
+        self._pointer = self.run_dir / "checkpoint"
+        self._pins = self.run_dir / "pins.json"
+        self._damaged: set[CheckpointName] = set()
+        self._facts: dict[CheckpointName, Facts] = {}
+        self._said_edit = ""
+
+    def path(self, name: CheckpointName) -> Path:
+        """The folder in which checkpoint `name` is, or would be."""
+        return self._folder / str(name)
+
+    def names(self) -> list[CheckpointName]:
+        """The names on disk, oldest to newest, whole or not."""
+        try:
+            entries = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
+
+    def clean(self) -> None:
+        """Delete what dead processes left half done.  Call it before the first commit."""
+        best = self.run_dir / "best"
+        for folder in (
+            self.run_dir,
+            self._folder,
+            best,
+            *(path.parent for path in best.rglob(f"{files.TMP}*")),
+        ):
+            files.discard_leftovers(folder)
+
+    # ------------------------------------------------------------------------------------ commit
+
+    def commit(
+        self,
+        name: CheckpointName,
+        structure: Json,
+        arrays: Mapping[str, HostArray],
+        *,
+        digest: str,
+        epoch: int,
+        phase: str,
+        partial: bool = False,
+        meta: Json = None,
+        guarded: Collection[str] = (),
+    ) -> CommittedCheckpoint:
+        """Write a checkpoint, durable and whole, or leave the directory as it was.
+
+        A whole checkpoint of that name with the same digest is kept; with another digest it moves to
+        `superseded/`; a damaged one moves to `damaged/`.
+
+        Args:
+            digest: of the whole state, by which equal checkpoints are recognised.
+            epoch, phase, partial: see `Checkpoint`.
+            meta: JSON without NaN; `meta["metrics"]` ({name: value}) is what `keep_best` looks at.
+            guarded: names of arrays that must be finite.
+
+        Raises:
+            NonFiniteError: a guarded array holds NaN or infinity; nothing was written.
+            CheckpointError: the values cannot be written in this format.
+            OSError: the disk failed; nothing of this checkpoint is left.
+        """
+        require_finite(name, arrays, guarded)
+        held = self._digest_of_whole(name)
+        if held == digest:
+            self._point_to(name)
+            return CommittedCheckpoint(name, self.path(name), 0, kept=True)
+
+        def make_room() -> Path | None:
+            if not self.path(name).exists():
+                return None
+            return self._set_aside(name, "damaged" if held is None else "superseded")
+
+        files.make_dir(self._folder)
+        facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
+        size = place(
+            self.path(name), name, structure, arrays, make_room, meta=meta, segment=self.segment, **facts
+        )
+        self._forget(name)
+        self._point_to(name)
+        return CommittedCheckpoint(name, self.path(name), size, kept=False)
+
+    def _digest_of_whole(self, name: CheckpointName) -> str | None:
+        """The digest of the checkpoint that has the name, None if it is damaged or there is none."""
+        if not self.path(name).exists():
+            return None
+        try:
+            return self.read(name).digest
+        except DamagedCheckpointError as error:
+            self._say(f"{error}; it moves to damaged/")
+            return None
+
+    def _point_to(self, name: CheckpointName) -> None:
+        """Name the newest checkpoint; an edit by a person stays, for the next start to follow."""
+        found = pointer.read(self._pointer)
+        if found.kind is Kind.EDITED:
+            if found.text != self._said_edit:
+                self._said_edit = found.text
+                self._say(f"{self._pointer} was edited: the next start resumes from {found.text}")
+            return
+        try:
+            pointer.write(self._pointer, name)
+        except OSError as error:  # the newest whole checkpoint wins anyway: the commit stands
+            self._say(
+                f"{self._pointer} could not be written ({error.strerror}); {name} is committed all the same"
+            )
+
+    def _set_aside(self, name: CheckpointName, where: str) -> Path:
+        moved = files.move(self.path(name), self.run_dir / where, f"{name}.segment-{self.segment}")
+        self._forget(name)
+        return moved
+
+    def _forget(self, name: CheckpointName) -> None:
+        self._facts.pop(name, None)
+        self._damaged.discard(name)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def read(self, name: CheckpointName) -> Checkpoint:
+        """Read and verify one checkpoint.
+
+        Raises:
+            NoCheckpointError: there is none of that name; names the nearest.
+            DamagedCheckpointError: says which file is damaged, and how.
+            CheckpointVersionError: a newer everstep wrote it.
+        """
+        self._require(name)
+        found = format.read(self.path(name))
+        if found.name != name:
+            raise DamagedCheckpointError(
+                f"checkpoint {name} is damaged: {self.path(name) / format.MANIFEST} belongs to {found.name}"
+            )
+        return found
+
+    def meta(self, name: CheckpointName) -> Any:
+        """The `meta` of one checkpoint; reads its manifest only.  Raises as `read`."""
+        self._require(name)
+        return format.read_body(self.path(name))["meta"]
+
+    def find(self, which: bool | int | str | Path) -> tuple[Checkpoint | None, list[str]]:
+        """The checkpoint to resume from, and what the user should know about the choice.
+
+        After resuming from it, `supersede_after` its name: later ones must not win at the next start.
+
+        Args:
+            which: True for the one that an edited `checkpoint` file names, else the newest whole one; a
+                step (of two at one step, after_epoch); a name; or the path of a checkpoint's folder
+                anywhere.
+
+        Returns:
+            None for the checkpoint only if the run never had one.
+
+        Raises:
+            NoCheckpointError: none is as asked for; names the nearest.
+            DamagedCheckpointError: the one that was asked for is damaged.
+            CheckpointError: there are some, and all are damaged: lists what is wrong with each.
+            CheckpointVersionError: a newer everstep wrote it.
+        """
+        if which is False:
+            raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
+        if which is True:
+            return self._find_by_itself()
+        if isinstance(which, Path):
+            return _read_elsewhere(which), []
+        return self._read_chosen(self._at_step(which) if isinstance(which, int) else self._named(which)), []
+
+    def _read_chosen(self, name: CheckpointName) -> Checkpoint:
+        """Read one that a person asked for: no other one takes its place, but the error says which could."""
+        try:
+            return self.read(name)
+        except DamagedCheckpointError as error:
+            others = ", ".join(str(other) for other in self.names() if other != name)
+            raise DamagedCheckpointError(
+                f"{error}; choose another one: {others or 'there is none'}"
+            ) from error
+
+    def _find_by_itself(self) -> tuple[Checkpoint | None, list[str]]:
+        names, found = self.names(), pointer.read(self._pointer)
+        if found.kind is Kind.EDITED:
+            return self._edited(found.text, names)
+        notes: list[str] = []
+        if not names and found.kind is Kind.ABSENT:
+            return None, []
+        names = names or [self._bring_back(found.text, notes)]
+        newest = self._newest_whole(names, notes)
+        if found.kind is Kind.OURS and CheckpointName.parse(found.text) > names[-1]:
+            notes.append(
+                f"checkpoint {found.text}, the last that was saved, is gone; resuming from {newest.name}"
+            )
+        if found.kind is Kind.TORN:
+            notes.append(f"{self._pointer} was torn ({found.text!r}); it now names {newest.name} again")
+            pointer.write(self._pointer, newest.name)
+        return newest, notes
+
+    def _edited(self, text: str, names: list[CheckpointName]) -> tuple[Checkpoint, list[str]]:
+        if text not in map(str, names):
+            raise NoCheckpointError(
+                f"{self._pointer} was edited to name {text!r}, which is not in {self._folder}: name another "
+                f"one in its first line, or delete the file for the newest ({nearest(text, map(str, names))})"
+            )
+        note = f"{self._pointer} was edited: resuming from {text} (the newest is {names[-1]})"
+        return self._read_chosen(CheckpointName.parse(text)), [note]
+
+    def _bring_back(self, last: str, notes: list[str]) -> CheckpointName:
+        """A kill while the only checkpoint was being replaced leaves it in superseded/: take it from there.
+
+        Raises:
+            CheckpointError: it is nowhere; to start from nothing is for a person to decide.
+        """
+        held = list((self.run_dir / "superseded").glob(f"{last}.segment-*")) if last else []
+        if not held:
+            raise CheckpointError(
+                f"{self._pointer} names {last!r}, but there is no checkpoint in {self._folder}: bring it "
+                f"back, or delete {self._pointer} to start from nothing"
+            )
+        name = CheckpointName.parse(last)
+        files.rename(max(held, key=lambda path: path.stat().st_ctime_ns), self.path(name))
+        files.sync_dir(self._folder)
+        notes.append(f"checkpoint {last} was about to be replaced when the run was killed; it is back")
+        return name
+
+    def _newest_whole(self, names: list[CheckpointName], notes: list[str]) -> Checkpoint:
+        wrong: list[str] = []
+        for name in reversed(names):
+            try:
+                newest = self.read(name)
+            except DamagedCheckpointError as error:
+                self._damaged.add(name)
+                wrong.append(str(error))
+                continue
+            notes += [f"{problem}; passed over" for problem in wrong]
+            return newest
+        raise CheckpointError(
+            f"all {len(names)} checkpoints in {self._folder} are damaged: restore them from a copy, or move "
+            f"them away together with {self._pointer} to start from nothing\n  " + "\n  ".join(wrong)
+        )
+
+    def _at_step(self, step: int) -> CheckpointName:
+        names = self.names()
+        found = [name for name in names if name.step == step]
+        if not found:
+            near = min(names, key=lambda name: abs(name.step - step), default=None)
+            hint = "there is none at all" if near is None else f"the nearest is {near}"
+            raise NoCheckpointError(
+                f"no checkpoint of step {step} in {self._folder}: {hint}; "
+                f"known: {', '.join(map(str, names)) or 'none'}"
+            )
+        return found[-1]
+
+    def _named(self, text: str) -> CheckpointName:
+        known = {str(name): name for name in self.names()}
+        if text not in known:
+            raise NoCheckpointError(f"no checkpoint {text!r} in {self._folder}: {nearest(text, known)}")
+        return known[text]
+
+    def _require(self, name: CheckpointName) -> None:
+        if not self.path(name).exists():
+            self._named(str(name))
+
+    # ------------------------------------------------------------------------------------ setting aside
+
+    def supersede_after(self, name: CheckpointName) -> None:
+        """Make `name` the one to go on from: later checkpoints move away, damaged ones to `damaged/`.
+
+        Killed in the middle, the next start still resumes from `name`: until all have moved, the pointer
+        counts as edited.
+        """
+        self._require(name)
+        later = [other for other in self.names() if other > name]
+        if later:
+            pointer.write(self._pointer, name, as_edit=True)
+        for other in reversed(later):
+            self._set_aside(other, "damaged" if other in self._damaged else "superseded")
+        if pointer.read(self._pointer) != (Kind.OURS, str(name)):
+            pointer.write(self._pointer, name)
+
+    def set_aside(self, names: Iterable[CheckpointName]) -> None:
+        """Move damaged checkpoints to `damaged/`."""
+        for name in names:
+            self._set_aside(name, "damaged")
+
+    # ------------------------------------------------------------------------------------ retention
+
+    def retain(self, policy: Retention, protect: Collection[CheckpointName] = ()) -> list[CheckpointName]:
+        """Delete what `policy` lets go; reads manifests only.  Call it after a commit.
+
+        Never deletes the newest whole one, the one that the `checkpoint` file names, pinned ones, those
+        in `protect`, or damaged ones.
+
+        A failing disk is said, not raised: the commit before it stands.
+
+        Returns:
+            What was deleted, oldest first.
+        """
+        if policy.keep_last is None:
+            return []
+        try:
+            pinned = self.pins()
+        except CheckpointError as error:
+            self._say(f"no old checkpoint is deleted: {error}")
+            return []
+        present = [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
+        named = pointer.read(self._pointer).text
+        pointed = {facts.name for facts in present if str(facts.name) == named}
+        deleted = []
+        for name in expendable(policy, present, {*protect, *pinned, *pointed}):
+            try:
+                files.retire(self.path(name))
+            except OSError as error:
+                self._say(f"old checkpoint {self.path(name)} could not be deleted ({error.strerror})")
+                break
+            self._forget(name)
+            deleted.append(name)
+        return deleted
+
+    def _facts_of(self, name: CheckpointName) -> Facts | None:
+        """From the manifest, read once; None for a checkpoint that is damaged as far as that shows."""
+        if name not in self._facts and name not in self._damaged:
+            try:
+                body = format.read_body(self.path(name))
+                format.check_sizes(self.path(name), body)
+            except CheckpointError:
+                return None
+            self._facts[name] = Facts.of(name, body)
+        return self._facts.get(name)
+
+    def pins(self) -> set[CheckpointName]:
+        """The pinned names.
+
+        Raises:
+            CheckpointError: the file of pins is no list of names.
+        """
+        try:
+            return {CheckpointName.parse(text) for text in json.loads(self._pins.read_bytes())}
+        except FileNotFoundError:
+            return set()
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._pins} is no JSON list of checkpoint names ({error}): correct or delete it"
+            ) from error
+
+    def pin(self, name: CheckpointName) -> None:
+        """Keep a checkpoint whatever the policy says."""
+        self._require(name)
+        self._write_pins(self.pins() | {name})
+
+    def unpin(self, name: CheckpointName) -> None:
+        """Leave a checkpoint to the policy again.
+
+        Raises:
+            NoCheckpointError: it is not pinned.
+        """
+        pinned = self.pins()
+        if name not in pinned:
+            raise NoCheckpointError(
+                f"checkpoint {name} is not pinned: {nearest(str(name), map(str, pinned))}"
+            )
+        self._write_pins(pinned - {name})
+
+    def _write_pins(self, names: Collection[CheckpointName]) -> None:
+        files.replace_text(self._pins, json.dumps(sorted(map(str, names)), indent=1).encode() + b"\n")
+
+
+def _read_elsewhere(path: Path) -> Checkpoint:
+    if not (path / format.MANIFEST).exists():
+        around = [path.parent, path, path / "checkpoints"]
+        known = [other.parent for folder in around for other in folder.glob(f"*/{format.MANIFEST}")]
+        raise NoCheckpointError(
+            f"no checkpoint in {path} (it has no {format.MANIFEST}): {nearest(str(path), map(str, known))}"
+        )
+    return format.read(path)

@@ -1,0 +1,130 @@
+"""One background thread that writes one thing at a time, and whose errors reach the caller's thread."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from everstep.errors import UsageError
+
+T = TypeVar("T")
+_Failed = Callable[[OSError | MemoryError], None]
+
+_BUGS = {errno.EBADF, errno.EFAULT, errno.EINVAL}
+
+
+def disk_failed(error: BaseException) -> bool:
+    """Whether an error of a save means a failing, full or vanished disk (or memory), not a bug of ours."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, OSError) and error.errno is not None and error.errno not in _BUGS
+
+
+class Writer:
+    """Runs jobs in the background, one at a time; its thread starts at first use and ends in `close`.
+
+    A job that a disk error or lack of memory ends is a *failed save*: reported to its `failed`, and
+    training goes on.  Any other error is raised in the caller's thread by the next `poll`, `wait`,
+    `submit` or `close`, with its traceback.
+
+    Args:
+        say: takes the sentence about an error that `close(wait=False)` cannot raise.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
+        self._idle = threading.Event()
+        self._idle.set()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, job: Callable[[], T], done: Callable[[T], None], failed: _Failed | None = None) -> None:
+        """Run `job` in the background, after waiting for the running one.
+
+        Args:
+            done: called in the background thread with the job's result.
+            failed: called there with the error of a failed save; without it that is said.
+
+        Raises:
+            UsageError: the writer is closed.
+        """
+        if self._closed:
+            raise UsageError("the writer is closed: submit before close()")
+        self.wait()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="everstep-writer", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
+
+    def wait(self) -> None:
+        """Wait until no job is running; raises as `poll`."""
+        self._idle.wait()
+        self.poll()
+
+    def poll(self) -> None:
+        """Raise the unexpected error of a job, once, if there is one.  Does not wait."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return not self._idle.is_set()
+
+    def close(self, wait: bool = True) -> None:
+        """Let the running job end, then end the thread.  May be called twice.
+
+        Args:
+            wait: True raises an unexpected error, as `poll`; False (another error is on its way) gives
+                up a job that has not begun, and says the error.
+        """
+        self._closed = True
+        if not wait:
+            self._give_up_pending()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        if wait:
+            self.poll()
+        elif self._error is not None:
+            error, self._error = self._error, None
+            self._say(f"a background save failed ({type(error).__name__}: {error})")
+
+    def _give_up_pending(self) -> None:
+        try:
+            self._jobs.get_nowait()
+        except queue.Empty:
+            return
+        self._idle.set()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException as error:  # carried to the caller's thread
+                self._error = error
+            finally:
+                del job  # it holds the snapshot
+                self._idle.set()
+
+    @staticmethod
+    def _run(job: Callable[[], Any], done: Callable[[Any], None], failed: _Failed) -> None:
+        try:
+            result = job()
+        except (OSError, MemoryError) as error:
+            if not disk_failed(error):
+                raise
+            failed(error)
+        else:
+            done(result)
+
+    def _say_failed(self, error: OSError | MemoryError) -> None:
+        self._say(f"a save failed, training goes on ({type(error).__name__}: {error})")
