@@ -1,1 +1,58 @@
-"""backends."""
+"""The frameworks: which are in use, and which one an array belongs to.
+
+NumPy is always there; any other framework counts as in use once the program has imported it, so that
+everstep itself never imports one that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from everstep.contracts import Backend
+from everstep.errors import ConfigError, nearest
+
+__all__ = ["active", "get", "of"]
+
+_HOMES = {"numpy": "everstep.backends.numpy", "torch": "everstep.backends.torch.backend"}
+_loaded: dict[str, Backend] = {}
+_by_type: dict[type, Backend | None] = {}
+
+
+def active() -> list[Backend]:
+    """The backends of the frameworks that this process has imported, NumPy first."""
+    return [get(name) for name in _HOMES if name == "numpy" or name in sys.modules]
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`; imports its framework.
+
+    Raises:
+        ConfigError: no such backend, or its framework is not installed.
+    """
+    backend = _loaded.get(name)
+    if backend is None:
+        if name not in _HOMES:
+            raise ConfigError(f"no backend is called {name!r}: {nearest(name, _HOMES)}")
+        try:
+            module = importlib.import_module(_HOMES[name])
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise ConfigError(
+                f"the {name} backend needs {name}, which is not installed: pip install 'everstep[{name}]'"
+            ) from error
+        backend = _loaded[name] = module.BACKEND
+    return backend
+
+
+def of(value: Any) -> Backend | None:
+    """The backend to whose array types `value` belongs, None if it is no array."""
+    kind = type(value)
+    try:
+        return _by_type[kind]
+    except KeyError:
+        found = next((b for b in active() if issubclass(kind, b.array_types)), None)
+        _by_type[kind] = found
+        return found

@@ -1,1 +1,19 @@
-"""state."""
+"""The state tree: what is saved, how it becomes JSON and arrays, and random state."""
+
+from everstep.state.codec import Buffers, Encoded, decode, digest, encode, leaves
+from everstep.state.entries import Slot, make_entry
+from everstep.state.random import capture, isolated, restore
+
+__all__ = [
+    "Buffers",
+    "Encoded",
+    "Slot",
+    "capture",
+    "decode",
+    "digest",
+    "encode",
+    "isolated",
+    "leaves",
+    "make_entry",
+    "restore",
+]

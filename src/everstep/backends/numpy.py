@@ -1,0 +1,266 @@
+"""NumPy: arrays, its scalars, and its three kinds of random state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.contracts import Entry, HostArray, Mismatch, UpdateWatch
+from everstep.errors import MetricError, RestoreError, StateError
+
+_NAMES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
+    "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32",
+    "float64": "F64", "complex64": "C64",
+}  # fmt: skip
+"""safetensors' names of NumPy's element types; any other is kept as bytes with its own description."""
+_DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in _NAMES.items()}
+
+
+class NumpyBackend:
+    """NumPy arrays and scalars; the global random state is that of `np.random`'s functions."""
+
+    name = "numpy"
+    array_types: tuple[type, ...] = (np.ndarray, np.generic)
+
+    def random_state(self) -> Any:
+        """The state of `np.random`'s module-level functions, whichever bit generator is under them."""
+        return np.random.get_state(legacy=False)
+
+    def set_random_state(self, state: Any) -> None:
+        """Restore what `random_state` returned."""
+        np.random.set_state(state)
+
+    def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
+        """Copy the array, into `reuse`'s buffer where that fits."""
+        _refuse_array(array)
+        name, extra = _describe(array)
+        if reuse is not None and (reuse.dtype, reuse.shape, reuse.extra) == (name, array.shape, extra):
+            host = reuse
+        else:
+            host = HostArray(name, array.shape, np.empty(array.nbytes, np.uint8), self.name, extra)
+        elements = host.data.view(array.dtype)
+        np.copyto(elements.reshape(array.shape), array)
+        _clear_padding(elements)
+        return host
+
+    def from_host(self, host: HostArray) -> NDArray[Any]:
+        """A new array of its own memory."""
+        described = host.extra.get("dtype")
+        dtype = _DTYPES[host.dtype] if described is None else _dtype(described)
+        if dtype.hasobject or dtype.itemsize * math.prod(host.shape) != host.data.size:
+            raise StateError(
+                f"{host.data.size} saved bytes are not an array of {dtype} {host.shape}: "
+                "the checkpoint is damaged or was not written by everstep; resume from another one"
+            )
+        order = host.extra.get("order", list(range(len(host.shape))))
+        array = np.empty([host.shape[axis] for axis in order], dtype).transpose(np.argsort(order))
+        np.copyto(array, host.data.view(dtype).reshape(host.shape))
+        return array
+
+    def pack(self, value: Any) -> tuple[str, Any] | None:
+        """NumPy scalars: their dtype is the kind, their bytes the tree."""
+        if type(value) is np.str_:
+            return "str", str(value)
+        if type(value) is np.bytes_:
+            return "bytes", bytes(value)
+        if isinstance(value, np.generic) and not isinstance(value, np.void):
+            array = np.array(value)
+            _clear_padding(array.reshape(1))
+            return array.dtype.str, array.tobytes()
+        return None
+
+    def unpack(self, kind: str, tree: Any) -> Any:
+        """The NumPy scalar again."""
+        if kind == "str":
+            return np.str_(tree)
+        if kind == "bytes":
+            return np.bytes_(tree)
+        return np.frombuffer(tree, np.dtype(kind))[0]
+
+    def scalar(self, value: Any) -> float:
+        """The float of a NumPy scalar or of an array of one element."""
+        if value.size != 1:
+            raise MetricError(
+                f"a metric is one number, got an array of shape {value.shape}: reduce it, "
+                "for instance with .mean()"
+            )
+        if value.dtype.kind not in "biuf":
+            raise MetricError(f"a metric is a real number, got dtype {value.dtype}: convert it first")
+        return float(value.item())
+
+    def read_scalars(self, values: Sequence[Any]) -> list[float]:
+        """They are floats already."""
+        return [float(value) for value in values]
+
+    def entry(self, value: Any) -> Entry | None:
+        """Entries for arrays (restored in place), `np.random.Generator` and `np.random.RandomState`."""
+        if isinstance(value, np.ndarray):
+            return ArrayEntry(value)
+        if isinstance(value, np.random.Generator):
+            return GeneratorEntry(value)
+        if isinstance(value, np.random.RandomState):
+            return RandomStateEntry(value)
+        return None
+
+    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+        """NumPy has no optimizers."""
+        return None
+
+    def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
+        """The arrays that are entries of their own; each counts as trainable."""
+        return [(name, value.shape, True) for name, value in objects.items() if isinstance(value, np.ndarray)]
+
+    def describe(self) -> dict[str, str]:
+        """NumPy's version."""
+        return {"numpy": np.__version__}
+
+
+class ArrayEntry:
+    """An array that is restored in place, so that every reference to it stays valid."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        _refuse_array(array)
+        if not array.flags.writeable:
+            raise StateError(
+                f"an array of {array.dtype} {array.shape} is read-only and cannot be restored in place: "
+                "use a copy, or hold it in Slot(array)"
+            )
+        self.array = array
+
+    def save(self) -> Any:
+        """The array itself."""
+        return self.array
+
+    def check(self, tree: Any) -> Mismatch:
+        """Its shape and dtype must be the saved ones."""
+        saved = f"{tree.dtype} {tree.shape}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
+        live = f"{self.array.dtype} {self.array.shape}"
+        return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        """Copy the saved elements into the array."""
+        _refuse_mismatch(self.check(tree))
+        np.copyto(self.array, tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """An array given as an entry of its own counts as a parameter."""
+        return bool(np.issubdtype(self.array.dtype, np.inexact))
+
+
+class GeneratorEntry:
+    """A `np.random.Generator`: its bit generator's state, and how many children it has spawned."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+
+    def save(self) -> Any:
+        """The state dictionary of the bit generator and the seed sequence that `spawn` goes on from."""
+        bits = self.generator.bit_generator
+        seeds = bits.seed_seq
+        state = getattr(seeds, "state", None) if isinstance(seeds, np.random.SeedSequence) else None
+        return {"state": bits.state, "seed_sequence": state}
+
+    def check(self, tree: Any) -> Mismatch:
+        """Its bit generator must be of the saved kind."""
+        saved = tree["state"]["bit_generator"]
+        live = type(self.generator.bit_generator).__name__
+        return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        """Set the state of the bit generator."""
+        _refuse_mismatch(self.check(tree))
+        bits: Any = self.generator.bit_generator
+        if tree["seed_sequence"] is None:
+            bits.state = tree["state"]
+        else:
+            bits.__setstate__((tree["state"], np.random.SeedSequence(**tree["seed_sequence"])))
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Never."""
+        return False
+
+
+class RandomStateEntry:
+    """A `np.random.RandomState`, the older generator."""
+
+    def __init__(self, generator: np.random.RandomState) -> None:
+        self.generator = generator
+
+    def save(self) -> Any:
+        """Its state as a dictionary."""
+        return self.generator.get_state(legacy=False)
+
+    def check(self, tree: Any) -> Mismatch:
+        """Nothing that could be told beforehand."""
+        return Mismatch([], [], [])
+
+    def load(self, tree: Any) -> None:
+        """Set its state."""
+        self.generator.set_state(tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Never."""
+        return False
+
+
+def _refuse_mismatch(found: Mismatch) -> None:
+    if any(found):
+        raise RestoreError("the saved state does not fit", **found._asdict())
+
+
+def _refuse_array(array: NDArray[Any]) -> None:
+    if type(array) is not np.ndarray:
+        raise StateError(
+            f"a {type(array).__name__} is a special array that would come back as a plain one: "
+            "save np.asarray(...) of it"
+        )
+    if array.dtype.hasobject or not array.dtype.itemsize:
+        raise StateError(
+            f"an array of dtype {array.dtype} holds Python objects or nothing: "
+            "use an array of numbers, or a list of plain values"
+        )
+
+
+def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
+    extra: dict[str, Any] = {}
+    name = _NAMES.get(array.dtype.name) if array.dtype.isnative else None
+    if name is None:
+        extra["dtype"] = _jsonable(np.lib.format.dtype_to_descr(array.dtype))
+    if not array.flags.c_contiguous:
+        order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        if order != list(range(array.ndim)):
+            extra["order"] = order
+    return name or "U8", extra
+
+
+def _jsonable(descr: Any) -> Any:
+    return [_jsonable(part) for part in descr] if isinstance(descr, (list, tuple)) else descr
+
+
+def _dtype(descr: Any) -> np.dtype[Any]:
+    """The dtype that `dtype_to_descr` described, after JSON has made lists of its tuples."""
+
+    def fields(part: Any) -> Iterator[tuple[Any, ...]]:
+        for name, kind, *shape in part:
+            name = tuple(name) if isinstance(name, list) else name
+            kind = list(fields(kind)) if isinstance(kind, list) else kind
+            yield (name, kind, *map(tuple, shape))
+
+    return np.lib.format.descr_to_dtype(list(fields(descr)) if isinstance(descr, list) else descr)
+
+
+_PADDED = np.finfo(np.longdouble).nmant == 63
+
+
+def _clear_padding(elements: NDArray[Any]) -> None:
+    """Zero the bytes of x87 long doubles that carry no bits, so that equal values have equal bytes."""
+    if _PADDED and elements.dtype.char in "gG":
+        elements.view(np.longdouble).view(np.uint8).reshape(-1, np.longdouble().itemsize)[:, 10:] = 0
+
+
+BACKEND = NumpyBackend()

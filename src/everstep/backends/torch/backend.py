@@ -1,0 +1,247 @@
+"""Torch's tensors, scalars and random state."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from everstep.backends.torch.entries import make_entry
+from everstep.backends.torch.updates import TorchUpdateWatch, flatten
+from everstep.contracts import Entry, HostArray, UpdateWatch
+from everstep.errors import MetricError, StateError
+
+_NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+"""safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class TorchBackend:
+    """Torch tensors, modules, optimizers; the global random state is the CPU's and every CUDA device's."""
+
+    name = "torch"
+    array_types: tuple[type, ...] = (Tensor,)
+
+    def random_state(self) -> Any:
+        """{"cpu": state}, and "cuda" with one state per device once CUDA is in use."""
+        state: dict[str, Any] = {"cpu": torch.default_generator.get_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def set_random_state(self, state: Any) -> None:
+        """Restore what `random_state` returned; devices that this machine lacks are warned about."""
+        torch.default_generator.set_state(state["cpu"])
+        devices = state.get("cuda", [])
+        here = torch.cuda.device_count() if devices else 0
+        for index, device_state in enumerate(devices[:here]):
+            torch.cuda.set_rng_state(device_state, index)
+        if len(devices) > here:
+            warnings.warn(
+                f"the random state of {len(devices)} CUDA devices is saved and {here} are here: the run goes "
+                "on, but draws other random numbers; start it on as many devices for the same ones",
+                stacklevel=2,
+            )
+
+    def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
+        """Copy the tensor's elements in C order, into `reuse`'s buffer where that fits."""
+        tensor, extra = _describe(array)
+        name = _NAMES.get(tensor.dtype, "U8")
+        shape = tuple(tensor.shape)
+        size = tensor.numel() * tensor.element_size()
+        if reuse is not None and reuse.data.size == size and (reuse.dtype, reuse.shape) == (name, shape):
+            data = reuse.data
+        else:
+            data = _allocate(size, pinned=tensor.is_cuda)
+        try:
+            _elements(data, tensor.dtype, shape).copy_(tensor)
+        except NotImplementedError as error:
+            raise StateError(f"torch cannot copy a {tensor.dtype} tensor: save .view(torch.uint8)") from error
+        return HostArray(name, shape, data, self.name, extra)
+
+    def from_host(self, host: HostArray) -> Tensor:
+        """A new tensor of its own memory, on its device where this machine has that, else on the CPU."""
+        extra = host.extra
+        dtype = getattr(torch, extra["dtype"], None) if "dtype" in extra else _DTYPES[host.dtype]
+        if not isinstance(dtype, torch.dtype) or dtype.itemsize * math.prod(host.shape) != host.data.size:
+            raise StateError(
+                f"{host.data.size} saved bytes are not a tensor of {dtype} {host.shape}: "
+                "the checkpoint is damaged or was not written by everstep; resume from another one"
+            )
+        saved = _elements(host.data, dtype, host.shape)
+        strides = extra.get("strides") or saved.stride()
+        tensor = torch.empty_strided(
+            host.shape, strides, dtype=dtype, device=_device(extra.get("device", "cpu"))
+        )
+        tensor.copy_(saved)
+        if extra.get("parameter"):
+            return torch.nn.Parameter(tensor, requires_grad=extra.get("requires_grad", False))
+        return tensor.requires_grad_(extra.get("requires_grad", False))
+
+    def pack(self, value: Any) -> tuple[str, Any] | None:
+        """Sparse tensors, sizes, dtypes and devices."""
+        if isinstance(value, Tensor):
+            if value.layout is not torch.sparse_coo:
+                return None
+            raw = value.detach()
+            parts = {"indices": raw._indices(), "values": raw._values()}
+            return "sparse", {**parts, "shape": list(raw.shape), "coalesced": raw.is_coalesced()}
+        if type(value) is torch.Size:
+            return "size", list(value)
+        if isinstance(value, torch.dtype):
+            return "dtype", str(value).removeprefix("torch.")
+        if isinstance(value, torch.device):
+            return "device", str(value)
+        return None
+
+    def unpack(self, kind: str, tree: Any) -> Any:
+        """The value again."""
+        if kind == "sparse":
+            parts = (tree["indices"], tree["values"], tree["shape"])
+            return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"])
+        if kind == "size":
+            return torch.Size(tree)
+        if kind == "device":
+            return torch.device(tree)
+        dtype = getattr(torch, tree, None)
+        if not isinstance(dtype, torch.dtype):
+            raise StateError(
+                f"the saved state names the dtype {tree!r}, which torch {torch.__version__} lacks"
+            )
+        return dtype
+
+    def scalar(self, value: Any) -> Any:
+        """The float of a CPU tensor; of a device's tensor a copy that is read later, without waiting."""
+        if value.is_cpu:
+            try:
+                return float(value.item())
+            except (RuntimeError, TypeError):
+                pass
+        elif value.numel() == 1 and not value.is_complex() and not value.is_meta:
+            return value.detach().clone()
+        raise MetricError(
+            f"a metric is one real number, got a {value.dtype} tensor of shape {tuple(value.shape)} on "
+            f"{value.device}: reduce it, for instance with .mean(), and take the real part if it is complex"
+        )
+
+    def read_scalars(self, values: Sequence[Any]) -> list[float]:
+        """One transfer per device and dtype; floats pass through."""
+        floats = [value if isinstance(value, float) else 0.0 for value in values]
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                groups.setdefault((value.device, value.dtype), []).append(index)
+        for indices in groups.values():
+            read = torch.stack([values[index].reshape(()) for index in indices]).tolist()
+            for index, number in zip(indices, read, strict=True):
+                floats[index] = float(number)
+        return floats
+
+    def entry(self, value: Any) -> Entry | None:
+        """Entries for modules, optimizers, tensors (in place) and generators.
+
+        LR schedulers and gradient scalers speak for themselves through `state_dict`.
+        """
+        return make_entry(value)
+
+    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+        """Watch the optimizers among the objects, and others that step the objects' parameters."""
+        watch = TorchUpdateWatch(objects)
+        if watch.idle:
+            watch.close()
+            return None
+        return watch
+
+    def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
+        """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name."""
+        found = []
+        for name, value in flatten(objects):
+            if isinstance(value, torch.nn.Module):
+                for inner, parameter in value.named_parameters():
+                    found.append((f"{name}/{inner}", tuple(parameter.shape), parameter.requires_grad))
+            elif isinstance(value, Tensor) and value.requires_grad:
+                found.append((name, tuple(value.shape), True))
+        return found
+
+    def describe(self) -> dict[str, str]:
+        """Torch's version, threads, and CUDA's devices."""
+        facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
+        if torch.cuda.is_available():
+            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(names)}
+        return facts
+
+
+def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """The tensor without its graph, and what besides dtype and shape makes it again."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        remedy = (
+            "run one batch through the model first"
+            if is_lazy(tensor)
+            else ("save a plain tensor made from it")
+        )
+        raise StateError(f"a {type(tensor).__name__} cannot be saved: {remedy}")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+        raise StateError(f"a {kind} tensor cannot be saved: save a dense one (.to_dense(), .dequantize())")
+    raw = tensor.detach()
+    extra: dict[str, Any] = {}
+    if raw.dtype not in _NAMES:
+        extra["dtype"] = str(raw.dtype).removeprefix("torch.")
+    strides = raw.stride()
+    if strides != _c_strides(raw.shape):
+        # strides that a kernel may look at are kept; gaps and overlaps are not
+        kept = torch.empty_like(raw, device="meta").stride()
+        if kept != _c_strides(raw.shape):
+            extra["strides"] = list(kept)
+    if not raw.is_cpu:
+        extra["device"] = str(raw.device)
+    if type(tensor) is torch.nn.Parameter:
+        extra["parameter"] = True
+    if tensor.requires_grad and tensor.is_leaf:
+        extra["requires_grad"] = True
+    return raw, extra
+
+
+def _c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
+    if not pinned:
+        return np.empty(size, np.uint8)
+    memory: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
+
+
+def _elements(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The bytes seen as a tensor (those of an empty one cannot be)."""
+    return torch.from_numpy(data).view(dtype).view(shape) if data.size else torch.empty(shape, dtype=dtype)
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return torch.device("cpu")
+    return device
+
+
+BACKEND = TorchBackend()

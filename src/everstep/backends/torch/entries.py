@@ -1,0 +1,200 @@
+"""How torch's own objects are saved, checked and restored to the bit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from everstep.contracts import Entry, Mismatch
+from everstep.errors import RestoreError, StateError
+
+_METADATA = "_metadata"
+"""Where a module's tree keeps the versions of its submodules, as torch's own state_dict does."""
+
+
+def make_entry(value: Any) -> Entry | None:
+    """The entry for a module, an optimizer, a tensor or a generator; None for anything else.
+
+    Raises:
+        StateError: a lazy module that has not seen a batch yet.
+    """
+    if isinstance(value, torch.nn.Module):
+        return ModuleEntry(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return OptimizerEntry(value)
+    if isinstance(value, Tensor):
+        return TensorEntry(value)
+    if isinstance(value, torch.Generator):
+        return GeneratorEntry(value)
+    return None
+
+
+class ModuleEntry:
+    """A module: the parameters, persistent buffers and extra state of its `state_dict`."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        # what torch.compile wraps is saved without the wrapper, so that either restores the other
+        self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            if is_lazy(tensor):
+                raise StateError(
+                    f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
+                )
+
+    def save(self) -> Any:
+        """Names to tensors; versions of submodules other than 1 under "_metadata"."""
+        state = self.module.state_dict()
+        tree = dict(state)
+        plain = {"version": 1}
+        versions = {name: about for name, about in _metadata(state).items() if about != plain}
+        if versions:
+            tree[_METADATA] = versions
+        return tree
+
+    def check(self, tree: Any) -> Mismatch:
+        """Names, shapes and dtypes."""
+        if not isinstance(tree, dict):
+            return Mismatch([], [], [f"a {type(tree).__name__} -> a {type(self.module).__name__}"])
+        live = self.module.state_dict()
+        saved = {name: value for name, value in tree.items() if name != _METADATA}
+        reshaped = [
+            f"{name} {_shape(saved[name])} -> {_shape(value)}"
+            for name, value in live.items()
+            if name in saved and _shape(saved[name]) != _shape(value)
+        ]
+        return Mismatch([n for n in live if n not in saved], [n for n in saved if n not in live], reshaped)
+
+    def load(self, tree: Any) -> None:
+        """Copy into the live tensors."""
+        _refuse(self.check(tree))
+        state = OrderedDict((name, value) for name, value in tree.items() if name != _METADATA)
+        metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
+        state._metadata = metadata | tree.get(_METADATA, {})  # type: ignore[attr-defined]
+        self.module.load_state_dict(state)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Parameters; a buffer may be a mask with -inf."""
+        return path[0] in dict(self.module.named_parameters(remove_duplicate=False))
+
+
+class OptimizerEntry:
+    """An optimizer: its groups' options and the state of each parameter."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def save(self) -> Any:
+        """Its state_dict."""
+        return self.optimizer.state_dict()
+
+    def check(self, tree: Any) -> Mismatch:
+        """The number of groups, and of parameters in each."""
+        live = [len(group["params"]) for group in self.optimizer.param_groups]
+        groups = tree.get("param_groups") if isinstance(tree, dict) else None
+        if not isinstance(groups, list):
+            return Mismatch(["param_groups"], [], [])
+        saved = [len(group["params"]) for group in groups]
+        if saved == live:
+            return Mismatch([], [], [])
+        return Mismatch([], [], [f"parameters per group {saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
+        _refuse(self.check(tree))
+        self.optimizer.load_state_dict(tree)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for index, saved in tree["state"].items():
+            owner = parameters[index] if isinstance(index, int) else index
+            live = self.optimizer.state.get(owner)
+            if live is not None:
+                live.update(_uncast(live, saved))
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """All state of parameters: moments, momentum buffers."""
+        return bool(path) and path[0] == "state"
+
+
+class TensorEntry:
+    """A tensor or parameter that is restored in place."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        if is_lazy(tensor):
+            raise StateError("a lazy parameter has no shape yet: run one batch through the model first")
+        if tensor.grad_fn is not None:
+            raise StateError("a tensor with a graph cannot be restored in place: save tensor.detach()")
+        self.tensor = tensor
+
+    def save(self) -> Any:
+        """The tensor, without its gradient."""
+        return self.tensor.detach()
+
+    def check(self, tree: Any) -> Mismatch:
+        """Its shape and dtype must be the saved ones."""
+        saved, live = _shape(tree), _shape(self.tensor)
+        return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        """Copy the saved elements into the tensor."""
+        _refuse(self.check(tree))
+        with torch.no_grad():
+            self.tensor.copy_(tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """A tensor given as an entry of its own counts as a parameter."""
+        return self.tensor.is_floating_point() or self.tensor.is_complex()
+
+
+class GeneratorEntry:
+    """A `torch.Generator`, on any device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def save(self) -> Any:
+        """Its state, a uint8 tensor on the CPU."""
+        return self.generator.get_state()
+
+    def check(self, tree: Any) -> Mismatch:
+        """The states of CPU and CUDA generators differ in size."""
+        saved, live = _shape(tree), _shape(self.generator.get_state())
+        return Mismatch([], [], [] if saved == live else [f"generator state {saved} -> {live}"])
+
+    def load(self, tree: Any) -> None:
+        """Set its state."""
+        _refuse(self.check(tree))
+        self.generator.set_state(tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Never."""
+        return False
+
+
+def _metadata(state: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(state, _METADATA, {})
+    return found
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return "extra state"
+
+
+def _uncast(live: Any, saved: Any) -> Any:
+    """`live` with every tensor that loading cast to another dtype as it was saved."""
+    if isinstance(saved, Tensor) and isinstance(live, Tensor):
+        return live if live.dtype == saved.dtype else saved.to(live.device, copy=True)
+    if isinstance(saved, dict) and isinstance(live, dict):
+        return {key: _uncast(live.get(key, value), value) for key, value in saved.items()}
+    if isinstance(saved, (list, tuple)) and isinstance(live, (list, tuple)) and len(saved) == len(live):
+        return type(saved)(_uncast(a, b) for a, b in zip(live, saved, strict=True))
+    return live
+
+
+def _refuse(found: Mismatch) -> None:
+    if any(found):
+        raise RestoreError("the saved state does not fit", **found._asdict())

@@ -1,0 +1,189 @@
+"""Counting the updates that happen, and knowing which gradients are still to be used."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from everstep.errors import RestoreError
+
+_SENTINELS = 8
+
+
+class TorchUpdateWatch:
+    """Counts the steps of the state's optimizers through one hook on all optimizers.
+
+    An optimizer counts as the state's where it is an entry, stands in a dict or list that is one, or is
+    an attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient
+    scaler skips an overflowed step on the device; such a step is counted.
+
+    Gradients need saving while they are still to be used.  They are taken as used up where the optimizer
+    has stepped and its parameters' gradients are the objects, unchanged, that it stepped with: no
+    backward pass came after, and whoever zeroes them before the next one loses nothing.  A program that
+    never zeroes its gradients is not seen through.
+
+    Attributes:
+        updates: how many steps the state's optimizers have made.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.updates = 0
+        pairs = list(flatten(objects))
+        self._own = {name: _Watched(optimizer) for name, optimizer in _optimizers(pairs)}
+        self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
+        self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
+        self._strangers: dict[str, None] = {}
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        for watched in self._own.values():
+            self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to watch."""
+        return not self._own and not self._models
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watched = self._by_id.get(id(optimizer))
+        if watched is not None:
+            self.updates += 1
+            watched.stepped()
+        elif optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._meet(optimizer)
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        names = {id(p): name for name, _, p in self._parameters()}
+        theirs = [names[id(p)] for p in _parameters(optimizer) if id(p) in names]
+        if theirs:
+            some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
+            self._strangers[
+                f"{type(optimizer).__name__} that steps {len(theirs)} of the state's arrays ({some})"
+            ] = None
+
+    def strangers(self) -> list[str]:
+        """Optimizers that stepped parameters of the state without being in it, each in words."""
+        return list(self._strangers)
+
+    def gradients(self) -> Any:
+        """{entry: {parameter: gradient}} of those still to be used, None if there are none.
+
+        A parameter is an index among its optimizer's, or its name in a model where no optimizer of the
+        state has it.
+        """
+        tree: dict[str, Any] = {}
+        used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
+        for owner, key, parameter in self._parameters():
+            if parameter.grad is not None and owner not in used_up:
+                tree.setdefault(owner, {})[key] = parameter.grad
+        return tree or None
+
+    def load_gradients(self, tree: Any) -> None:
+        """Give each parameter its saved gradient, or none.
+
+        Raises:
+            RestoreError: gradients of parameters that are not there.
+        """
+        saved = {(owner, key): grad for owner, grads in (tree or {}).items() for key, grad in grads.items()}
+        for owner, key, parameter in self._parameters():
+            grad = saved.pop((owner, key), None)
+            parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
+        for watched in self._own.values():
+            watched.marks = []
+        if saved:
+            names = [f"{owner}/{key}" for owner, key in saved]
+            raise RestoreError("saved gradients belong to no parameter", unexpected=names)
+
+    def _parameters(self) -> Iterator[tuple[str, int | str, Tensor]]:
+        """(entry, index or name, parameter), each parameter once; optimizers first."""
+        seen: set[int] = set()
+        for owner, key, parameter in self._claims():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield owner, key, parameter
+
+    def _claims(self) -> Iterator[tuple[str, int | str, Tensor]]:
+        for owner, watched in self._own.items():
+            for index, parameter in enumerate(_parameters(watched.optimizer)):
+                yield owner, index, parameter
+        for owner, model in self._models:
+            if isinstance(model, Tensor):
+                yield owner, 0, model
+            else:
+                for name, parameter in model.named_parameters():
+                    yield owner, name, parameter
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+
+
+class _Watched:
+    """One optimizer of the state, and its gradients as they were at its last step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.sentinels: list[Tensor] = []
+        self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
+
+    def stepped(self) -> None:
+        """Remember the sentinels' gradients: weakly, for an address alone may be used again."""
+        self.marks = [
+            None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
+            for parameter in self.sentinels
+        ]
+        if not any(self.marks) and self._choose():
+            self.stepped()
+
+    def _choose(self) -> bool:
+        """Some parameters with a gradient, spread evenly over all."""
+        having = [p for p in _parameters(self.optimizer) if p.grad is not None]
+        places = {round((len(having) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
+        self.sentinels = [having[place] for place in sorted(places)] if having else []
+        return bool(having)
+
+    def used_up(self) -> bool:
+        """Whether nothing has touched the gradients since the last step."""
+        for parameter, mark in zip(self.sentinels, self.marks, strict=False):
+            grad = parameter.grad
+            if mark is None:
+                if grad is not None:
+                    return False
+            elif grad is None or mark[0]() is not grad or grad._version != mark[1]:
+                return False
+        return any(self.marks)
+
+
+def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, object) of the state's objects, those inside dicts and lists as "entry/key"."""
+    for name, value in objects.items():
+        if isinstance(value, dict):
+            yield from flatten({f"{name}/{key}": item for key, item in value.items()})
+        elif isinstance(value, list):
+            yield from flatten({f"{name}/{i}": item for i, item in enumerate(value)})
+        else:
+            yield name, value
+
+
+def _optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
+    for name, value in pairs:
+        if isinstance(value, Optimizer):
+            yield name, value
+        elif not isinstance(value, torch.nn.Module) and hasattr(value, "state_dict"):
+            held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
+            if held and _saves_optimizer(value.state_dict()):
+                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
+
+
+def _saves_optimizer(tree: Any) -> bool:
+    return isinstance(tree, dict) and ("param_groups" in tree or any(map(_saves_optimizer, tree.values())))
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

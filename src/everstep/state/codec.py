@@ -1,0 +1,397 @@
+"""Trees of arrays and plain values to JSON and named arrays, and back, equal type by type.
+
+A tree is nested dicts, lists and tuples with arrays and plain values as leaves.  Plain dicts with text
+keys, lists, finite numbers, text, booleans and None stand in the JSON as themselves; everything else
+is an object with one key that begins with "$" and says what it is.  Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import operator
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import xxhash
+
+from everstep import backends
+from everstep.contracts import HostArray, Json
+from everstep.errors import StateError
+
+Tree: TypeAlias = Any
+Bytes: TypeAlias = Any
+"""bytes, or a 1-D uint8 array."""
+
+SAVEABLE = (
+    "objects with state_dict() and load_state_dict(), arrays, dicts, lists, tuples, sets, numbers, text, "
+    "bytes and None"
+)
+
+
+class Buffers:
+    """Host memory of the last snapshot, into which the next one is copied.
+
+    The arrays of an `Encoded` that was made with these buffers are valid until the next `encode` with
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, HostArray] = {}
+
+
+@dataclass
+class Encoded:
+    """A tree as JSON plus named arrays.
+
+    Attributes:
+        structure: the tree; `{"$array": name}` stands for an array.  The order of its objects' keys is
+            the order of the dicts and must be kept.
+        arrays: the arrays by name; a name is the path's components joined by "/".
+    """
+
+    structure: Json
+    arrays: dict[str, HostArray] = field(default_factory=dict)
+
+
+def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
+    """A snapshot of `tree`: arrays are copied, into the kept buffers where those fit.
+
+    Raises:
+        StateError: something in the tree cannot be saved; names its path, its type and what can.
+    """
+    encoder = _Encoder({} if buffers is None else buffers.kept)
+    try:
+        structure = encoder.node(tree, "")
+    except RecursionError:
+        raise StateError(
+            "the state is nested too deeply, or contains itself: pass a flat dict of values"
+        ) from None
+    if buffers is not None:
+        buffers.kept = dict(encoder.arrays)
+    return Encoded(structure, encoder.arrays)
+
+
+def decode(encoded: Encoded) -> Tree:
+    """The tree again, in memory of its own.
+
+    Raises:
+        StateError: the structure holds something that this version does not know.
+    """
+    return _decode(encoded.structure, encoded.arrays)
+
+
+def leaves(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
+    """(path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
+
+    An array gives two: its elements at its path, and what it is (dtype, shape ...) at path + "#", where
+    also the kinds of containers stand ("##": of values that a backend packed).  The order of dict keys
+    makes no difference.
+    """
+    yield from sorted(_walk(encoded.structure, "", encoded.arrays), key=operator.itemgetter(0))
+
+
+def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
+    """xxh3_128 of all leaves, in hex, but those whose first path component is in `skip`."""
+    total = xxhash.xxh3_128()
+    for path, data in leaves(encoded):
+        if path.split("/", 1)[0].removesuffix("#") not in skip:
+            name = path.encode()
+            total.update(struct.pack("<QQ", len(name), len(data)) + name)
+            total.update(data)
+    return total.hexdigest()
+
+
+# ------------------------------------------------------------------------------------- encoding
+
+
+class _Encoder:
+    def __init__(self, kept: Mapping[str, HostArray]) -> None:
+        self.kept = kept
+        self.arrays: dict[str, HostArray] = {}
+
+    def node(self, value: Any, path: str) -> Json:
+        known = _ENCODERS.get(type(value))
+        if known is not None:
+            return known(self, value, path)
+        home = backends.of(value)
+        for backend in backends.active() if home is None else [home]:
+            packed = backend.pack(value)
+            if packed is not None:
+                kind, tree = packed
+                return {"$value": self.node(tree, path), "kind": kind, "backend": backend.name}
+        if home is None:
+            raise StateError(
+                f"{_where(path)} is a {_name(type(value))}, which cannot be saved: {_remedy(value)}"
+            )
+        return self.array(value, path)
+
+    def array(self, value: Any, path: str) -> Json:
+        name = path or "array"
+        while name in self.arrays or name == "__metadata__":
+            name += "~"
+        home = backends.of(value)
+        assert home is not None
+        kept = self.kept.get(name)
+        reuse = kept if kept is not None and kept.backend == home.name else None
+        try:
+            self.arrays[name] = home.to_host(value, reuse)
+        except StateError as error:
+            raise StateError(f"{_where(path)}: {error}") from None
+        return {"$array": name}
+
+    def frozen(self, value: Any, path: str) -> Json:
+        """A key or the member of a set: plain values only."""
+        before = len(self.arrays)
+        node = self.node(value, path)
+        if len(self.arrays) > before:
+            raise StateError(
+                f"{_where(path)} has an array as a key or in a set, where it is found by identity: "
+                "use a list, or a dict with names as keys"
+            )
+        return node
+
+    def items(self, value: Iterable[Any], path: str) -> list[Json]:
+        return [self.node(item, _join(path, str(i))) for i, item in enumerate(value)]
+
+    def mapping(self, value: Mapping[Any, Any], path: str) -> Json:
+        """An object where every key can be one, else a list of pairs."""
+        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in value):
+            return {key: self.node(item, _join(path, _component(key))) for key, item in value.items()}
+        keys = [self.frozen(key, path) for key in value]
+        parts = _components(keys)
+        return [
+            [key, self.node(item, _join(path, part))]
+            for key, part, item in zip(keys, parts, value.values(), strict=True)
+        ]
+
+    def dict(self, value: dict[Any, Any], path: str) -> Json:
+        body = self.mapping(value, path)
+        return body if isinstance(body, dict) else {"$dict": body}
+
+    def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
+        factory = value.default_factory
+        if factory is not None and factory not in _FACTORIES.values():
+            raise StateError(
+                f"{_where(path)} is a defaultdict of {factory!r}, which cannot be saved: "
+                f"use a plain dict, or one of the factories {', '.join(_FACTORIES)}"
+            )
+        return {
+            "$defaultdict": self.mapping(value, path),
+            "factory": None if factory is None else factory.__name__,
+        }
+
+    def set(self, value: Iterable[Any], path: str) -> list[Json]:
+        return sorted((self.frozen(item, path) for item in value), key=_text)
+
+
+def _encode_str(value: str) -> Json:
+    if _is_text(value):
+        return value
+    return {"$str": value.encode("utf-8", "surrogatepass").hex()}
+
+
+def _encode_int(value: int) -> Json:
+    return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
+
+
+def _encode_float(value: float) -> Json:
+    if math.isfinite(value):
+        return value
+    short = repr(value)
+    bits = struct.pack(">d", value)
+    return {"$float": short if struct.pack(">d", float(short)) == bits else bits.hex()}
+
+
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
+_ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
+    type(None): lambda e, v, p: None,
+    bool: lambda e, v, p: v,
+    str: lambda e, v, p: _encode_str(v),
+    int: lambda e, v, p: _encode_int(v),
+    float: lambda e, v, p: _encode_float(v),
+    complex: lambda e, v, p: {"$complex": [_encode_float(v.real), _encode_float(v.imag)]},
+    bytes: lambda e, v, p: {"$bytes": base64.b64encode(v).decode()},
+    bytearray: lambda e, v, p: {"$bytearray": base64.b64encode(v).decode()},
+    list: lambda e, v, p: e.items(v, p),
+    tuple: lambda e, v, p: {"$tuple": e.items(v, p)},
+    deque: lambda e, v, p: {"$deque": e.items(v, p), "maxlen": v.maxlen},
+    dict: lambda e, v, p: e.dict(v, p),
+    OrderedDict: lambda e, v, p: {"$ordered": e.mapping(v, p)},
+    Counter: lambda e, v, p: {"$counter": e.mapping(v, p)},
+    defaultdict: lambda e, v, p: e.defaultdict(v, p),
+    set: lambda e, v, p: {"$set": e.set(v, p)},
+    frozenset: lambda e, v, p: {"$frozenset": e.set(v, p)},
+}
+"""By exact type: a subclass would not come back as itself."""
+PLAIN = frozenset(_ENCODERS)
+"""The types that need no backend."""
+
+
+def _remedy(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "a named tuple's class is not saved; use a plain tuple or a dict"
+    if isinstance(value, (dict, list, set, frozenset, str, int, float, complex, bytes)):
+        return "a subclass would come back as its base class; convert it to that"
+    if hasattr(value, "state_dict"):
+        return "save its state_dict(), or pass the object itself in state="
+    return f"what can be saved: {SAVEABLE}"
+
+
+# ------------------------------------------------------------------------------------- decoding
+
+
+def _decode(node: Json, arrays: Mapping[str, HostArray]) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, arrays) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tag = _tag(node)
+    if tag is None:
+        return {key: _decode(item, arrays) for key, item in node.items()}
+    known = _DECODERS.get(tag)
+    if known is None:
+        raise StateError(
+            f"the saved state has a {tag!r}, which this everstep does not know: "
+            "it was written by a newer version; install that one"
+        )
+    return known(node[tag], node, arrays)
+
+
+def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any]:
+    pairs = body.items() if isinstance(body, dict) else body
+    return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
+
+
+def _decode_array(name: str, arrays: Mapping[str, HostArray]) -> Any:
+    host = arrays[name]
+    return backends.get(host.backend).from_host(host)
+
+
+def _decode_float(text: str) -> float:
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
+    bits: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return bits
+
+
+_DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {
+    "$array": lambda body, node, a: _decode_array(body, a),
+    "$value": lambda body, node, a: backends.get(node["backend"]).unpack(node["kind"], _decode(body, a)),
+    "$str": lambda body, node, a: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
+    "$int": lambda body, node, a: int(body, 16),
+    "$float": lambda body, node, a: _decode_float(body),
+    "$complex": lambda body, node, a: complex(*_decode(body, a)),
+    "$bytes": lambda body, node, a: base64.b64decode(body),
+    "$bytearray": lambda body, node, a: bytearray(base64.b64decode(body)),
+    "$tuple": lambda body, node, a: tuple(_decode(body, a)),
+    "$deque": lambda body, node, a: deque(_decode(body, a), node["maxlen"]),
+    "$dict": lambda body, node, a: _decode_mapping(body, a),
+    "$ordered": lambda body, node, a: OrderedDict(_decode_mapping(body, a)),
+    "$counter": lambda body, node, a: Counter(_decode_mapping(body, a)),
+    "$defaultdict": lambda body, node, a: defaultdict(
+        None if node["factory"] is None else _FACTORIES[node["factory"]], _decode_mapping(body, a)
+    ),
+    "$set": lambda body, node, a: set(_decode(body, a)),
+    "$frozenset": lambda body, node, a: frozenset(_decode(body, a)),
+}
+
+
+# --------------------------------------------------------------------------------------- leaves
+
+
+def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, Bytes]]:
+    tag = _tag(node)
+    if tag == "$array":
+        host = arrays[node[tag]]
+        yield f"{path}#", _text([host.dtype, list(host.shape), host.backend, host.extra]).encode()
+        yield path, host.data
+    elif tag == "$value":
+        yield f"{path}##", _text([node["backend"], node["kind"]]).encode()
+        yield from _walk(node[tag], path, arrays)
+    elif tag in _PAIRS or tag in _ITEMS or (tag is None and isinstance(node, (list, dict))):
+        children = _children(tag, node if tag is None else node[tag])
+        if tag or isinstance(node, list) or not node:
+            kind = [tag or type(node).__name__, len(children)]
+            about = [node.get("maxlen"), node.get("factory")] if tag else []
+            yield f"{path}#", _text(kind + about).encode()
+        for part, item in children:
+            yield from _walk(item, _join(path, part), arrays)
+    else:
+        yield path, _text(node).encode()
+
+
+def _children(tag: str | None, body: Any) -> list[tuple[str, Json]]:
+    if isinstance(body, dict):
+        return [(_component(key), item) for key, item in body.items()]
+    if tag in _PAIRS:
+        return list(zip(_components(key for key, _ in body), (item for _, item in body), strict=True))
+    return [(str(i), item) for i, item in enumerate(body)]
+
+
+_ITEMS = {"$tuple", "$deque"}
+_PAIRS = {"$dict", "$ordered", "$counter", "$defaultdict"}
+
+
+# ---------------------------------------------------------------------------------------- paths
+
+
+def _tag(node: Json) -> str | None:
+    first = next(iter(node), None) if isinstance(node, dict) else None
+    return first if first is not None and first.startswith("$") else None
+
+
+def _text(node: Json) -> str:
+    return json.dumps(node, sort_keys=True, separators=(",", ":"))
+
+
+_SPECIAL = re.compile("[%/#\ud800-\udfff]")
+
+
+def _component(key: Json) -> str:
+    """The path component of an (encoded) key; different text gives different components."""
+    text = key if isinstance(key, str) else _text(key)
+    if not text:
+        return "%"
+    return _SPECIAL.sub(
+        lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode("utf-8", "surrogatepass")), text
+    )
+
+
+def _components(keys: Iterable[Json]) -> list[str]:
+    """Components of keys of mixed types, where 0 and "0" must differ."""
+    parts: dict[str, None] = {}
+    for key in keys:
+        part = _component(key)
+        while part in parts:
+            part += "~"
+        parts[part] = None
+    return list(parts)
+
+
+def _join(path: str, part: str) -> str:
+    return f"{path}/{part}" if path else part
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is Unicode text, that is, without lone surrogates."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _where(path: str) -> str:
+    return f"state entry {path!r}" if path else "the state"
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,220 @@
+"""Entries: how each kind of object that a user passes as `state=` is saved, checked and restored."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from everstep import backends
+from everstep.contracts import Entry, Mismatch, Stateful
+from everstep.errors import RestoreError, StateError
+from everstep.state.codec import PLAIN, SAVEABLE
+from everstep.state.random import python_state, set_python_state
+
+
+class Slot:
+    """Holds a value that is replaced instead of mutated: a number, a tuple, a JAX pytree.
+
+    Attributes:
+        value: the value; assign a new one whenever you like.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def state_dict(self) -> Any:
+        """The value."""
+        return self.value
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Hold the saved value."""
+        self.value = state
+
+    def __repr__(self) -> str:
+        return f"Slot({self.value!r})"
+
+
+def make_entry(name: str, obj: Any) -> Entry:
+    """The entry for `obj`.
+
+    Raises:
+        StateError: `obj` cannot be saved or restored; says why and what to pass instead.
+    """
+    try:
+        entry = _entry(obj)
+    except StateError as error:
+        raise StateError(f"state entry {name!r}: {error}") from None
+    if entry is not None:
+        return entry
+    kind = type(obj).__name__
+    if type(obj) in PLAIN or backends.of(obj) is not None:
+        raise StateError(
+            f"state entry {name!r} is a bare {kind} ({obj!r:.60}), which cannot be restored in place: "
+            "hold it in Slot(value), or in a dict"
+        )
+    if isinstance(obj, type):
+        raise StateError(f"state entry {name!r} is the class {obj.__name__}: pass an instance of it")
+    raise StateError(
+        f"state entry {name!r} is a {type(obj).__module__}.{kind}, which cannot be saved: give it "
+        f"state_dict() and load_state_dict(state), or pass what can be saved: {SAVEABLE}"
+    )
+
+
+def _entry(obj: Any) -> Entry | None:
+    """The entry for an object that can be restored in place, None for anything else."""
+    if type(obj) in _BARE or isinstance(obj, type):
+        return None
+    for backend in backends.active():
+        entry = backend.entry(obj)
+        if entry is not None:
+            return entry
+    if isinstance(obj, Stateful):
+        return StatefulEntry(obj)
+    if isinstance(obj, random.Random):
+        return PythonRandomEntry(obj)
+    if isinstance(obj, (dict, list)):
+        return ContainerEntry(obj)
+    return None
+
+
+_BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
+
+
+class StatefulEntry:
+    """Anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, obj: Stateful) -> None:
+        self.obj = obj
+
+    def save(self) -> Any:
+        """Its state_dict."""
+        return self.obj.state_dict()
+
+    def check(self, tree: Any) -> Mismatch:
+        """Only the object itself could tell."""
+        return Mismatch([], [], [])
+
+    def load(self, tree: Any) -> None:
+        """Hand the saved state to the object."""
+        self.obj.load_state_dict(tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Never: nobody knows what its arrays are."""
+        return False
+
+
+class PythonRandomEntry:
+    """A `random.Random`."""
+
+    def __init__(self, generator: random.Random) -> None:
+        if isinstance(generator, random.SystemRandom):
+            raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
+        self.generator = generator
+
+    def save(self) -> Any:
+        """Its state."""
+        return python_state(self.generator)
+
+    def check(self, tree: Any) -> Mismatch:
+        """Nothing that could be told beforehand."""
+        return Mismatch([], [], [])
+
+    def load(self, tree: Any) -> None:
+        """Set its state."""
+        set_python_state(self.generator, tree)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """Never."""
+        return False
+
+
+class ContainerEntry:
+    """A dict or a list, restored in place.
+
+    Its values may be plain, arrays, or objects with entries of their own (models, optimizers ...).
+    Arrays that still have the saved shape and dtype are restored in place too, others are replaced, so
+    plain values and arrays may come and go during training; the objects must all be there.
+    """
+
+    def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
+        self.container = container
+
+    def save(self) -> Any:
+        """A container of the same type."""
+        try:
+            tree = copy.copy(self.container)
+            for key, entry in _objects(self.container):
+                tree[key] = entry.save()
+        except RecursionError:
+            raise StateError("it contains itself, or is nested too deeply: use a flat dict") from None
+        return tree
+
+    def check(self, tree: Any) -> Mismatch:
+        """The objects in it must all be saved and fit."""
+        found = Mismatch([], [], [])
+        saved = dict(_pairs(tree)) if type(tree) is type(self.container) else {}
+        for key, entry in _objects(self.container):
+            if key in saved or isinstance(entry, ContainerEntry):
+                inner = entry.check(saved.get(key))
+                for names, more in zip(found, inner, strict=True):
+                    names.extend(f"{key}/{name}" for name in more)
+            else:
+                found.missing.append(str(key))
+        return found
+
+    def load(self, tree: Any) -> None:
+        """Become the saved container."""
+        found = self.check(tree)
+        if type(tree) is not type(self.container):
+            found.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
+        if any(found):
+            raise RestoreError("the saved state does not fit", **found._asdict())
+        live = dict(_pairs(self.container))
+        restored = [(key, _restored(live.get(key), value)) for key, value in _pairs(tree)]
+        self.container.clear()
+        if isinstance(self.container, list):
+            self.container.extend(value for _, value in restored)
+        else:
+            self.container.update(restored)
+
+    def guarded(self, path: tuple[Any, ...]) -> bool:
+        """As the object at the path says; bare arrays in a container may hold anything."""
+        entry = dict(_objects(self.container)).get(path[0])
+        return entry is not None and entry.guarded(path[1:])
+
+
+def _pairs(container: Any) -> Any:
+    return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _objects(container: Any) -> Iterator[tuple[Any, Entry]]:
+    """The entries of what in the container has one, arrays left out."""
+    for key, value in _pairs(container):
+        entry = _entry(value) if backends.of(value) is None else None
+        if entry is not None:
+            yield key, entry
+
+
+def _restored(live: Any, saved: Any) -> Any:
+    """`live`, become `saved`, where it is something that can; else `saved`."""
+    if backends.of(live) is not None:
+        return _copied(live, saved)
+    entry = _entry(live)
+    if entry is None or (isinstance(entry, ContainerEntry) and type(live) is not type(saved)):
+        return saved
+    entry.load(saved)
+    return live
+
+
+def _copied(live: Any, saved: Any) -> Any:
+    """The array `live` with the elements of `saved` where they fit, else `saved`."""
+    try:
+        entry = _entry(live)
+    except StateError:  # read-only, or an array type of its own
+        return saved
+    if entry is None or any(entry.check(saved)):
+        return saved
+    entry.load(saved)
+    return live
