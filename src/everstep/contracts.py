@@ -88,6 +88,9 @@ class UpdateWatch(Protocol):
     """Counts the updates that really happen (optimizer steps), and knows open accumulation windows."""
 
     updates: int
+    """How many optimizer steps happened."""
+    optimizers: int
+    """How many optimizers the state has; 0 where only strangers are looked out for."""
 
     def gradients(self) -> Any:
         """The gradients as a tree, or None where the state needs none (no window is open)."""
@@ -143,7 +146,10 @@ class Backend(Protocol):
         """The entry for one of this framework's own objects, None for anything else."""
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
-        """Watch the optimizers among the state's objects; None where there are none."""
+        """Watch the optimizers among the state's objects, and strangers that step its parameters.
+
+        None where the state has neither optimizers nor parameters of this framework.
+        """
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """(name, shape, trainable) of each parameter of the state's models, for the summary table."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ class NumpyBackend:
     def set_random_state(self, state: Any) -> None:
         """Restore what `random_state` returned."""
         np.random.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        """Seed `np.random`'s module-level functions, with the seed's lower 32 bits."""
+        np.random.seed(seed % 2**32)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         """Copy the array, into `reuse`'s buffer where that fits."""
@@ -114,6 +119,10 @@ class NumpyBackend:
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """The arrays that are entries of their own; each counts as trainable."""
         return [(name, value.shape, True) for name, value in objects.items() if isinstance(value, np.ndarray)]
+
+    def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """NumPy's arrays have no modes."""
+        return nullcontext()
 
     def describe(self) -> dict[str, str]:
         """NumPy's version."""

@@ -1,6 +1,6 @@
 """The state tree: what is saved, how it becomes JSON and arrays, and random state."""
 
-from everstep.state.codec import Buffers, Encoded, decode, digest, encode, leaves
+from everstep.state.codec import Buffers, Encoded, array_name, decode, digest, encode, leaves
 from everstep.state.entries import Slot, make_entry
 from everstep.state.random import capture, isolated, restore
 
@@ -8,6 +8,7 @@ __all__ = [
     "Buffers",
     "Encoded",
     "Slot",
+    "array_name",
     "capture",
     "decode",
     "digest",

@@ -107,6 +107,12 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
     return total.hexdigest()
 
 
+def array_name(path: Iterable[Any]) -> str:
+    """The name of the array at the keys and indices of `path` (where no other has the same)."""
+    encoder = _Encoder({})
+    return "/".join(_component(encoder.frozen(key, "")) for key in path)
+
+
 # ------------------------------------------------------------------------------------- encoding
 
 

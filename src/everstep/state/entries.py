@@ -181,7 +181,8 @@ class ContainerEntry:
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """As the object at the path says; bare arrays in a container may hold anything."""
-        entry = dict(_objects(self.container)).get(path[0])
+        value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
+        entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
 
 
@@ -192,9 +193,13 @@ def _pairs(container: Any) -> Any:
 def _objects(container: Any) -> Iterator[tuple[Any, Entry]]:
     """The entries of what in the container has one, arrays left out."""
     for key, value in _pairs(container):
-        entry = _entry(value) if backends.of(value) is None else None
+        entry = _object_entry(value)
         if entry is not None:
             yield key, entry
+
+
+def _object_entry(value: Any) -> Entry | None:
+    return _entry(value) if backends.of(value) is None else None
 
 
 def _restored(live: Any, saved: Any) -> Any:

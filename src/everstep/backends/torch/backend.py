@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ class TorchBackend:
                 "on, but draws other random numbers; start it on as many devices for the same ones",
                 stacklevel=2,
             )
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the CPU and of all devices."""
+        torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         """Copy the tensor's elements in C order, into `reuse`'s buffer where that fits."""
@@ -175,6 +180,19 @@ class TorchBackend:
             elif isinstance(value, Tensor) and value.requires_grad:
                 found.append((name, tuple(value.shape), True))
         return found
+
+    @contextmanager
+    def evaluation_mode(self, objects: Mapping[str, Any]) -> Iterator[None]:
+        """`eval()` for the modules; afterwards each submodule's `training` is as it was."""
+        models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
+        before = [(module, module.training) for model in models for module in model.modules()]
+        for model in models:
+            model.eval()
+        try:
+            yield
+        finally:
+            for module, training in before:
+                module.training = training
 
     def describe(self) -> dict[str, str]:
         """Torch's version, threads, and CUDA's devices."""

@@ -78,7 +78,11 @@ class ModuleEntry:
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Parameters; a buffer may be a mask with -inf."""
-        return path[0] in dict(self.module.named_parameters(remove_duplicate=False))
+        owner, _, name = str(path[0]).rpartition(".")
+        try:
+            return name in self.module.get_submodule(owner)._parameters
+        except AttributeError:
+            return False
 
 
 class OptimizerEntry:

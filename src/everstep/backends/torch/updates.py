@@ -30,12 +30,14 @@ class TorchUpdateWatch:
 
     Attributes:
         updates: how many steps the state's optimizers have made.
+        optimizers: how many those are.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.updates = 0
         pairs = list(flatten(objects))
         self._own = {name: _Watched(optimizer) for name, optimizer in _optimizers(pairs)}
+        self.optimizers = len(self._own)
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
         self._strangers: dict[str, None] = {}
