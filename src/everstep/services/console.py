@@ -1,0 +1,432 @@
+"""The run on the screen: one live line in a terminal, plain lines elsewhere, and a log file of them.
+
+The live line is redrawn on the main thread, at this service's boundaries (each second) and below
+every line that is printed.  No thread, no cursor hidden, no terminal mode changed: a run that is
+killed with SIGKILL leaves the terminal as it was.
+
+Why not `rich.live`: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
+markup (a stray "[/x]" raises inside the training loop), wraps long lines, and swallows prompts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import unicodedata
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TextIO
+
+from everstep import hazard
+from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.errors import ConfigError
+from everstep.metrics.formatting import MetricFormatter, humanize_duration, log_line, log_tag
+from everstep.metrics.statistics import Stats
+from everstep.schedule import Every, Schedule
+
+Sink = Callable[[str], None]
+
+_ERASE = "\r\x1b[K"
+_DIM, _BOLD, _CYAN, _GREEN = "2", "1", "36", "32"
+_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "#", "─": "-"})
+_BAR = 20
+
+
+class Console(Service):
+    """Shows progress and prints lines; every printed line also goes to `logs/run.log`, with the time.
+
+    In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
+    what is printed meanwhile, by the user's own `print` too, scrolls above it.  Elsewhere (a file, a
+    pipe, CI, SLURM, a notebook) a progress line is printed now and then.  A terminal that goes away,
+    a broken pipe or a full disk costs output, never the run.
+
+    Args:
+        every: how often the live line is redrawn and its metrics are read; default each second.
+        sink: takes every line instead of standard output (`logger.info`, say); no live line then.
+        plain_seconds: seconds between two progress lines where there is no live line.
+
+    Raises:
+        ConfigError: `plain_seconds` is not positive.
+    """
+
+    stage = Stage.REPORT
+    isolate: ClassVar[bool] = False
+    window: ClassVar[Literal["saved", "unsaved", "none"]] = "unsaved"
+
+    def __init__(
+        self,
+        every: Schedule | None = None,
+        *,
+        sink: Sink | None = None,
+        plain_seconds: float = 30.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, Every(seconds=1) if every is None else every)
+        if not plain_seconds > 0:
+            raise ConfigError(f"plain_seconds={plain_seconds!r} is not a positive number of seconds")
+        self._plain_seconds = plain_seconds
+        self._sink = sink
+        self._lock = threading.RLock()
+        self._run: RunView | None = None
+        self._log: _LogFile | None = None
+        self._line: _LiveLine | None = None
+        self._speed = _Speed()
+        self._latest: dict[str, Stats] = {}
+        self._best: dict[str, float] = {}
+        self._next_plain = 0.0
+        self._complained = False
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+        self._next_plain = run.clock() + self._plain_seconds
+        self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
+        if self._sink is None and is_live_terminal(sys.stdout):
+            self._line = _LiveLine(sys.stdout, self._lock, self._parts)
+            self._line.open()
+
+    def run(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        now = self._run.clock()
+        self._speed.update(now, boundary.step)
+        if self._line is None and now < self._next_plain:
+            return
+        readings = boundary.readings
+        stats = {name: s for name in readings.names() if (s := readings.stats(name)) is not None}
+        readings.clear()
+        if self._line is None:
+            self._next_plain = now + self._plain_seconds
+            self.print(self._plain_line(stats))
+        else:
+            with self._lock:
+                self._latest.update(stats)
+                self._guarded(self._line.draw)
+
+    def print(self, text: str) -> None:
+        """Print `text` and a newline above the live line, and append it to the log file.
+
+        May be called from any thread, also before `open` and after `close` (no log file then).
+        """
+        with self._lock:
+            if self._log is not None:
+                self._log.write(text)
+            self._emit(text)
+
+    def mark_best(self, name: str, value: float) -> None:
+        """From now on the metric `name` is marked as best wherever it shows this `value`."""
+        self._best[name] = value
+
+    def close(self) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._guarded(self._line.close)
+                self._line = None
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    def _emit(self, text: str) -> None:
+        if self._sink is not None:
+            self._sink(text)
+        elif self._line is not None:
+            line = self._line
+            self._guarded(lambda: line.print(text))
+        elif sys.stdout is not None:  # None where a program has no standard output
+            stream = sys.stdout
+            self._guarded(lambda: _write(stream, text + "\n"))
+
+    def _guarded(self, output: Callable[[], None]) -> None:
+        """Training does not end because nobody can see it: say once, in the log, that output is lost."""
+        try:
+            output()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO):
+                _discard_output(sys.stdout if self._line is None else self._line.stream)
+            if self._log is not None and not self._complained:
+                self._complained = True
+                self._log.write(f"standard output fails ({error}); lines go to this file only")
+
+    def _is_best(self, name: str, stats: Stats) -> bool:
+        return self._best.get(name) == stats.last
+
+    def _plain_line(self, stats: dict[str, Stats]) -> str:
+        run = self._run
+        assert run is not None
+        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
+        best = [name for name in stats if self._is_best(name, stats[name])]
+        return log_line(" ".join(filter(None, (tag, self._speed.text()))), stats, best)
+
+    def _parts(self) -> list[_Part]:
+        """The live line from left to right."""
+        run = self._run
+        assert run is not None
+        parts = [] if run.max_epoch == 1 else [_counter("Epoch", run.epoch, run.max_epoch, rank=2)]
+        parts.append(_counter("Step", run.step, run.max_step, rank=0))
+        if (progress := run.get_progress()) is not None:
+            parts.append(_bar(progress, rank=3))
+        if speed := self._speed.text():
+            parts.append(_Part(4, ((speed, ""),)))
+        if (eta := run.get_eta()) is not None:
+            eta = round(eta) if eta >= 10 else round(eta, 1)
+            parts.append(_Part(1, (("ETA ", _DIM), (humanize_duration(eta), ""))))
+        return parts + [
+            _metric(name, self._latest[name], self._is_best(name, self._latest[name]), rank)
+            for rank, name in enumerate(self._names(), start=5)
+        ]
+
+    def _names(self) -> list[str]:
+        """Metrics in the order of the log line, but times last: the line has the speed already."""
+        names = MetricFormatter().sort(self._latest)
+        times = [name for name in names if name.endswith(("time", "timer"))]
+        return names[len(times) :] + times
+
+
+# ---------------------------------------------------------------------------------- the live line
+
+
+class _Part(NamedTuple):
+    """A piece of the live line; where it is too long, pieces of the highest rank go first."""
+
+    rank: int
+    spans: tuple[tuple[str, str], ...]  # text and SGR style ("" for none)
+
+    @property
+    def width(self) -> int:
+        return sum(_cells(text) for text, _ in self.spans)
+
+
+def _counter(word: str, value: int, limit: int | None, rank: int) -> _Part:
+    of = "" if limit is None else f"/{limit}"
+    return _Part(rank, ((f"{word} ", _DIM), (str(value), _BOLD), (of, _DIM)))
+
+
+def _bar(progress: float, rank: int) -> _Part:
+    halves = int(progress * _BAR * 2)
+    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    return _Part(rank, ((done, _CYAN), ("─" * (_BAR - len(done)), _DIM), (f" {int(progress * 100):3d}%", "")))
+
+
+def _metric(name: str, stats: Stats, best: bool, rank: int) -> _Part:
+    label, _, value = MetricFormatter().format(name, stats._replace(count=1), False).rpartition(": ")
+    return _Part(rank, ((f"{label} ", _DIM), (value, ""), (" (*)" if best else "", _GREEN)))
+
+
+def _cells(text: str) -> int:
+    """Terminal cells that `text` takes: East Asian wide characters take two."""
+    if text.isascii():
+        return len(text)
+    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _layout(parts: list[_Part], columns: int, color: bool) -> str:
+    """One line of at most `columns` cells."""
+    parts = list(parts)
+    while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
+        parts.remove(max(parts))
+    left, line = columns, []
+    for number, part in enumerate(parts):
+        for text, style in ((("  ", ""),) if number else ()) + part.spans:
+            text = _crop(text, left)
+            left -= _cells(text)
+            line.append(f"\x1b[{style}m{text}\x1b[0m" if style and color and text else text)
+    return "".join(line)
+
+
+def _crop(text: str, cells: int) -> str:
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "?" for c in text)
+    while _cells(text) > cells:
+        text = text[:-1]
+    return text
+
+
+class _LiveLine:
+    """The terminal's last line.  While it is open, `sys.stdout` and `sys.stderr` write above it.
+
+    After drawing the cursor stands at the line's start, so that whatever writes to the terminal
+    without asking starts there.  A line that the user has begun and not ended is left alone.
+    """
+
+    def __init__(self, stream: TextIO, lock: threading.RLock, parts: Callable[[], list[_Part]]) -> None:
+        self.stream = stream
+        self.lock = lock
+        self.pid = os.getpid()
+        self.open_ = False
+        self._parts = parts
+        self._drawn = False
+        self._midline = False
+        self._color = "NO_COLOR" not in os.environ
+
+    def open(self) -> None:
+        self.open_ = True
+        self._stand_ins = {"stdout": _Above(sys.stdout, self)}
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._stand_ins["stderr"] = _Above(sys.stderr, self)
+        for name, stand_in in self._stand_ins.items():
+            setattr(sys, name, stand_in)
+
+    def close(self) -> None:
+        self.open_ = False
+        for name, stand_in in self._stand_ins.items():
+            if (
+                getattr(sys, name) is stand_in
+            ):  # else somebody else's stand-in holds ours, which now passes on
+                setattr(sys, name, stand_in.stream)
+        self.erase()
+        self.stream.flush()
+
+    def draw(self) -> None:
+        if self._midline or not self.open_:
+            return
+        line = _layout(self._parts(), _columns(self.stream) - 1, self._color)
+        self._drawn = True
+        _write(self.stream, f"{_ERASE}{line}\r")
+
+    def erase(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            self.stream.write(_ERASE)
+            self.stream.flush()  # standard error may be what writes next
+
+    def print(self, text: str) -> None:
+        self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
+
+    def above(self, stream: TextIO, text: str) -> None:
+        """Write `text` to `stream` where the live line is, and draw that again below."""
+        self.erase()
+        _write(stream, text)
+        self._midline = not text.endswith(("\n", "\r"))
+        self.draw()
+
+
+class _Above:
+    """Stands for `sys.stdout` or `sys.stderr`: the same stream, writing above the live line."""
+
+    def __init__(self, stream: TextIO, line: _LiveLine) -> None:
+        self.stream = stream
+        self._line = line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        line = self._line
+        # a forked worker neither draws nor touches a lock that another thread may have held
+        if not text or not line.open_ or os.getpid() != line.pid:
+            return self.stream.write(text)
+        with line.lock:
+            line.above(self.stream, text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for text in lines:
+            self.write(text)
+
+    def flush(self) -> None:
+        """Also clears the live line's place: before a prompt (`input`, pdb) Python flushes."""
+        line = self._line
+        if line.open_ and os.getpid() == line.pid:
+            with line.lock:
+                line.erase()
+        self.stream.flush()
+
+
+def is_live_terminal(stream: TextIO | None) -> bool:
+    """Whether a live line can be drawn on `stream`: a terminal with a cursor and a person before it."""
+    if stream is None or stream.closed or not stream.isatty():
+        return False
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    return not ({"CI", "SLURM_JOB_ID"} & os.environ.keys() or "ipykernel" in sys.modules)
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+# ------------------------------------------------------------------------------------ small parts
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.translate(_ASCII).encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def _discard_output(stream: TextIO) -> None:
+    """Nobody reads `stream` any more: let it lead nowhere, so that no flush fails at Python's exit."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+class _Speed:
+    """Steps per second over the last calls of `update`."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque(maxlen=20)
+
+    def update(self, now: float, step: int) -> None:
+        if not self._samples or step > self._samples[-1][1]:
+            self._samples.append((now, step))
+
+    def text(self) -> str:
+        """As "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
+        if len(self._samples) < 2:
+            return ""
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        if end <= start:
+            return ""
+        rate = (last - first) / (end - start)
+        return f"{_three_digits(rate)} steps/s" if rate >= 1 else f"{_three_digits(1 / rate)} s/step"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+class _LogFile:
+    """Lines with a time stamp, each appended by one write: whole after a kill, and gone on with later.
+
+    Args:
+        path: made with its folder.
+        complain: told once that the file cannot be written; later lines try again.
+    """
+
+    def __init__(self, path: Path, complain: Sink) -> None:
+        self._path = path
+        self._complain = complain
+        self._complained = False
+        self._file: int | None = None
+
+    def write(self, text: str) -> None:
+        stamp = datetime.now().astimezone().isoformat(timespec="seconds")
+        lines = "".join(f"{stamp} {line}\n" for line in text.split("\n"))
+        try:
+            hazard.reach("console.log")
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            os.write(self._file, lines.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                self._complain(f"the log {self._path} cannot be written ({error}); lines are missing there")
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
