@@ -1,1 +1,92 @@
-"""everstep: training loops whose runs survive anything, to the bit."""
+"""everstep: training loops whose runs survive anything, to the bit.
+
+Everything public is imported from here, and only when it is used: `import everstep` itself loads no
+framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep import data, schedule, testing
+    from everstep.backends import torch
+    from everstep.contracts import (
+        Boundary,
+        Cursor,
+        Interrupt,
+        Moment,
+        Outcome,
+        Save,
+        Service,
+        Stage,
+        Stateful,
+        Stop,
+        Stream,
+    )
+    from everstep.loop import TrainLoop
+    from everstep.metrics import MetricFormatter
+    from everstep.schedule import At, Every, Never
+    from everstep.services.best import Best
+    from everstep.services.checkpoints import Checkpoints
+    from everstep.services.console import Console
+    from everstep.services.early_stop import EarlyStop
+    from everstep.services.nan_guard import NaNGuard
+    from everstep.services.stop_after import StopAfter
+    from everstep.state import Slot
+    from everstep.supervisor import BestRecord, Ending, InitFrom, Supervisor
+
+_HOMES = {
+    "contracts": (
+        "Boundary",
+        "Cursor",
+        "Interrupt",
+        "Moment",
+        "Outcome",
+        "Save",
+        "Service",
+        "Stage",
+        "Stateful",
+        "Stop",
+        "Stream",
+    ),
+    "loop": ("TrainLoop",),
+    "metrics": ("MetricFormatter",),
+    "schedule": ("At", "Every", "Never"),
+    "services.best": ("Best",),
+    "services.checkpoints": ("Checkpoints",),
+    "services.console": ("Console",),
+    "services.early_stop": ("EarlyStop",),
+    "services.nan_guard": ("NaNGuard",),
+    "services.stop_after": ("StopAfter",),
+    "state": ("Slot",),
+    "supervisor": ("BestRecord", "Ending", "InitFrom", "Supervisor"),
+}
+_NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
+_ROOMS = {
+    "data": "everstep.data",
+    "schedule": "everstep.schedule",
+    "testing": "everstep.testing",
+    "torch": "everstep.backends.torch",
+}
+
+__version__ = "0.1.0"
+__all__ = [*_NAMES, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(_ROOMS[name])
+    else:
+        from everstep.errors import nearest
+
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}; {nearest(name, __all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -86,6 +86,8 @@ class Best(Service):
         self.step = self.epoch = 0
         self.is_new = False
         """Whether a best came since the last printed line (the mark ` (*)`)."""
+        self.saved_as: str | None = None
+        """Name of the folder in `best/METRIC/` with the best weights; the supervisor sets it."""
         self._unsaved = False
         self._run: RunView | None = None
 
@@ -114,8 +116,14 @@ class Best(Service):
         return Outcome(actions=(SaveBest(self.metric, self.value),))
 
     def state_dict(self) -> dict[str, Json]:
-        return {"value": self.value, "step": self.step, "epoch": self.epoch, "unsaved": self._unsaved}
+        return {
+            "value": self.value,
+            "step": self.step,
+            "epoch": self.epoch,
+            "saved_as": self.saved_as,
+            "unsaved": self._unsaved,
+        }
 
     def load_state_dict(self, state: Any) -> None:
         self.value, self.step, self.epoch = state["value"], state["step"], state["epoch"]
-        self._unsaved = state["unsaved"]
+        self.saved_as, self._unsaved = state["saved_as"], state["unsaved"]

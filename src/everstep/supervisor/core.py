@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from everstep.checkpoint import CheckpointName
+from everstep.checkpoint import CheckpointName, read_checkpoint
 from everstep.contracts import (
     Action,
     Boundary,
@@ -50,7 +50,7 @@ from everstep.services.function import SCHEDULED, SYNCHRONOUS, FunctionService
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
-from everstep.state import capture, encode, restore
+from everstep.state import Encoded, capture, decode, restore
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
@@ -185,6 +185,9 @@ class Supervisor:
         self._error: BaseException | None = None
         self._soon: list[tuple[Service | None, Action]] = []
         self._snapshot: Snapshot | None = None
+        """The last one taken, at a boundary or where an epoch's steps ended; in the kept buffers."""
+        self._kept_only = False
+        """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
         self._opened = 0.0
         self._ending: Ending | None = None
@@ -249,11 +252,8 @@ class Supervisor:
         service = self._board.find(Best)
         if service is None or service.value is None:
             return None
-        path = None
-        if service.save:
-            store = self._opening.best_store(service.metric)
-            found = [n for n in store.names() if store.meta(n) == _best_meta(service.metric, service.value)]
-            path = str(store.path(found[-1])) if found else None
+        folder = self._opening.best_folder(service.metric) / (service.saved_as or "")
+        path = str(folder) if service.saved_as is not None and folder.exists() else None
         return BestRecord(service.metric, service.value, service.step, service.epoch, path)
 
     @property
@@ -490,13 +490,13 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------- the step
 
-    def _complete_step(self) -> None:
+    def _complete_step(self, can_save: bool = True) -> None:
         """A step is complete: the one place where it counts."""
         current = self._progress
         current.step = step = current.step + 1
         self._open_step = 0
         if step >= self._next_due:
-            self._boundary(Moment.AFTER_STEP)
+            self._boundary(Moment.AFTER_STEP, can_save=can_save)
 
     def _wake(self) -> None:
         """Make the next boundary due.  Threads and signal handlers call it: plain attributes only."""
@@ -543,6 +543,8 @@ class Supervisor:
             if self._must_save():
                 saves.append((None, Save()))
             self._save(saves, "epoch" if at_epoch_end else "step")
+            if at_epoch_end:
+                self._keep_snapshot("epoch")
         self._board.fired(due, when)
         self._collector.new_boundary()
         self._schedule_next()
@@ -617,8 +619,37 @@ class Supervisor:
         if self._tainted or not (best or whole):
             return
         self._save_asked = False
+        name = self._name(phase)
+        for service, action in actions:
+            if isinstance(service, Best) and isinstance(action, SaveBest):
+                service.saved_as = str(name)
         self._snapshot = self._take_snapshot(phase)
         self._saver.commit(self._snapshot, best, whole=whole)
+        self._kept_only = not whole
+
+    def _keep_snapshot(self, phase: Phase) -> None:
+        """Copy the state as it is here, to be committed if an interruption comes before the next boundary."""
+        name = self._name(phase)
+        if self._tainted or (self._snapshot is not None and self._snapshot.name == name):
+            return
+        if self._recovered.checkpoint == str(name):
+            return
+        self._await_trial()
+        try:
+            self._snapshot = self._take_snapshot(phase)
+            self._kept_only = True
+        except NotResumableError:
+            self._snapshot = None  # an error only where a save is really asked for
+
+    def _commit_kept(self) -> None:
+        """Commit the kept snapshot, if it is not."""
+        if self._kept_only and self._snapshot is not None:
+            self._saver.commit(self._snapshot)
+            self._kept_only = False
+
+    def _name(self, phase: Phase) -> CheckpointName:
+        current = self._progress
+        return CheckpointName(current.step, current.epoch if phase == "epoch" else None)
 
     def _take_snapshot(self, phase: Phase) -> Snapshot:
         """Copy the whole state tree, as of this boundary."""
@@ -643,10 +674,10 @@ class Supervisor:
             "controllers": self._board.controllers(),
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
-            "best": {b.metric: _best_meta(b.metric, b.value) for b in self._board.all(Best) if b.value is not None},
+            "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
         }
         return Snapshot(
-            name=CheckpointName(current.step, current.epoch if phase == "epoch" else None),
+            name=self._name(phase),
             encoded=encoded,
             guarded=self._user.guarded(user["user"]) if guard and guard.parameters else frozenset(),
             phase=phase,
@@ -817,11 +848,10 @@ class Supervisor:
     def _save_last(self) -> None:
         """Save the state after the last completed step, where no boundary has."""
         current = self._progress
-        if not self._begun or current.step == 0 or self._recovered.finished:
+        if not self._begun or current.step in (0, self._recovered.step):
             return
         if self._snapshot is not None and self._snapshot.name.step == current.step:
-            return
-        if self._recovered.checkpoint is not None and current.step == self._recovered.start_step:
+            self._commit_kept()
             return
         if sum(endless.drawn for endless in self._endless) != self._drawn:
             self._warn("a batch was drawn and its step not completed by advance(): it is not part of the last save")
@@ -831,7 +861,8 @@ class Supervisor:
     def _restore_best(self) -> None:
         service, best = self._board.find(Best), self.best
         if service is not None and service.restore_at_end and best is not None and best.path is not None:
-            self._user.load_user(self._opening.read_best(Path(best.path)))
+            saved = read_checkpoint(Path(best.path))
+            self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
             self.println(f"the best weights by {best.metric} ({best.value:.6g}, step {best.step}) are loaded")
 
     def _abandon(self) -> None:
@@ -849,10 +880,6 @@ class Supervisor:
             reason = f"{type(cause).__name__}: {cause}"
         else:
             reason = "the loop was left before its end" if stop is None else stop.reason
-        last = self._saver.last
-        digest = None if last is None else self._opening.store.digest(last.name)
-        if digest is None and self._recovered.checkpoint is not None:
-            digest = self._recovered.digest
         self._ending = Ending(
             reason=reason,
             step=self._progress.step,
@@ -860,7 +887,7 @@ class Supervisor:
             finished=cause is None and self._is_over(),
             best=self.best,
             where=self._opening.where(),
-            digest=digest,
+            digest=self._saver.digest or self._recovered.digest,
             resumed_from=self._recovered.checkpoint,
             segment=self.segment,
             failed_saves=self._saver.failures,
@@ -936,10 +963,6 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
     except BaseException as error:
         return [error]
     return []
-
-
-def _best_meta(metric: str, value: float) -> dict[str, Any]:
-    return {"metric": metric, "value": value}
 
 
 def checked_limit(name: str, value: int | None) -> int | None:

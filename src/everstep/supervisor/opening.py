@@ -48,13 +48,16 @@ class Recovered:
     """Where this start begins.
 
     Attributes:
-        progress: the counters; those of a fresh run if `checkpoint` is None.
+        progress: the counters, which go on counting; those of a fresh run if `checkpoint` is None.
+        step, epoch: where it begins.
+        mid_epoch: whether that is inside an epoch, which is then entered again.
         checkpoint: name of the checkpoint it goes on from, None for a fresh start.
         random: random state to put back at the resume point, None for a fresh start.
         parent: the journal's end as the checkpoint knows it.
         replay: compares the rows of steps that are executed again.
         collector: saved metric windows, None for a fresh start.
         finished: the run was complete and nothing reopened it.
+        digest: of the checkpoint's state.
         services, streams, wall: those branches of the saved tree.
     """
 
@@ -67,7 +70,12 @@ class Recovered:
     services: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
+    digest: str | None = None
     wall: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.step, self.epoch = self.progress.step, self.progress.epoch
+        self.mid_epoch = self.checkpoint is not None and self.progress.phase == "step" and self.epoch > 0
 
 
 class Opening:
@@ -143,7 +151,7 @@ class Opening:
             start.init_fn()
         progress = Progress(seed=seed)
         if start.init_from is not None:
-            source = start.init_from.load(user, progress)
+            source = start.init_from.load(user, progress, self._say)
             self._say(f"initialised from {source}")
         return Recovered(progress)
 
@@ -171,8 +179,9 @@ class Opening:
         self._compare(progress, board, meta["controllers"], reopened)
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
         user.load(tree, progress.updates)
-        self.store.supersede_after(checkpoint.name)
         ours = checkpoint.path == self.store.path(checkpoint.name)
+        if ours:
+            self.store.supersede_after(checkpoint.name)
         parent = Position(*meta["journal"]) if ours else None
         finished = stop is not None and self._journal.ended() is not None
         self._say_resumed(checkpoint, progress, finished)
@@ -188,6 +197,7 @@ class Opening:
             services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
             streams=tree["streams"],
             finished=finished,
+            digest=checkpoint.digest,
             wall=tree["wall"],
         )
 
@@ -262,11 +272,20 @@ class Opening:
         size = sum(array.data.nbytes for array in encoded.arrays.values())
         forecast(self.run_dir.path, 2 * size + (1 << 16))
 
-    def best_store(self, metric: str) -> Store:
-        """Where the best weights by `metric` are kept: checkpoints of the user's state alone."""
-        folder = self.run_dir.best / metric.replace("/", ".")
-        folder.mkdir(parents=True, exist_ok=True)
-        return Store(folder, self.segment, self._say)
+    def best_folder(self, metric: str) -> Path:
+        """Where the best weights by `metric` are kept."""
+        return self.run_dir.best / metric.replace("/", ".")
+
+    def where(self) -> dict[str, str]:
+        """What of the run lies where, for the user."""
+        places = {
+            "run": self.run_dir.path,
+            "checkpoints": self.run_dir.checkpoints,
+            "best": self.run_dir.best,
+            "journal": self.run_dir.journal,
+            "log": self.run_dir.logs / "run.log",
+        }
+        return {name: str(path) for name, path in places.items() if path.exists()}
 
 
 def _reopened(

@@ -40,6 +40,7 @@ class Progress:
         epoch_start: `step` when the epoch began.
         calls: `iter_steps` loops finished in this epoch.
         iterating: whether one is open.
+        stream: the stream that it reads, None without data.
         call_start: `step` when the open one began.
         updates: optimizer updates that really happened.
         seed: the run's seed.
@@ -53,6 +54,7 @@ class Progress:
     epoch_start: int = 0
     calls: int = 0
     iterating: bool = False
+    stream: str | None = None
     call_start: int = 0
     updates: int = 0
     stop: StopRecord | None = None

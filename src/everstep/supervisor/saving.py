@@ -1,16 +1,18 @@
-"""From the live state to a committed checkpoint: snapshot on the main thread, the rest behind it."""
+"""From the live state to a committed checkpoint: copied on the main thread, written behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Retention, Store, Writer, save_apart
+from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Retention, Writer, save_apart
 from everstep.contracts import SaveBest
+from everstep.errors import CheckpointError
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
+from everstep.supervisor.opening import Opening
 from everstep.supervisor.progress import Phase
 
 
@@ -37,106 +39,121 @@ class Snapshot:
 
 
 class Saver:
-    """Owns the kept buffers, the store and the writer thread.
+    """Owns the kept buffers and the writer thread.
 
     Args:
-        store: where checkpoints are committed.
+        opening: the run directory and its store.
         journal: made durable up to a snapshot's position before that is committed.
         retention: which checkpoints stay.
         wake: called from the writer thread when something ended; must only set plain attributes.
         warn: says a failed save to the user.
 
     Attributes:
-        committed: checkpoints committed and not yet announced, oldest first.
-        last: the newest commit of this process.
+        last: the newest commit of this process, None before the first.
+        digest: of its state.
         failures: how many saves failed.
+        error: what made the newest save fail; None after one that succeeded.
     """
 
     def __init__(
         self,
-        store: Store,
+        opening: Opening,
         journal: Journal,
         retention: Retention,
         wake: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.store, self._journal, self._retention = store, journal, retention
+        self._opening, self._journal, self._retention = opening, journal, retention
         self._wake, self._warn = wake, warn
         self._buffers = Buffers()
-        self.writer = Writer(warn)
-        self.committed: list[CommittedCheckpoint] = []
+        self._writer = Writer(warn)
+        self._committed: list[CommittedCheckpoint] = []
         self.last: CommittedCheckpoint | None = None
+        self.digest: str | None = None
         self.failures = 0
         self.error: OSError | MemoryError | None = None
-        """What made the newest save fail; None after one that succeeded."""
 
     def encode(self, tree: dict[str, Any]) -> Encoded:
-        """Copy the state into the kept buffers, once the running write no longer needs them."""
-        self.writer.wait()
+        """Copy a tree into the kept buffers, once the running write no longer needs them."""
+        self._writer.wait()
         return encode(tree, self._buffers)
 
-    def commit(self, snapshot: Snapshot, best: Sequence[tuple[SaveBest, Path]] = (), whole: bool = True) -> None:
-        """Start writing a snapshot: the best weights first, then, if `whole`, the checkpoint."""
-        self.writer.submit(lambda: self._write(snapshot, best, whole), self._done, self._failed)
+    def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
+        """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""
+        self._writer.submit(lambda: self._write(snapshot, best, whole), self._done, self._failed)
 
-    def _write(
-        self, snapshot: Snapshot, best: Sequence[tuple[SaveBest, Path]], whole: bool
-    ) -> CommittedCheckpoint | None:
-        for action, folder in best:
-            user = _only_user(snapshot.encoded)
-            save_apart(
-                folder,
-                snapshot.name,
-                user.structure,
-                user.arrays,
-                digest=digest(user),
-                epoch=snapshot.epoch,
-                phase=snapshot.phase,
-                meta={"metric": action.metric, "value": action.value},
-                guarded=snapshot.guarded,
-                keep=self._referenced(action.metric),
-            )
+    def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
+        for action in best:
+            self._write_best(snapshot, action)
         if not whole:
             return None
         self._journal.fsync_only(snapshot.position)
-        committed = self.store.commit(
+        total = digest(snapshot.encoded)
+        committed = self._opening.store.commit(
             snapshot.name,
             snapshot.encoded.structure,
             snapshot.encoded.arrays,
-            digest=digest(snapshot.encoded),
+            digest=total,
             epoch=snapshot.epoch,
             phase=snapshot.phase,
             partial=snapshot.partial,
             meta=snapshot.meta,
             guarded=snapshot.guarded,
         )
-        self.store.retain(self._retention, protect=set())
+        self.digest = total
+        self._opening.store.retain(self._retention)
         return committed
 
-    def _referenced(self, metric: str) -> set[str]:
-        """Names of the best records that a checkpoint on disk speaks of: a resume may want them."""
-        found = (self.store.meta(name)["best"].get(metric) for name in self.store.names())
-        return {record["name"] for record in found if record is not None}
+    def _write_best(self, snapshot: Snapshot, action: SaveBest) -> None:
+        structure: Any = snapshot.encoded.structure
+        arrays = {name: a for name, a in snapshot.encoded.arrays.items() if name.startswith("user/")}
+        user = Encoded({"user": structure["user"]}, arrays)
+        save_apart(
+            self._opening.best_folder(action.metric),
+            snapshot.name,
+            user.structure,
+            user.arrays,
+            digest=digest(user),
+            epoch=snapshot.epoch,
+            phase=snapshot.phase,
+            meta={"metric": action.metric, "value": action.value},
+            guarded=snapshot.guarded,
+            keep=self._spoken_of(action.metric),
+        )
+
+    def _spoken_of(self, metric: str) -> set[str]:
+        """The best weights that checkpoints on disk speak of: a resume from one of them wants its own."""
+        store, spoken_of = self._opening.store, set()
+        for name in store.names():
+            with suppress(CheckpointError):  # a damaged one is never resumed from
+                spoken_of.add(store.meta(name)["best"].get(metric))
+        return spoken_of - {None}
 
     def _done(self, committed: CommittedCheckpoint | None) -> None:
         self.error = None
         if committed is not None:
             self.last = committed
-            self.committed.append(committed)
+            self._committed.append(committed)
         self._wake()
 
     def _failed(self, error: OSError | MemoryError) -> None:
         self.failures += 1
         self.error = error
-        self._warn(f"a checkpoint could not be saved ({type(error).__name__}: {error}); the previous one is intact")
-        self._wake()
+        self._warn(f"a save failed, the checkpoint before is intact ({type(error).__name__}: {error})")
 
-    def close(self, wait: bool) -> None:
-        """End the writer thread; `wait` for what it is writing."""
-        self.writer.close(wait)
+    def take_committed(self) -> list[CommittedCheckpoint]:
+        """What was committed and not announced yet, oldest first."""
+        taken, self._committed = self._committed, []
+        return taken
 
+    def wait(self) -> None:
+        """Wait for the running write; raises its unexpected error."""
+        self._writer.wait()
 
-def _only_user(encoded: Encoded) -> Encoded:
-    assert isinstance(encoded.structure, dict)
-    arrays = {name: array for name, array in encoded.arrays.items() if name.startswith("user/")}
-    return Encoded({"user": encoded.structure["user"]}, arrays)
+    def poll(self) -> None:
+        """Raise the unexpected error of a write, if there is one."""
+        self._writer.poll()
+
+    def close(self) -> None:
+        """Let the running write end, and its thread."""
+        self._writer.close()

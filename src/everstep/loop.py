@@ -1,0 +1,591 @@
+"""`TrainLoop`: epochs, steps, metrics, timers and lines for a loop that you write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from everstep import backends
+from everstep.contracts import Moment, Service
+from everstep.errors import ConfigError, DataError, MetricError, UsageError
+from everstep.keywords import checked_keywords
+from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
+from everstep.metrics.collector import Reader, is_wall, to_scalar
+from everstep.progress_estimate import progress
+from everstep.schedule import NEVER
+from everstep.services.best import Best
+from everstep.services.early_stop import EarlyStop
+from everstep.state import isolated
+from everstep.supervisor import Supervisor, checked_limit
+from everstep.supervisor.streams import StreamSlot
+
+
+class TrainLoop(Supervisor):
+    """A `Supervisor` with epochs, steps and metrics; you write the two `for` loops.
+
+        with TrainLoop("runs/digits", state={"model": model, "optimizer": optimizer}, max_epoch=20) as loop:
+            for epoch in loop.iter_epochs():
+                for step, (x, y) in loop.iter_steps(train):
+                    loss = ...
+                    loop.collect_metrics(loss=loss)
+                with loop.evaluation(), loop.timeit("valid_time"):
+                    loop.collect_metrics(valid_loss=evaluate(model, valid))
+                loop.print_logs()
+
+    Run twice, it resumes, in the middle of an epoch if need be: the epoch is entered again, lines
+    before the inner loop run again (`resumed_mid_epoch` tells), the remaining steps and the lines
+    after it run.  Carries on TFSnippet's TrainLoop.
+
+    Args:
+        run_dir, state: as for `Supervisor`, like all arguments not listed here.
+        max_epoch: total number of epochs, 1 or more; None for no limit.
+        steps_per_epoch: an epoch is so many steps, and a pass over the data goes on in the next
+            epoch; None: an epoch is a pass.
+        watch: the metric whose best value is tracked and marked ` (*)`: a name, or (name, "min" or
+            "max").  Default: that of a `Best` or `EarlyStop` among the services, else "valid_loss".
+        groups: prefixes of parameter names that get tables of their own in the training summary.
+        formatter: how metrics are written in log lines.
+        show_eta: whether log lines have the ETA.
+    """
+
+    @checked_keywords
+    def __init__(
+        self,
+        run_dir: str | Path,
+        state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+        *,
+        max_epoch: int | None = None,
+        max_step: int | None = None,
+        steps_per_epoch: int | None = None,
+        watch: str | tuple[str, str] | None = None,
+        services: Iterable[Service] = (),
+        groups: Sequence[str] = (),
+        formatter: MetricFormatter | None = None,
+        show_eta: bool = True,
+        **supervisor: Any,
+    ) -> None:
+        self._max_epoch = checked_limit("max_epoch", max_epoch)
+        self._steps_per_epoch = checked_limit("steps_per_epoch", steps_per_epoch)
+        services = list(services)
+        if not any(isinstance(service, Best) for service in services):
+            services.append(Best(*_watched(watch, services), save=watch is not None))
+        super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)
+        self._groups, self._formatter, self._show_eta = tuple(groups), formatter or MetricFormatter(), show_eta
+        self._epoch_lines = self._collector.reader("print epoch", Reader())
+        self._step_lines = self._collector.reader("print steps", Reader(outside=False))
+        self._durations: list[float] = []
+        self._waited = 0.0
+        self._in_epochs = self._left_epochs = False
+        self._in_steps = False
+        self._left_open = False
+        """A step's body was left by `break` or `return` (or by an exception: then nothing follows)."""
+        self._epoch_open = False
+        self._epoch_began = 0.0
+        self._replaying = False
+        """In an epoch that a resume entered again, before the point where it goes on."""
+        self._calls = 0
+        """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
+        self._slot: StreamSlot | None = None
+        self._step_data: Any = None
+        self._pass_unfinished = False
+        self._tail_ready = False
+
+    # ------------------------------------------------------------------------------ what it is
+
+    @property
+    def max_epoch(self) -> int | None:
+        """The limit of `epoch`; may be set while running."""
+        return self._max_epoch
+
+    @max_epoch.setter
+    def max_epoch(self, value: int | None) -> None:
+        self._max_epoch = checked_limit("max_epoch", value)
+        self._limits_changed()
+
+    @property
+    def within_epoch(self) -> bool:
+        """Whether an epoch is open."""
+        return self._epoch_open
+
+    @property
+    def within_step(self) -> bool:
+        """Whether the body of a step is running."""
+        return self._open_step != 0 and not self._left_open
+
+    @property
+    def step_data(self) -> Any:
+        """The batch of the step that is running, None outside steps and without data."""
+        return self._step_data if self.within_step else None
+
+    @property
+    def resumed_mid_epoch(self) -> bool:
+        """True in the epoch that a resume entered again, from its first line to its last."""
+        recovered = self._recovered
+        return recovered.mid_epoch and self._progress.epoch == recovered.epoch
+
+    @property
+    def best_valid_metric(self) -> float | None:
+        """The best value of the watched metric; None if there is none yet."""
+        best = self.best
+        return None if best is None else best.value
+
+    def get_progress(self) -> float | None:
+        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+        return progress(
+            self.step,
+            self.epoch,
+            self.max_step,
+            self.max_epoch,
+            steps_per_epoch=self._steps_per_epoch or self._known_steps(),
+            within_epoch=self._epoch_open,
+            within_step=self.within_step,
+        )
+
+    # -------------------------------------------------------------------------------- the epochs
+
+    def iter_epochs(self) -> Iterator[int]:
+        """Yield the number of each epoch, from 1, until a limit or a stop.
+
+        After a resume inside an epoch it yields that epoch again.
+
+        Raises:
+            UsageError: outside the `with` block, or inside another epoch loop.
+            Interrupted: a signal, or the time budget; the state is saved.
+        """
+        self._require_open("iter_epochs")
+        if self._in_epochs:
+            raise UsageError("iter_epochs() inside another iter_epochs(); one epoch loop at a time")
+        self._in_epochs = True
+        try:
+            while self._open_epoch():
+                yield self.epoch
+                self._close_epoch()
+        finally:
+            self._in_epochs = False
+
+    def _open_epoch(self) -> bool:
+        if self._epoch_open:  # left by `break`, and a new epoch loop begun
+            self._close_epoch()
+        if not self._begun and self._recovered.mid_epoch:
+            self._begun = self._replaying = True
+            self._enter_epoch()
+            return True
+        if not self._begun:
+            self._begin_loop()
+        self._check_limits(True)
+        if self._progress.stop is not None:
+            return False
+        current = self._progress
+        current.epoch += 1
+        current.epoch_start = current.step
+        current.calls, current.iterating, current.stream = 0, False, None
+        self._enter_epoch()
+        return True
+
+    def _enter_epoch(self) -> None:
+        self._calls = 0
+        self._epoch_open = True
+        self._pass_unfinished = False
+        self._tail_ready = False
+        self._epoch_began = self.clock()
+        if not self._replaying:
+            self._epoch_lines.clear()
+        self._fire(Moment.BEFORE_EPOCH)
+
+    def _close_epoch(self) -> None:
+        """The tail is over: the after_epoch boundary."""
+        self._left_open = self._left_open or self._open_step != 0
+        self._settle()
+        if self._replaying:
+            self._require_calls()
+        self._collector.note_time("epoch_time", [self.clock() - self._epoch_began])
+        self._collector.end_epoch(self._progress.step)
+        self._record_times()
+        if self._steps_per_epoch is None:
+            self._streams.end_passes()
+        self._tail_ready = False
+        self._epoch_open = False
+        self._boundary(Moment.AFTER_EPOCH)
+
+    def _record_times(self) -> None:
+        """Times belong to ranges of steps, not to rows."""
+        current = self._progress
+        times = {
+            "epoch": current.epoch,
+            "steps": [current.epoch_start + 1, current.step],
+            "seconds": self.clock() - self._epoch_began,
+            "data_wait": self._waited,
+        }
+        self._journal.event("times", times, wall=True)
+        self._waited = 0.0
+
+    def _require_calls(self) -> None:
+        raise UsageError(
+            f"the checkpoint stands in iter_steps() loop number {self._progress.calls + 1} of epoch {self.epoch}, but "
+            f"the program entered only {self._calls}; run the program that made the checkpoint"
+        )
+
+    def _check_limits(self, at_epoch_end: bool) -> None:
+        super()._check_limits(at_epoch_end)
+        if at_epoch_end and self._max_epoch is not None and self.epoch >= self._max_epoch:
+            self._decide_stop(f"max_epoch {self._max_epoch} is reached", "max_epoch")
+
+    def _is_partial(self) -> bool:
+        return self._pass_unfinished
+
+    def _known_steps(self) -> float | None:
+        """Steps per epoch: the mean of the finished ones, else what the stream says of this one."""
+        current = self._progress
+        finished = current.epoch - self._epoch_open
+        if finished > 0:
+            return (current.epoch_start if self._epoch_open else current.step) / finished
+        cursor = None if self._slot is None else self._slot.cursor
+        left = None if cursor is None else cursor.remaining()
+        return None if left is None else current.step + left + (self._open_step != 0)
+
+    # --------------------------------------------------------------------------------- the steps
+
+    def iter_steps(self, data: Any = None, name: str = "train") -> Iterator[Any]:
+        """Yield (step, batch), or step if there is no data; step counts from 1 over the whole run.
+
+        Args:
+            data: a stream, a DataLoader, anything iterable (`everstep.data`); None counts up to
+                max_step, or steps_per_epoch steps.
+            name: the stream's name; two loops over different data in one epoch need two.
+
+        Raises:
+            UsageError: outside an epoch, inside another step loop, or without any end.
+            DataError: the data gave no batch at all.
+            Interrupted: a signal, or the time budget; the state is saved.
+        """
+        self._require_open("iter_steps")
+        if not self._epoch_open:
+            raise UsageError("iter_steps() outside an epoch; put it inside: for epoch in loop.iter_epochs():")
+        self._settle()
+        if self._in_steps:
+            raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
+        if data is None and self._max_step is None and not self._steps_per_epoch:
+            raise UsageError("iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch")
+        slot = None if data is None else self._streams.bind(data, name)
+        self._calls += 1
+        current = self._progress
+        if self._replaying and self._calls <= current.calls:  # done before the checkpoint
+            if self._calls == current.calls and not current.iterating:
+                self._resume_here()
+            return iter(())
+        reads = None if slot is None else slot.name
+        if not self._replaying:
+            current.iterating, current.call_start, current.stream = True, current.step, reads
+        elif current.stream != reads:
+            raise UsageError(
+                f"the checkpoint stands inside iter_steps() over stream {current.stream!r}, this one reads "
+                f"{reads!r}; run the program that made the checkpoint"
+            )
+        self._slot = slot
+        self._in_steps = True
+        return self._steps(slot)
+
+    def _resume_here(self) -> None:
+        """The resume point inside an epoch: streams stand where they stood, then random state."""
+        self._streams.open_bound()
+        self._restore_random()
+        self._replaying = False
+
+    def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
+        """The one loop body: fetch, yield, count."""
+        current, clock, durations = self._progress, self._clock, self._durations
+        end = NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
+        if self._replaying:
+            self._resume_here()
+        pass_began = -1 if slot is None or slot.in_pass else current.step
+        finished = False
+        try:
+            while current.stop is None and current.step < end:
+                asked = clock()
+                if slot is not None:
+                    try:
+                        batch = next(slot.cursor or slot.open())
+                    except StopIteration:
+                        if current.step == pass_began:
+                            raise _no_batch(slot.name) from None
+                        slot.end_pass()
+                        if self._steps_per_epoch is None:
+                            break
+                        pass_began = current.step
+                        continue
+                    except Exception as error:
+                        self._data_failed(slot, error)
+                        raise
+                    self._step_data = batch
+                began = clock()
+                self._waited += began - asked
+                self._open_step = step = current.step + 1
+                if self._synchronous:
+                    self._announce(Moment.BEFORE_STEP)
+                yield step if slot is None else (step, batch)
+                if self._open_step != step:
+                    raise UsageError(f"the loop over step {step} went on after its epoch had ended; do not keep iter_steps()")
+                durations.append(clock() - began)
+                self._complete_step()
+            finished = True
+        finally:
+            self._in_steps = False
+            if finished:
+                self._end_steps()
+            elif self._open_step:
+                self._left_open = True
+
+    def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
+        """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""
+        if not getattr(slot.cursor, "fetch_error_may_be_signal", False):
+            return
+        if self._signals.received_within(1.0):
+            self._notice_signal()
+            assert self._interruption is not None
+            if self._progress.step > self._progress.epoch_start:
+                self._keep_snapshot("step")
+            self._commit_kept()
+            self._leave(self._interruption)
+
+    def _end_steps(self) -> None:
+        """The step loop has ended; what follows in the epoch is its tail."""
+        current, slot = self._progress, self._slot
+        if slot is not None and current.stop is not None and slot.cursor is not None:
+            self._pass_unfinished = slot.cursor.remaining() != 0
+        elif slot is None or self._steps_per_epoch is not None:
+            self._pass_unfinished = current.stop is not None
+        current.iterating, current.calls = False, self._calls
+        self._collector.new_boundary()
+        self._keep_snapshot("step")
+        self._tail_ready = True
+
+    def _settle(self) -> None:
+        """Complete a step that was left by `break` or `return`, which ends its pass."""
+        if not self._left_open:
+            return
+        self._left_open = False
+        self._complete_step(can_save=False)
+        if self._slot is not None and self._steps_per_epoch is None:
+            self._slot.end_pass()
+        self._progress.iterating, self._progress.calls = False, self._calls
+        self._collector.new_boundary()
+        self._tail_ready = False
+
+    # ----------------------------------------------------------------------- metrics and timers
+
+    def collect_metrics(self, metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
+        """Add metric values: to the step, if one is open, and to the epoch.
+
+        A value is copied; one that lies on a device stays there until somebody reads it.
+
+        Args:
+            metrics: name to value.
+            values: the same as keywords.
+
+        Raises:
+            MetricError: a value is not one real number, or a name is given twice.
+            UsageError: outside an epoch.
+        """
+        if metrics is not None:
+            if both := metrics.keys() & values.keys():
+                raise MetricError(f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once")
+            values = {**metrics, **values}
+        step = self._open_step
+        if step and not self._left_open:
+            pending = self._collector.pending
+            for name, value in values.items():
+                pending.append((step, name, to_scalar(name, value)))
+        else:
+            self._enter_outside("collect_metrics")
+            values = {name: to_scalar(name, value) for name, value in values.items()}
+            for name, value in values.items():
+                self._collect_outside(name, value)
+        if self._synchronous:
+            self._announce(Moment.METRICS_COLLECTED, values)
+
+    def _enter_outside(self, what: str) -> None:
+        """Every method for use between steps passes here: epoch open, broken step closed, signals seen."""
+        self._require_open(what)
+        if not self._epoch_open:
+            raise UsageError(f"{what}() outside an epoch; call it inside: for epoch in loop.iter_epochs():")
+        self._settle()
+        self._poll()
+
+    def _collect_outside(self, name: str, value: Any) -> None:
+        """A value outside steps; in the head of an epoch entered again it was recorded the first time."""
+        if not self._replaying:
+            current = self._progress
+            phase = "tail" if current.calls else "head"
+            self._collector.outside(phase, current.step, name, value)
+
+    def _poll(self) -> None:
+        """In the tail, an interruption does not wait for the epoch's end: the kept snapshot is committed."""
+        if self._open_step:
+            return
+        self._require_no_error()
+        self._notice_signal()
+        if self._interruption is not None and self._tail_ready:
+            self._commit_kept()
+            self._leave(self._interruption)
+
+    @contextmanager
+    def metric_collector(self, name: str) -> Iterator[MetricMean]:
+        """A collector of (value, weight) pairs; on leaving the block their mean is collected as `name`."""
+        collected = MetricMean(name)
+        yield collected
+        if (mean := collected.mean) is not None:
+            self.collect_metrics({name: mean})
+
+    @contextmanager
+    def timeit(self, name: str) -> Iterator[None]:
+        """Time the block, in seconds, as metric `name`; nothing is recorded if it raises.
+
+        Raises:
+            ConfigError: the name does not end in time or timer, by which clock values are recognised.
+        """
+        if not is_wall(name):
+            raise ConfigError(f"timeit({name!r}): end the name in time or timer, as in {name + '_time'!r}")
+        if not self.within_step:
+            self._enter_outside("timeit")
+        began = self.clock()
+        yield
+        self.collect_metrics({name: self.clock() - began})
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Evaluate inside: models in evaluation mode; random state and modes come back afterwards.
+
+        So evaluating, or not, more or less often, changes nothing in the training.  The block may run
+        again after a resume and must not change the state.
+        """
+        self._enter_outside("evaluation")
+        began = self.clock()
+        self._estimator.update(self._progress.step)
+        with isolated(), self._user.evaluation_mode():
+            yield
+        self._estimator.exclude(self.clock() - began)
+
+    def add_summary(self, summary: Any) -> None:
+        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
+        if not self.within_step:
+            self._enter_outside("add_summary")
+        self._announce(Moment.SUMMARY_ADDED, summary)
+
+    # ------------------------------------------------------------------------------- the lines
+
+    def print_logs(self) -> None:
+        """Print one line of what was collected since the last such line, and clear that.
+
+        In a step: the values collected in steps.  Otherwise: all values of the epoch.  Call it at the
+        end of the step or of the epoch.
+        """
+        if self.within_step:
+            lines = self._step_lines
+        else:
+            self._enter_outside("print_logs")
+            lines = self._epoch_lines
+            self._collector.note_time("epoch_time", [self.clock() - self._epoch_began])
+        self._note_durations()
+        stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
+        lines.clear()
+        new = {best.metric for best in self._board.all(Best) if best.is_new}
+        for best in self._board.all(Best):
+            best.is_new = best.is_new and best.metric not in stats
+        super().println(log_line(self._tag(), stats, new, self._formatter))
+        self._announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
+        self._announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
+
+    def _tag(self) -> str:
+        eta = self.get_eta() if self._show_eta else None
+        return log_tag(self.epoch, self.max_epoch, self.step, self.max_step, eta)
+
+    def print_training_summary(self) -> None:
+        """Print the environment and the table of the state's parameters, by groups."""
+        self._require_open("print_training_summary")
+        facts = {f"{b.name} {k}": v for b in backends.active() for k, v in b.describe().items()}
+        self.println(environment_table({"run": str(self.run_dir), "seed": str(self.seed), **facts}))
+        for backend in backends.active():
+            if parameters := backend.parameters(self._user.objects):
+                self.println(parameter_table("Trainable Parameters", parameters, self._groups))
+
+    # -------------------------------------------------------------------------- what it overrides
+
+    def make_checkpoint(self) -> None:
+        """Save at the next boundary: the end of this step, or of this epoch.
+
+        Raises:
+            UsageError: outside an epoch.
+        """
+        if not self.within_step:
+            self._enter_outside("make_checkpoint")
+        super().make_checkpoint()
+
+    def should_stop(self) -> bool:
+        """Whether a stop has been decided; the iterators end by themselves."""
+        self._require_open("should_stop")
+        return self._progress.stop is not None
+
+    def advance(self, **metrics: Any) -> None:
+        """Not in a TrainLoop: `iter_steps` completes the steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("advance() is a Supervisor's; in a TrainLoop iter_steps() completes each step")
+
+    def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
+        self._note_durations()
+        super()._boundary(moment, can_save=can_save)
+
+    def _note_durations(self) -> None:
+        self._collector.note_time("step_time", self._durations)
+        self._durations.clear()
+
+    def _finish(self) -> None:
+        self._settle()
+        if self._epoch_open:  # left by `break`: closed here; the run is resumable, not finished
+            self._save_asked = True
+            self._left_epochs = True
+            self._close_epoch()
+        super()._finish()
+
+    def _is_over(self) -> bool:
+        return super()._is_over() and not self._left_epochs
+
+
+class MetricMean:
+    """The weighted mean of what was collected."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._window = Window()
+
+    def collect(self, value: Any, weight: float = 1.0) -> None:
+        """Add one value with a weight of 0 or more.
+
+        Raises:
+            MetricError: not one real number, or a negative weight.
+        """
+        self._window.add(float(to_scalar(self._name, value)), weight)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean so far, None before the first value."""
+        stats = self._window.stats()
+        return None if stats is None else stats.mean
+
+
+def _no_batch(name: str) -> DataError:
+    return DataError(f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)")
+
+
+def _watched(watch: str | tuple[str, str] | None, services: Sequence[Service]) -> tuple[str, str | None]:
+    """The metric to watch, and its direction where it is given."""
+    if isinstance(watch, tuple):
+        return watch
+    if watch is not None:
+        return watch, None
+    stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
+    return ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)

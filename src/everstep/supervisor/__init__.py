@@ -1,0 +1,7 @@
+"""Process-level care for any loop: lock, recovery, signals, services, the step, the ending."""
+
+from everstep.supervisor.core import Handle, Supervisor, checked_limit
+from everstep.supervisor.ending import BestRecord, Ending
+from everstep.supervisor.init_from import InitFrom
+
+__all__ = ["BestRecord", "Ending", "Handle", "InitFrom", "Supervisor", "checked_limit"]
