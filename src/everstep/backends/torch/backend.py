@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,13 @@ _NAMES = {
 }  # fmt: skip
 """safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+@dataclass
+class _Host(HostArray):
+    """A host buffer with the view through which it is filled: making one takes longer than filling it."""
+
+    elements: Tensor = field(default_factory=torch.Tensor, repr=False)
 
 
 class TorchBackend:
@@ -66,16 +74,16 @@ class TorchBackend:
         tensor, extra = _describe(array)
         name = _NAMES.get(tensor.dtype, "U8")
         shape = tuple(tensor.shape)
-        size = tensor.numel() * tensor.element_size()
-        if reuse is not None and reuse.data.size == size and (reuse.dtype, reuse.shape) == (name, shape):
-            data = reuse.data
+        if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra) == (name, shape, extra):
+            host = reuse
         else:
-            data = _allocate(size, pinned=tensor.is_cuda)
+            data = _allocate(tensor.numel() * tensor.element_size(), pinned=tensor.is_cuda)
+            host = _Host(name, shape, data, self.name, extra, _elements(data, tensor.dtype, shape))
         try:
-            _elements(data, tensor.dtype, shape).copy_(tensor)
+            host.elements.copy_(tensor)
         except NotImplementedError as error:
             raise StateError(f"torch cannot copy a {tensor.dtype} tensor: save .view(torch.uint8)") from error
-        return HostArray(name, shape, data, self.name, extra)
+        return host
 
     def from_host(self, host: HostArray) -> Tensor:
         """A new tensor of its own memory, on its device where this machine has that, else on the CPU."""

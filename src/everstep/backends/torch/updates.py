@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.errors import RestoreError
 
-_SENTINELS = 8
+_SENTINELS = 4
 
 
 class TorchUpdateWatch:
