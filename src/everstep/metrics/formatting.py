@@ -37,16 +37,17 @@ class MetricFormatter:
 
     def format(self, name: str, stats: Stats, is_best: bool) -> str:
         """One metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized."""
-        show = humanize_duration if _is_time(name) else _number
+        show = humanize_duration if is_time(name) else _number
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
 
     def sort(self, names: Iterable[str]) -> list[str]:
         """Times (names that end in time or timer) first, then alphabetical."""
-        return sorted(names, key=lambda name: (not _is_time(name), name))
+        return sorted(names, key=lambda name: (not is_time(name), name))
 
 
-def _is_time(name: str) -> bool:
+def is_time(name: str) -> bool:
+    """Whether a metric's values are seconds, by its name (`step_time`, `my_timer`)."""
     return name.endswith(("time", "timer"))
 
 

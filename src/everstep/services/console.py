@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TextIO
 from everstep import hazard
 from everstep.contracts import Boundary, RunView, Service, Stage
 from everstep.errors import ConfigError
-from everstep.metrics.formatting import MetricFormatter, humanize_duration, log_line, log_tag
+from everstep.metrics.formatting import humanize_duration, is_time, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 
@@ -33,7 +33,7 @@ Sink = Callable[[str], None]
 
 _ERASE = "\r\x1b[K"
 _DIM, _BOLD, _CYAN, _GREEN = "2", "1", "36", "32"
-_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "#", "─": "-"})
+_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-"})
 _BAR = 20
 
 
@@ -106,6 +106,11 @@ class Console(Service):
                 self._latest.update(stats)
                 self._guarded(self._line.draw)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it stands between `open` and `close`."""
+        return self._log is not None
+
     def print(self, text: str) -> None:
         """Print `text` and a newline above the live line, and append it to the log file.
 
@@ -158,7 +163,8 @@ class Console(Service):
         assert run is not None
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         best = [name for name in stats if self._is_best(name, stats[name])]
-        return log_line(" ".join(filter(None, (tag, self._speed.text()))), stats, best)
+        items = "; ".join(filter(None, (self._speed.text(), log_line("", stats, best))))
+        return " ".join(filter(None, (tag, items)))
 
     def _parts(self) -> list[_Part]:
         """The live line from left to right."""
@@ -179,10 +185,8 @@ class Console(Service):
         ]
 
     def _names(self) -> list[str]:
-        """Metrics in the order of the log line, but times last: the line has the speed already."""
-        names = MetricFormatter().sort(self._latest)
-        times = [name for name in names if name.endswith(("time", "timer"))]
-        return names[len(times) :] + times
+        """Metrics by name, times last: the line has the speed already."""
+        return sorted(self._latest, key=lambda name: (is_time(name), name))
 
 
 # ---------------------------------------------------------------------------------- the live line
@@ -211,7 +215,8 @@ def _bar(progress: float, rank: int) -> _Part:
 
 
 def _metric(name: str, stats: Stats, best: bool, rank: int) -> _Part:
-    label, _, value = MetricFormatter().format(name, stats._replace(count=1), False).rpartition(": ")
+    label = name.replace("_", " ")
+    value = humanize_duration(stats.mean) if is_time(name) else f"{stats.mean:.4g}"
     return _Part(rank, ((f"{label} ", _DIM), (value, ""), (" (*)" if best else "", _GREEN)))
 
 

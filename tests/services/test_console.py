@@ -1,0 +1,507 @@
+"""The console on real terminals (pseudo-terminals), pipes and files."""
+
+import io
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import threading
+import tty
+from collections.abc import Iterator
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+from typing import Any
+
+import pytest
+
+from everstep import hazard
+from everstep.contracts import Action, Boundary, Moment
+from everstep.errors import ConfigError
+from everstep.metrics import Stats, Window
+from everstep.services.console import Console
+from everstep.testing.clock import ManualClock
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
+
+
+class Readings:
+    """One window a metric."""
+
+    def __init__(self) -> None:
+        self.windows: dict[str, Window] = {}
+
+    def add(self, **metrics: float) -> None:
+        for name, value in metrics.items():
+            self.windows.setdefault(name, Window()).add(value)
+
+    def stats(self, name: str) -> Stats | None:
+        return self.windows[name].stats() if name in self.windows else None
+
+    def values(self, name: str) -> list[float]:
+        return []
+
+    def names(self) -> list[str]:
+        return list(self.windows)
+
+    def nonfinite(self, name: str) -> None:
+        return None
+
+    def clear(self) -> None:
+        self.windows.clear()
+
+
+class Run:
+    """A run of 4000 steps in 10 epochs, 100 steps a second."""
+
+    segment = 0
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.clock = ManualClock()
+        self.step = self.epoch = 0
+        self.max_step: int | None = 4000
+        self.max_epoch: int | None = 10
+        self.readings = Readings()
+
+    def get_progress(self) -> float | None:
+        return None if self.max_step is None else self.step / self.max_step
+
+    def get_eta(self) -> float | None:
+        return None if self.max_step is None or not self.step else (self.max_step - self.step) / 100
+
+    def println(self, message: str, with_tag: bool = False) -> None: ...
+
+    def call_soon(self, action: Action) -> None: ...
+
+    def watch(self, metric: str, seen: Any) -> None: ...
+
+    def train(self, console: Console, steps: int, **metrics: float) -> None:
+        """Train for `steps` steps, and stand at a boundary."""
+        self.step += steps
+        self.epoch = 1 + (self.step - 1) // 400
+        self.clock.advance(steps / 100)
+        self.readings.add(**metrics)
+        console.run(Boundary(Moment.AFTER_STEP, self.step, self.epoch, self.readings))
+
+    def log(self) -> list[str]:
+        return (self.run_dir / "logs" / "run.log").read_text(encoding="utf-8").splitlines()
+
+
+class Terminal:
+    """A pseudo-terminal that keeps what a person would see: the lines, colours left out."""
+
+    def __init__(self, columns: int = 120, encoding: str = "utf-8") -> None:
+        self.master, slave = pty.openpty()
+        tty.setraw(slave)
+        ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.encoding = encoding
+        self.stream = open(slave, "w", encoding=encoding, buffering=1)  # noqa: SIM115
+        self.raw = ""
+
+    def show(self, console: Console, run: Run) -> None:
+        """Open `console` here; in the test's own phase, as pytest replaces sys.stdout between phases."""
+        sys.stdout = self.stream
+        console.open(run)
+
+    def screen(self) -> list[str]:
+        while select.select([self.master], [], [], 0)[0]:
+            self.raw += os.read(self.master, 65536).decode(self.encoding)
+        lines, column = [""], 0
+        for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[^\x1b]", self.raw):
+            if token == "\n":  # raw mode: the line feed does not return, but nobody draws like that
+                lines.append("")
+                column = 0
+            elif token == "\r":
+                column = 0
+            elif token == "\x1b[K":
+                lines[-1] = lines[-1][:column]
+            elif not token.startswith("\x1b"):
+                lines[-1] = lines[-1][:column] + token + lines[-1][column + 1 :]
+                column += 1
+        return lines
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self.master)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person before an ordinary terminal, whatever runs these tests."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("CI", "SLURM_JOB_ID", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def terminal(person: None, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    made = Terminal(**getattr(request, "param", {}))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def console(run: Run) -> Iterator[Console]:
+    made = Console()
+    yield made
+    made.close()
+
+
+# ------------------------------------------------------------------------------------- live line
+
+
+def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 100, loss=0.5)
+    run.train(console, 300, loss=0.123456, valid_loss=0.2, step_time=0.0102)
+    assert terminal.screen() == [
+        "Epoch 1/10  Step 400/4000  ━━──────────────────  10%  100 steps/s  ETA 36s"
+        "  loss 0.1235  valid loss 0.2"
+    ]
+
+
+def test_an_unbounded_run_has_no_bar(terminal: Terminal, run: Run, console: Console) -> None:
+    run.max_step = run.max_epoch = None
+    terminal.show(console, run)
+    run.train(console, 100, loss=0.5)
+    run.train(console, 1)
+    assert terminal.screen() == ["Epoch 1  Step 101  100 steps/s  loss 0.5"]
+
+
+def test_the_best_is_marked_while_it_shows(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    console.mark_best("valid_loss", 0.2)
+    run.train(console, 1, valid_loss=0.2)
+    assert terminal.screen()[-1].endswith("valid loss 0.2 (*)")
+    run.train(console, 1, valid_loss=0.3)
+    assert terminal.screen()[-1].endswith("valid loss 0.3")
+
+
+def test_printed_lines_scroll_above_it(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    console.print("hello")
+    run.train(console, 1, loss=0.5)
+    live = terminal.screen()[-1]
+    console.print("two\nlines")
+    print("the user's own, [/x] and ±")
+    sys.stdout.writelines(["x", "y\n"])
+    assert terminal.screen() == ["hello", "two", "lines", "the user's own, [/x] and ±", "xy", live]
+    console.close()
+    assert terminal.screen() == ["hello", "two", "lines", "the user's own, [/x] and ±", "xy", ""]
+    assert sys.stdout is terminal.stream
+
+
+def test_a_line_the_user_has_begun_is_left_alone(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 1)
+    print("evaluating", end="", flush=True)
+    run.train(console, 1)
+    assert terminal.screen() == ["evaluating"]
+    print(" done")
+    assert terminal.screen()[0] == "evaluating done"
+    assert terminal.screen()[1].startswith("Epoch 1/10  Step 2/4000")
+
+
+def test_a_prompt_gets_a_clean_line(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 1)
+    print("-> stopped here")
+    sys.stdout.flush()  # what input() and pdb do first
+    assert terminal.screen() == ["-> stopped here", ""]
+
+
+def test_stderr_of_the_same_terminal(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.dup(terminal.stream.fileno()), "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        terminal.show(console, run)
+        run.train(console, 1)
+        print("careful", file=sys.stderr)
+        assert terminal.screen()[0] == "careful"
+        assert terminal.screen()[1].startswith("Epoch")
+        console.close()
+        assert sys.stderr is stderr
+
+
+def test_stderr_in_a_file_stays_there(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    terminal.show(console, run)
+    print("careful", file=sys.stderr)
+    assert sys.stderr.getvalue() == "careful\n"
+    assert terminal.screen() == [""]
+
+
+def test_the_stand_in_is_the_stream_in_all_else(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    assert sys.stdout.fileno() == terminal.stream.fileno()
+    assert sys.stdout.isatty() and sys.stdout.encoding == "utf-8"
+    subprocess.run(["echo", "from a child"], stdout=sys.stdout, check=True)
+    assert terminal.screen() == ["from a child", ""]
+
+
+def test_somebody_elses_redirect_is_kept(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    ours = sys.stdout
+    sys.stdout = theirs = io.StringIO()
+    console.close()
+    assert sys.stdout is theirs
+    print("still works", file=ours)
+    assert terminal.screen() == ["still works", ""]
+
+
+def test_a_forked_worker_draws_nothing(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 1)
+    with_lock_held = threading.Event()
+    done = threading.Event()
+
+    def hold() -> None:
+        with console._lock:
+            with_lock_held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    with_lock_held.wait()
+    child = os.fork()
+    if child == 0:
+        print("\nworker")
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    holder.join()
+    assert terminal.screen()[1:] == ["worker", ""]
+
+
+@pytest.mark.parametrize(
+    "terminal", [{"columns": n} for n in (1, 2, 5, 13, 27, 40, 52, 60, 80, 200)], indirect=True
+)
+def test_it_never_wraps(terminal: Terminal, run: Run, console: Console) -> None:
+    columns = os.get_terminal_size(terminal.master).columns
+    terminal.show(console, run)
+    run.train(console, 1100, loss=0.5, valid_loss=0.25, 重み=1.0)
+    run.train(console, 100)
+    (line,) = terminal.screen()
+    assert len(line) + (2 if "重み" in line else 0) <= columns - 1
+    assert line.startswith(("Step 1200/4000", "Epoch 3/10  Step 1200/4000")[columns >= 40][: columns - 1])
+    assert ("重み" in line) == (columns == 200)
+
+
+@pytest.mark.parametrize("terminal", [{"encoding": "ascii"}], indirect=True)
+def test_a_terminal_without_unicode(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 500, 重み=1.0)
+    console.print("loss: 0.5 (±0.1)")
+    assert terminal.screen() == [
+        "loss: 0.5 (+/-0.1)",
+        "Epoch 2/10  Step 500/4000  ##------------------  12%  ETA 35s  ?? 1",
+    ]
+
+
+def test_names_cannot_move_the_cursor(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    run.train(console, 1, **{"a\nb\x1b[2J": 1.0})
+    assert terminal.screen()[-1].endswith("  a?b?[2J 1")
+
+
+def test_colour_can_be_switched_off(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal.show(console, run)
+    run.train(console, 1)
+    assert terminal.screen()[-1].startswith("Epoch")
+    assert "m" not in re.findall(r"\x1b\[[0-9;]*([A-Za-z])", terminal.raw)
+
+
+def test_a_terminal_that_goes_away_ends_nothing(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.show(console, run)
+    run.train(console, 1)
+    os.close(terminal.master)
+    terminal.master = os.open(os.devnull, os.O_RDONLY)
+    run.train(console, 1)
+    console.print("one")
+    print("the user's")
+    run.train(console, 1)
+    console.close()
+    log = run.log()
+    assert len(log) == 2
+    assert re.fullmatch(STAMP + r"standard output fails \(.*\); lines go to this file only", log[0])
+    assert re.fullmatch(STAMP + "one", log[1])
+
+
+def test_it_keeps_nothing_open(terminal: Terminal, run: Run, console: Console) -> None:
+    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
+    terminal.show(console, run)
+    assert console.is_open
+    console.print("hello")
+    run.train(console, 1)
+    console.close()
+    console.close()
+    assert not console.is_open
+    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+
+
+# ----------------------------------------------------------------------------------- plain lines
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CI", "true"), ("SLURM_JOB_ID", "7"), ("TERM", "dumb"), ("TERM", "")]
+)
+def test_where_no_live_line_is_drawn(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    terminal.show(console, run)
+    run.train(console, 1)
+    assert terminal.screen() == [""]
+    assert sys.stdout is terminal.stream
+
+
+def test_a_notebook_gets_plain_lines(
+    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    terminal.show(console, run)
+    run.train(console, 1)
+    assert terminal.screen() == [""]
+
+
+def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest.CaptureFixture[str]) -> None:
+    console.open(run)
+    console.mark_best("valid_loss", 0.25)
+    run.train(console, 1000, loss=0.5)
+    run.train(console, 1000, loss=0.25)
+    assert capsys.readouterr().out == ""
+    run.train(console, 1000, loss=0.75, valid_loss=0.25)
+    expected = (
+        "[Epoch 8/10, Step 3000/4000, ETA 10s] 100 steps/s; loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
+    )
+    assert capsys.readouterr().out == expected + "\n"
+    run.train(console, 500)
+    assert capsys.readouterr().out == ""
+    assert re.fullmatch(STAMP + re.escape(expected), run.log()[0])
+
+
+def test_lines_can_go_elsewhere(terminal: Terminal, run: Run) -> None:
+    lines: list[str] = []
+    console = Console(sink=lines.append, plain_seconds=1)
+    terminal.show(console, run)
+    console.print("hello")
+    run.train(console, 200)
+    console.close()
+    assert lines == ["hello", "[Epoch 1/10, Step 200/4000, ETA 38s]"]
+    assert terminal.screen() == [""]
+    assert len(run.log()) == 2
+
+
+def test_printing_needs_no_open_console(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.print("before")
+    console.open(run)
+    console.close()
+    console.print("after")
+    assert capsys.readouterr().out == "before\nafter\n"
+    assert not (run.run_dir / "logs").exists()
+
+
+@pytest.mark.parametrize("broken", [None, "closed"])
+def test_no_standard_output(
+    run: Run, console: Console, monkeypatch: pytest.MonkeyPatch, broken: str | None
+) -> None:
+    stream = None if broken is None else io.StringIO()
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.open(run)
+    console.print("one")
+    console.print("two")
+    assert [line.split(" ", 1)[1] for line in run.log() if "fails" not in line] == ["one", "two"]
+    assert len(run.log()) == (2 if broken is None else 3)
+
+
+def test_a_broken_pipe_ends_nothing_and_leaves_exit_code_0(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from everstep.services.console import Console\n"
+        "from everstep.testing.clock import ManualClock\n"
+        "class Run: clock = ManualClock(); run_dir = sys.argv[1]\n"
+        "console = Console()\n"
+        "console.open(Run())\n"
+        "sys.stdin.read()\n"
+        "for i in range(3): console.print(f'line {i}')\n"
+        "print('the user has the last word')\n"
+        "console.close()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdin and child.stdout and child.stderr
+    child.stdout.close()
+    child.stdin.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait() == 0
+    log = (tmp_path / "logs" / "run.log").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in log] == [
+        "line 0",
+        "standard output fails ([Errno 32] Broken pipe); lines go to this file only",
+        "line 1",
+        "line 2",
+    ]
+
+
+# -------------------------------------------------------------------------------------- log file
+
+
+def test_the_log_has_every_line_with_its_time_and_goes_on(
+    run: Run, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.open(run)
+    console.print("one\ntwo ±")
+    console.close()
+    again = Console()
+    again.open(run)
+    again.print("three")
+    again.close()
+    assert [re.sub(STAMP, "", line) for line in run.log()] == ["one", "two ±", "three"]
+
+
+def test_a_full_disk_is_said_once_and_the_log_comes_back(
+    run: Run, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.open(run)
+    hazard.arm("ENOSPC:console.log:1-2")
+    try:
+        for word in ("one", "two", "three"):
+            console.print(word)
+    finally:
+        hazard.arm(None)
+    out = capsys.readouterr().out.splitlines()
+    assert re.match(r"the log .*run\.log cannot be written \(.*No space left.*\); lines are missing", out[0])
+    assert out[1:] == ["one", "two", "three"]
+    assert [re.sub(STAMP, "", line) for line in run.log()] == ["three"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_plain_seconds_must_be_positive(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"plain_seconds=.* is not a positive number"):
+        Console(plain_seconds=seconds)
