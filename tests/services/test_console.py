@@ -261,6 +261,7 @@ def test_somebody_elses_redirect_is_kept(terminal: Terminal, run: Run, console: 
     assert terminal.screen() == ["still works", ""]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # that is the point
 def test_a_forked_worker_draws_nothing(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
     run.train(console, 1)
