@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from everstep.errors import ConfigError, nearest
 
@@ -13,16 +13,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a call with an unknown keyword raise `ConfigError` with the nearest name."""
-    parameters = inspect.signature(function).parameters
-    known = [name for name in parameters if name != "self"]
+def _keywords(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
+
+
+def checked_keywords(
+    function: Callable[P, R], forwards_to: Callable[..., Any] | None = None
+) -> Callable[P, R]:
+    """Make a call with an unknown keyword raise `ConfigError` with the nearest name.
+
+    Args:
+        forwards_to: where `function` hands its `**` arguments: its keywords are known too.
+    """
+    known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
-            if name not in parameters:
-                owner = function.__qualname__.removesuffix(".__init__")
+            if name not in known:
                 raise ConfigError(f"{owner}() has no argument {name!r}; {nearest(name, known)}")
         return function(*args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class TrainLoop(Supervisor):
         show_eta: whether log lines have the ETA.
     """
 
-    @checked_keywords
+    @partial(checked_keywords, forwards_to=Supervisor.__init__)
     def __init__(
         self,
         run_dir: str | Path,

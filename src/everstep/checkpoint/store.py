@@ -313,6 +313,16 @@ class Store:
         if pointer.read(self._pointer) != (Kind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
+    def supersede_all(self) -> None:
+        """Move every checkpoint away, so that the next start begins from nothing.
+
+        The pointer goes first: killed in the middle, the newest that is left wins at the next start.
+        """
+        if self._pointer.exists():
+            files.unlink(self._pointer)
+        for name in reversed(self.names()):
+            self._set_aside(name, "superseded")
+
     def set_aside(self, names: Iterable[CheckpointName]) -> None:
         """Move damaged checkpoints to `damaged/`."""
         for name in names:

@@ -79,12 +79,16 @@ class ServiceBoard:
         """The first service of one type."""
         return next(iter(self.all(kind)), None)
 
+    def need(self, kind: type[S]) -> S:
+        """The first service of a type of which there is always one."""
+        return self.all(kind)[0]
+
     def wanting(self, moment: Moment) -> list[Service]:
         """The services that asked for `moment`."""
         return [service for service in self._services if moment in service.moments]
 
     def open(self, run: RunView, now: float) -> None:
-        """Open all; the console first, so that the others can speak."""
+        """Open all, their state is restored; the console first, so that the others can speak."""
         for service in sorted(self._services, key=lambda s: not isinstance(s, Console)):
             self.open_one(service, run, now)
 
@@ -98,13 +102,13 @@ class ServiceBoard:
         """The services to run at a boundary, in order."""
         return [service for service in self.wanting(moment) if service.due(when)]
 
-    def run(self, services: Sequence[Service], boundary_of: BoundaryOf) -> list[tuple[Service, Action]]:
+    def run(self, services: Sequence[Service], boundary_of: BoundaryOf) -> list[tuple[Service | None, Action]]:
         """Run some services in order; every one runs, whatever an earlier one asked for.
 
         Raises:
             Exception: what a service of a stage other than REPORT raised, after a note naming it.
         """
-        actions: list[tuple[Service, Action]] = []
+        actions: list[tuple[Service | None, Action]] = []
         for service in services:
             boundary = boundary_of(service)
             outcome = self._run_one(service, boundary)

@@ -314,7 +314,10 @@ class Supervisor:
         self._estimator.start(self._progress.step)
         self._phase, self._opened = "open", self._clock()
         stack.callback(self._close_services)
-        self._board.open(self, self._clock(), recovered, self.println)
+        if recovered.checkpoint is not None:
+            self._board.load(recovered.services, self.println)
+            self._collector.load(recovered.collector)
+        self._board.open(self, self._clock())
         self._say_unsaid()
         self._services_changed()
 
@@ -468,12 +471,10 @@ class Supervisor:
         text = f"{self._tag()} {message}" if with_tag else message
         if console is None:
             print(text, flush=True)
-        elif console.is_open:
-            console.print(text)
         elif self._phase == "new":
-            self._unsaid.append(text)
+            self._unsaid.append(text)  # until the console has its log
         else:
-            print(text, flush=True)
+            console.print(text)
 
     def _tag(self) -> str:
         limit = "" if self.max_step is None else f"/{self.max_step}"
@@ -946,10 +947,8 @@ class Supervisor:
         unsaid, self._unsaid = self._unsaid, []
         console = self._board.find(Console)
         for text in unsaid:
-            if console is not None and console.is_open:
-                console.print(text)
-            else:
-                print(text, flush=True)
+            assert console is not None
+            console.print(text)
 
     def _seconds(self) -> float:
         """Wall time of the whole run, over its starts."""
