@@ -240,10 +240,10 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     name = _NAMES.get(array.dtype.name) if array.dtype.isnative else None
     if name is None:
         extra["dtype"] = _jsonable(np.lib.format.dtype_to_descr(array.dtype))
-    if not array.flags.c_contiguous:
-        order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-        if order != list(range(array.ndim)):
-            extra["order"] = order
+    long = [axis for axis, size in enumerate(array.shape) if size > 1]
+    order = sorted(long, key=lambda axis: -abs(array.strides[axis]))
+    if order != long:
+        extra["order"] = [axis for axis in range(array.ndim) if axis not in long] + order
     return name or "U8", extra
 
 

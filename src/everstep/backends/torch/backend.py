@@ -124,7 +124,7 @@ class TorchBackend:
         """The value again."""
         if kind == "sparse":
             parts = (tree["indices"], tree["values"], tree["shape"])
-            return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"])
+            return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"], check_invariants=True)
         if kind == "size":
             return torch.Size(tree)
         if kind == "device":
