@@ -1,0 +1,168 @@
+"""Small checkpoints for the tests of this folder, and the scenarios in which their saving is crashed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everstep.checkpoint import Checkpoint, CheckpointName, CommittedCheckpoint, Retention, Store, save_apart
+from everstep.contracts import HostArray
+
+Log = Callable[[str], None]
+
+
+def host(value: Any, **extra: Any) -> HostArray:
+    names = {
+        "float32": "F32",
+        "float64": "F64",
+        "int64": "I64",
+        "bool": "BOOL",
+        "uint8": "U8",
+        "complex64": "C64",
+    }
+    value = np.asarray(value)
+    data = np.frombuffer(value.tobytes(), np.uint8).copy()
+    return HostArray(names[value.dtype.name], value.shape, data, "numpy", extra)
+
+
+def arrays_of(seed: int) -> dict[str, HostArray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "user/model/weight": host(rng.standard_normal((3, 4)).astype(np.float32) + 9),
+        "user/model/mask": host(rng.random(5) < 2),
+        "user/optimizer/step": host(np.int64(seed + 1)),
+        "streams/order": host(rng.permutation(7) + 1),
+    }
+
+
+def at(step: int, epoch: int | None = None) -> CheckpointName:
+    return CheckpointName(step, epoch)
+
+
+def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> Store:
+    run_dir.mkdir(exist_ok=True)
+    return Store(run_dir, segment, [].append if said is None else said.append)
+
+
+def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> CommittedCheckpoint:
+    seed = name.step if seed is None else seed
+    more = {"digest": f"digest {seed}", "epoch": 1, "phase": "after_step", **more}
+    return store.commit(name, {"seed": seed}, arrays_of(seed), **more)
+
+
+def seed_of(found: Checkpoint | None) -> int:
+    """The seed of a checkpoint that must be whole, every byte of it."""
+    assert found is not None
+    assert isinstance(found.structure, dict)
+    seed = found.structure["seed"]
+    assert found.digest == f"digest {seed}"
+    assert same(found.arrays, arrays_of(seed))
+    return int(seed)
+
+
+def same(one: dict[str, HostArray], other: dict[str, HostArray]) -> bool:
+    def facts(arrays: dict[str, HostArray]) -> dict[str, Any]:
+        return {name: (a.dtype, a.shape, a.data.tobytes(), a.backend, a.extra) for name, a in arrays.items()}
+
+    return facts(one) == facts(other)
+
+
+def damage(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+def resumed(run_dir: Path) -> Checkpoint:
+    """What the next start goes on from."""
+    store = store_in(run_dir, segment=2)
+    store.clean()
+    found, _ = store.find(True)
+    assert found is not None
+    return found
+
+
+# Each scenario: prepare a run directory, then act; acting logs the seed of each save that it begins and ends.
+
+
+def prepare_one(run_dir: Path) -> None:
+    commit(store_in(run_dir), at(10))
+
+
+def prepare_three(run_dir: Path) -> None:
+    for step in (10, 20, 30):
+        commit(store_in(run_dir), at(step))
+
+
+def prepare_damaged(run_dir: Path) -> None:
+    prepare_one(run_dir)
+    commit(store_in(run_dir), at(20))
+    damage(run_dir / "checkpoints" / str(at(20)) / "arrays.safetensors")
+
+
+def prepare_edited(run_dir: Path) -> None:
+    prepare_three(run_dir)
+    (run_dir / "checkpoint").write_text(f"{at(10)}\n")
+
+
+def prepare_best(run_dir: Path) -> None:
+    prepare_one(run_dir)
+    act_best(run_dir, lambda line: None, step=1)
+
+
+def act_save_twice(run_dir: Path, log: Log) -> None:
+    store = store_in(run_dir)
+    for step in (20, 30):
+        log(f"begin {step}")
+        commit(store, at(step))
+        log(f"end {step}")
+        store.retain(Retention(keep_last=1))
+
+
+def act_replace_damaged(run_dir: Path, log: Log) -> None:
+    log("begin 20")
+    commit(store_in(run_dir), at(20))
+    log("end 20")
+
+
+def act_replace_whole(run_dir: Path, log: Log) -> None:
+    log("begin 99")
+    commit(store_in(run_dir), at(10), seed=99)
+    log("end 99")
+
+
+def act_supersede(run_dir: Path, log: Log) -> None:
+    store_in(run_dir).supersede_after(at(10))
+
+
+def act_pin(run_dir: Path, log: Log) -> None:
+    store = store_in(run_dir)
+    store.pin(at(10))
+    store.unpin(at(10))
+
+
+def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
+    folder = run_dir / "best" / "valid" / "loss"
+    save_apart(
+        folder,
+        at(step),
+        {"seed": step},
+        arrays_of(step),
+        digest=f"digest {step}",
+        epoch=1,
+        phase="after_step",
+    )
+
+
+SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {
+    "save_twice": (prepare_one, act_save_twice),
+    "first_saves": (lambda run_dir: None, act_save_twice),
+    "replace_damaged": (prepare_damaged, act_replace_damaged),
+    "replace_whole": (prepare_one, act_replace_whole),
+    "supersede": (prepare_edited, act_supersede),
+    "pin": (prepare_one, act_pin),
+    "best": (prepare_best, act_best),
+}

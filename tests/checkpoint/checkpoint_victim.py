@@ -1,0 +1,56 @@
+"""Run every scenario once per hazard point and count, and be killed there: `python checkpoint_victim.py FOLDER`.
+
+Leaves FOLDER/SCENARIO/NUMBER/run and .../log, and prints "SCENARIO NUMBER SPEC" for each kill.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint_samples import SCENARIOS, Log
+
+from everstep import hazard
+
+
+def logging_to(path: Path) -> Log:
+    def log(line: str) -> None:
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+    return log
+
+
+def die(folder: Path, act: Callable[[Path, Log], None], spec: str) -> int:
+    """Act in a process of its own with a hazard armed; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        hazard.arm(spec)
+        act(folder / "run", logging_to(folder / "log"))
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def main(root: Path) -> None:
+    for scenario, (prepare, act) in SCENARIOS.items():
+
+        def fresh(number: int, scenario: str = scenario, prepare: Callable[[Path], None] = prepare) -> Path:
+            folder = root / scenario / str(number)
+            (folder / "run").mkdir(parents=True)
+            prepare(folder / "run")
+            return folder
+
+        traced = fresh(0)
+        assert die(traced, act, f"trace:{traced / 'trace'}") == 0
+        points = Counter((traced / "trace").read_text().split())
+        specs = [f"kill:{point}:{n}" for point, count in points.items() for n in range(1, count + 1)]
+        for number, spec in enumerate(specs, 1):
+            assert die(fresh(number), act, spec) == signal.SIGKILL
+            print(scenario, number, spec)
+
+
+main(Path(sys.argv[1]))
