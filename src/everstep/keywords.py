@@ -27,12 +27,11 @@ def checked_keywords(
         forwards_to: where `function` hands its `**` arguments: its keywords are known too.
     """
     known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
-    owner = function.__qualname__.removesuffix(".__init__")
-
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
+                owner = type(args[0]).__name__ if args else function.__qualname__
                 raise ConfigError(f"{owner}() has no argument {name!r}; {nearest(name, known)}")
         return function(*args, **kwargs)
 

@@ -73,7 +73,11 @@ class TrainLoop(Supervisor):
         if not any(isinstance(service, Best) for service in services):
             services.append(Best(*_watched(watch, services), save=watch is not None))
         super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)
-        self._groups, self._formatter, self._show_eta = tuple(groups), formatter or MetricFormatter(), show_eta
+        self._groups, self._formatter, self._show_eta = (
+            tuple(groups),
+            formatter or MetricFormatter(),
+            show_eta,
+        )
         self._epoch_lines = self._collector.reader("print epoch", Reader())
         self._step_lines = self._collector.reader("print steps", Reader(outside=False))
         self._durations: list[float] = []
@@ -224,8 +228,8 @@ class TrainLoop(Supervisor):
 
     def _require_calls(self) -> None:
         raise UsageError(
-            f"the checkpoint stands in iter_steps() loop number {self._progress.calls + 1} of epoch {self.epoch}, but "
-            f"the program entered only {self._calls}; run the program that made the checkpoint"
+            f"the checkpoint stands in iter_steps() loop number {self._progress.calls + 1} of epoch "
+            f"{self.epoch}, but the program entered only {self._calls}; run the program that made it"
         )
 
     def _check_limits(self, at_epoch_end: bool) -> None:
@@ -268,7 +272,9 @@ class TrainLoop(Supervisor):
         if self._in_steps:
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
         if data is None and self._max_step is None and not self._steps_per_epoch:
-            raise UsageError("iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch")
+            raise UsageError(
+                "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
+            )
         slot = None if data is None else self._streams.bind(data, name)
         self._calls += 1
         current = self._progress
@@ -327,7 +333,9 @@ class TrainLoop(Supervisor):
                     self._announce(Moment.BEFORE_STEP)
                 yield step if slot is None else (step, batch)
                 if self._open_step != step:
-                    raise UsageError(f"the loop over step {step} went on after its epoch had ended; do not keep iter_steps()")
+                    raise UsageError(
+                        f"the step loop of step {step} went on after its epoch had ended; do not keep it"
+                    )
                 durations.append(clock() - began)
                 self._complete_step()
             finished = True
@@ -391,7 +399,9 @@ class TrainLoop(Supervisor):
         """
         if metrics is not None:
             if both := metrics.keys() & values.keys():
-                raise MetricError(f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once")
+                raise MetricError(
+                    f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once"
+                )
             values = {**metrics, **values}
         step = self._open_step
         if step and not self._left_open:
@@ -579,7 +589,9 @@ class MetricMean:
 
 
 def _no_batch(name: str) -> DataError:
-    return DataError(f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)")
+    return DataError(
+        f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
+    )
 
 
 def _watched(watch: str | tuple[str, str] | None, services: Sequence[Service]) -> tuple[str, str | None]:

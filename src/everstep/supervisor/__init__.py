@@ -1,7 +1,8 @@
 """Process-level care for any loop: lock, recovery, signals, services, the step, the ending."""
 
-from everstep.supervisor.core import Handle, Supervisor, checked_limit
+from everstep.supervisor.core import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
+from everstep.supervisor.engine import checked_limit
 from everstep.supervisor.init_from import InitFrom
 
 __all__ = ["BestRecord", "Ending", "Handle", "InitFrom", "Supervisor", "checked_limit"]

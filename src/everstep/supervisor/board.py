@@ -102,7 +102,9 @@ class ServiceBoard:
         """The services to run at a boundary, in order."""
         return [service for service in self.wanting(moment) if service.due(when)]
 
-    def run(self, services: Sequence[Service], boundary_of: BoundaryOf) -> list[tuple[Service | None, Action]]:
+    def run(
+        self, services: Sequence[Service], boundary_of: BoundaryOf
+    ) -> list[tuple[Service | None, Action]]:
         """Run some services in order; every one runs, whatever an earlier one asked for.
 
         Raises:
@@ -134,7 +136,9 @@ class ServiceBoard:
                 return service.run(boundary)
         except Exception as error:
             if service.stage is Stage.REPORT:
-                self._warn(f"service {service.name!r} failed and is passed over: {type(error).__name__}: {error}")
+                self._warn(
+                    f"service {service.name!r} failed and is passed over: {type(error).__name__}: {error}"
+                )
                 return None
             error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
             raise

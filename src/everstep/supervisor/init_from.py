@@ -86,14 +86,18 @@ class InitFrom:
             return read_checkpoint(path)
         found, _ = Store(path, 0, lambda _: None).find(True) if path.is_dir() else (None, [])
         if found is None:
-            raise NoCheckpointError(f"init_from={str(path)!r} is neither a checkpoint nor a run with one; check the path")
+            raise NoCheckpointError(
+                f"init_from={str(path)!r} is neither a checkpoint nor a run with one; check the path"
+            )
         return found
 
     def _merge(
         self, old: dict[str, Any], saved: dict[str, Any], where: str, say: Callable[[str], None]
     ) -> dict[str, Any]:
         """Per entry the tree to load: the program's own, with the chosen names from the checkpoint."""
-        left = {name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)}
+        left = {
+            name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
+        }
         ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
         theirs = {
             self._renamed(path): value

@@ -186,7 +186,9 @@ class Opening:
         finished = stop is not None and self._journal.ended() is not None
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
-            self._say(f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint")
+            self._say(
+                f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint"
+            )
         return Recovered(
             progress=progress,
             checkpoint=str(checkpoint.name),
@@ -318,4 +320,3 @@ def _require_ready(ready: Callable[[], object], when: str) -> None:
         return
     what = "ready() returned False" if found is False else f"not ready: {found}"
     raise UsageError(f"{what} ({when}); initialise it in init_fn or local_init_fn")
-

@@ -26,7 +26,10 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def set(self, at: float | None) -> None:
-        """Wake the loop at clock time `at`; None: not until set again.  Starts the thread when first needed."""
+        """Wake the loop at clock time `at`; None: not until set again.
+
+        The thread starts when it is first needed.
+        """
         with self._changed:
             if at == self._at:
                 return
@@ -69,7 +72,9 @@ class PeriodicThread:
         failed: called in this thread with the exception that ended it.
     """
 
-    def __init__(self, seconds: float, fn: Callable[[], object], failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, seconds: float, fn: Callable[[], object], failed: Callable[[BaseException], None]
+    ) -> None:
         self._seconds, self._fn, self._failed = seconds, fn, failed
         self._ending = threading.Event()
         self.name = getattr(fn, "__qualname__", repr(fn))

@@ -1,0 +1,825 @@
+"""The engine under every door: entry, the step, the boundary, saving, the exit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from everstep.checkpoint import CheckpointName, read_checkpoint
+from everstep.contracts import (
+    Action,
+    Boundary,
+    Clock,
+    Interrupt,
+    Moment,
+    Save,
+    SaveBest,
+    Service,
+    Stage,
+    Stop,
+)
+from everstep.errors import (
+    CheckpointError,
+    ConfigError,
+    GuardStop,
+    Interrupted,
+    NonFiniteError,
+    NotResumableError,
+    ProgressError,
+    ServiceError,
+    StateError,
+    UsageError,
+)
+from everstep.keywords import checked_keywords
+from everstep.metrics.collector import Collector, Rows
+from everstep.progress_estimate import Estimator, progress
+from everstep.record import Block
+from everstep.schedule import NEVER, When
+from everstep.services.best import Best
+from everstep.services.checkpoints import Checkpoints
+from everstep.services.console import Console
+from everstep.services.function import SCHEDULED, SYNCHRONOUS, FunctionService
+from everstep.services.nan_guard import NaNGuard
+from everstep.services.record import Record
+from everstep.services.stop_after import StopAfter
+from everstep.state import Encoded, capture, decode, restore
+from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.ending import BestRecord, Ending
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.opening import Opening, Start
+from everstep.supervisor.progress import Phase, Progress, StopRecord
+from everstep.supervisor.saving import Saver, Snapshot
+from everstep.supervisor.signals import SignalWatch, describe
+from everstep.supervisor.streams import Endless
+from everstep.supervisor.threads import PeriodicThread, Ticker
+from everstep.supervisor.tree import UserState
+
+S = TypeVar("S", bound=Service)
+
+GRACE = 120.0
+"""Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
+
+
+class Run:
+    """One start of a run, from entry to ending.  The only place where a step advances.
+
+    It has no methods for users: the doors (`Supervisor`, `TrainLoop`) add those.  It is what
+    services see as `RunView`.  Arguments: see `Supervisor`.
+    """
+
+    @checked_keywords
+    def __init__(
+        self,
+        run_dir: str | Path,
+        state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+        *,
+        services: Iterable[Service] = (),
+        seed: int | None = None,
+        max_step: int | None = None,
+        max_time: float | None = None,
+        resume: bool | int | str | Path = True,
+        init_from: str | Path | InitFrom | None = None,
+        init_fn: Callable[[], object] | None = None,
+        local_init_fn: Callable[[], object] | None = None,
+        ready: Callable[[], object] | None = None,
+        default_services: bool = True,
+        on_change: Literal["error", "override"] = "error",
+        lock: bool = True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._max_step = checked_limit("max_step", max_step)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ConfigError(f"seed={seed!r}: give a whole number, 0 or more, or None to draw one")
+        if on_change not in ("error", "override"):
+            raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
+        self._start = Start(
+            path=Path(run_dir),
+            seed=seed,
+            resume=resume,
+            init_from=InitFrom.of(init_from),
+            init_fn=init_fn,
+            local_init_fn=local_init_fn,
+            ready=ready,
+            on_change=on_change,
+            lock=lock,
+        )
+        self.run_dir = self._start.path
+        self.segment = 0
+        self._clock = clock
+        self._phase: Literal["new", "open", "closed"] = "new"
+        self._user = UserState(state)
+        self._progress = Progress(seed=seed or 0)
+        self._open_step = 0
+        self._next_due = 0
+        self._collector = Collector(self._record_rows, lambda: self._open_step)
+        self._board = ServiceBoard(self._collector, self._warn)
+        self._add_services(list(services), default_services, max_time)
+        self._synchronous: dict[Moment, list[Service]] = {}
+        self._estimator = Estimator(clock)
+        self._ticker = Ticker(clock, self._wake)
+        self._signals = SignalWatch(self._wake)
+        self._threads: list[PeriodicThread] = []
+        self._endless: list[Endless] = []
+        self._drawn = 0
+        self._registered = 0
+        self._warnings: list[str] = []
+        self._unsaid: list[str] = []
+        self._woken = False
+        self._begun = False
+        self._tainted = False
+        self._save_asked = False
+        self._trial_open = False
+        self._interruption: Interrupt | None = None
+        self._error: BaseException | None = None
+        self._soon: list[tuple[Service | None, Action]] = []
+        self._snapshot: Snapshot | None = None
+        """The last one taken, at a boundary or where an epoch's steps ended; in the kept buffers."""
+        self._kept_only = False
+        """Whether it was not handed to the writer."""
+        self._last_values: dict[str, float] = {}
+        self._opened = 0.0
+        self._ending: Ending | None = None
+
+    def _add_services(self, given: list[Service], defaults: bool, max_time: float | None) -> None:
+        services: list[Service] = list(given)
+        kinds = {type(service) for service in services}
+        if max_time is not None:
+            services.append(StopAfter(seconds=max_time, name="max_time"))
+        if defaults:
+            services += [kind() for kind in (NaNGuard, Console) if kind not in kinds]
+        if Checkpoints not in kinds:
+            services.append(Checkpoints())
+        for service in (*services, Record(lambda: self._journal.flush())):
+            self._board.add(service)
+
+    # ------------------------------------------------------------------------------ what it is
+
+    @property
+    def step(self) -> int:
+        """Number of the step whose body is running, else of the last completed one; from 0."""
+        return self._open_step or self._progress.step
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 1; 0 before the first, and in a loop without epochs."""
+        return self._progress.epoch
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that really happened."""
+        return self._user.updates
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, given or drawn."""
+        return self._progress.seed
+
+    @property
+    def max_step(self) -> int | None:
+        """The limit of `step`; may be set while running."""
+        return self._max_step
+
+    @max_step.setter
+    def max_step(self, value: int | None) -> None:
+        self._max_step = checked_limit("max_step", value)
+        self._limits_changed()
+
+    @property
+    def max_epoch(self) -> int | None:
+        """The limit of `epoch`; a Supervisor has none."""
+        return None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this start went on from a checkpoint."""
+        return self._recovered.checkpoint is not None
+
+    @property
+    def best(self) -> BestRecord | None:
+        """The best of the first `Best` service; None if there is none yet."""
+        service = self._board.find(Best)
+        if service is None or service.value is None:
+            return None
+        folder = self._opening.best_folder(service.metric) / (service.saved_as or "")
+        path = str(folder) if service.saved_as is not None and folder.exists() else None
+        return BestRecord(service.metric, service.value, service.step, service.epoch, path)
+
+    @property
+    def ending(self) -> Ending:
+        """How this start ended.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if self._ending is None:
+            raise UsageError("the loop has not ended; .ending is there after the with block")
+        return self._ending
+
+    def get_progress(self) -> float | None:
+        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+        return progress(self._progress.step, self.epoch, self.max_step, self.max_epoch)
+
+    def get_eta(self) -> float | None:
+        """Seconds to the end by the recent rate, evaluation included; None if that cannot be told."""
+        return self._estimator.eta(self._progress.step, self.get_progress())
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        return self._clock()
+
+    # ----------------------------------------------------------------------------------- entry
+
+    def __enter__(self) -> Self:
+        if self._phase != "new":
+            raise UsageError(f"this {type(self).__name__} was entered before; make a new one to run again")
+        try:
+            with ExitStack() as stack:
+                self._open(stack)
+                self._resources = stack.pop_all()
+        finally:
+            self._say_unsaid()
+        self._fire(Moment.ENTER_LOOP)
+        return self
+
+    def _open(self, stack: ExitStack) -> None:
+        """Take what is needed, in this order; given back in the reverse, also if a later one fails."""
+        self._opening = opening = Opening(self._start, self.println, stack)
+        self.segment = opening.segment
+        self._signals.install()
+        stack.callback(self._signals.restore)
+        stack.callback(self._ticker.close)
+        self._user.open(stack)
+        self._recovered = recovered = opening.recover(self._user, self._board, self._limits())
+        self._progress = recovered.progress
+        self._streams = opening.streams(recovered)
+        stack.callback(self._streams.close)
+        self._journal = opening.journal(recovered, self._board, self._warn)
+        stack.callback(self._journal.close)
+        retention = self._board.need(Checkpoints).retention
+        self._saver = Saver(opening, self._journal, retention, self._wake, self._warn)
+        stack.callback(self._saver.close)
+        opening.check_disk(self._saver.encode(self._user.save()))
+        self._estimator.start(self._progress.step)
+        self._phase, self._opened = "open", self._clock()
+        stack.callback(self._close_services)
+        if recovered.checkpoint is not None:
+            self._board.load(recovered.services, self.println)
+            self._collector.load(recovered.collector)
+        self._board.open(self, self._clock())
+        self._say_unsaid()
+        self._services_changed()
+
+    def _limits(self) -> dict[str, int | None]:
+        return {"max_step": self.max_step, "max_epoch": self.max_epoch}
+
+    def _begin_loop(self) -> None:
+        """Where the run begins, or goes on: random state is put back, or the step-0 checkpoint made."""
+        self._begun = True
+        if self._recovered.checkpoint is None:
+            self._trial_open = True
+            self._save([(None, Save())], "epoch")
+            if self._progress.step:
+                self._warn("the counters go on from init_from's checkpoint; step 0 is its step")
+            return
+        self._streams.open_bound()
+        self._restore_random()
+
+    def _restore_random(self) -> None:
+        if self._recovered.random is not None:
+            restore(self._recovered.random)
+            self._recovered.random = None
+
+    def println(self, message: str, with_tag: bool = False) -> None:
+        """Print a line, above the live line and into the run's log."""
+        console = self._board.find(Console)
+        text = f"{self._tag()} {message}" if with_tag else message
+        if console is None:
+            print(text, flush=True)
+        elif self._phase == "new":
+            self._unsaid.append(text)  # until the console has its log
+        else:
+            console.print(text)
+
+    def _tag(self) -> str:
+        limit = "" if self.max_step is None else f"/{self.max_step}"
+        return f"[Step {self.step}{limit}]"
+
+    def call_soon(self, action: Action) -> None:
+        """From any thread: apply `action` at the next boundary."""
+        self._soon.append((None, action))
+        self._wake()
+
+    def watch(self, metric: str, seen: Callable[[float], None]) -> None:
+        """Call `seen` with each value of `metric` collected outside steps, at once."""
+        self._collector.watch(metric, seen)
+
+    # -------------------------------------------------------------------------------- the step
+
+    def _complete_step(self, can_save: bool = True) -> None:
+        """A step is complete: the one place where it counts."""
+        current = self._progress
+        current.step = step = current.step + 1
+        self._open_step = 0
+        if step >= self._next_due:
+            self._boundary(Moment.AFTER_STEP, can_save=can_save)
+
+    def _wake(self) -> None:
+        """Make the next boundary due.  Threads and signal handlers call it: plain attributes only."""
+        self._woken = True
+        self._next_due = 0
+
+    def _schedule_next(self) -> None:
+        step = self._progress.step
+        limit = NEVER if self._max_step is None else max(self._max_step, step + 1)
+        self._next_due = min(self._board.next_step(step), limit)
+        self._ticker.set(self._board.next_time())
+        if self._woken:
+            self._next_due = 0
+
+    # ---------------------------------------------------------------------------- the boundary
+
+    def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
+        """Between two steps, or after an epoch's tail: what is due runs, by stage.
+
+        Args:
+            can_save: False where the state is not the one after the step (it was left by `break`).
+        """
+        self._woken = False
+        self._require_no_error()
+        self._await_trial()
+        self._announce_commits()
+        self._collector.read()
+        at_epoch_end = moment is Moment.AFTER_EPOCH
+        current = self._progress
+        self._estimator.update(current.step)
+        self._check_limits(at_epoch_end)
+        self._notice_signal()
+        when = When(current.step, current.epoch, at_epoch_end, self._clock())
+        due = self._board.due(moment, when)
+        view = self._viewer(moment)
+        self._apply(self._board.run([s for s in due if s.stage <= Stage.DECIDE], view))
+        soon, self._soon = self._soon, []
+        self._apply(soon)
+        view = self._viewer(moment)
+        self._mark_best()
+        self._board.run([s for s in due if s.stage is Stage.REPORT], view)
+        if can_save:
+            self._check_optimizers(at_epoch_end)
+            saves = self._board.run([s for s in due if s.stage is Stage.SAVE], view)
+            if self._must_save():
+                saves.append((None, Save()))
+            self._save(saves, "epoch" if at_epoch_end else "step")
+            if at_epoch_end:
+                self._keep_snapshot("epoch")
+        self._board.fired(due, when)
+        self._collector.new_boundary()
+        self._schedule_next()
+        if self._interruption is not None and can_save:
+            self._leave(self._interruption)
+
+    def _mark_best(self) -> None:
+        """Let the live line show which value is the best so far."""
+        console = self._board.find(Console)
+        if console is not None:
+            for best in self._board.all(Best):
+                if best.value is not None:
+                    console.mark_best(best.metric, best.value)
+
+    def _check_limits(self, at_epoch_end: bool) -> None:
+        if self._max_step is not None and self._progress.step >= self._max_step:
+            self._decide_stop(f"max_step {self._max_step} is reached", "max_step")
+
+    def _notice_signal(self) -> None:
+        number = self._signals.received
+        if number is not None and self._interruption is None:
+            self._interruption = Interrupt(describe(number), 128 + number)
+
+    def _must_save(self) -> bool:
+        return self._save_asked or self._interruption is not None or self._progress.stop is not None
+
+    def _apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
+        for service, action in actions:
+            if isinstance(action, Stop):
+                self._decide_stop(action.reason, "service", service, failed=action.failed)
+                self._tainted = self._tainted or action.failed
+            elif isinstance(action, Interrupt):
+                self._interruption = self._interruption or action
+            elif isinstance(action, Save):
+                self._save_asked = True
+
+    def _decide_stop(
+        self, reason: str, kind: str, by: Service | None = None, *, failed: bool = False
+    ) -> None:
+        """The first reason counts."""
+        if self._progress.stop is None:
+            name = None if by is None else by.name
+            self._progress.stop = StopRecord(reason, kind, name, self._limits(), failed)
+            self._journal.event("stop", {"reason": reason, "kind": kind, "by": name, "step": self.step})
+            self._wake()
+
+    def _limits_changed(self) -> None:
+        """A limit was set while running: a stop that an old limit decided may not hold any more."""
+        stop = self._progress.stop
+        if stop is not None and stop.kind in ("max_step", "max_epoch"):
+            now = self._limits()[stop.kind]
+            count = self._progress.step if stop.kind == "max_step" else self._progress.epoch
+            if now is None or now > count:
+                self._progress.stop = None
+        self._wake()
+
+    def _stream_ended(self, name: str, passes: int) -> None:
+        self._decide_stop(f"stream {name!r} ended after {passes} passes", "stream")
+
+    def _check_optimizers(self, at_epoch_end: bool) -> None:
+        """Every optimizer that steps the state must be in it, and one that is in it must step."""
+        if strangers := self._user.strangers():
+            raise StateError(
+                f"{', '.join(strangers)} updates the state's parameters but is not part of it, so a resume "
+                "would lose its moments; add it, as in state={..., 'optimizer': optimizer}"
+            )
+        first_epoch = at_epoch_end and self._progress.epoch == 1 and self._progress.step
+        if first_epoch and self._user.watches_optimizers and not self._user.updates:
+            raise ProgressError(
+                f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
+                "call optimizer.step() in the loop, or leave the optimizer out of state"
+            )
+
+    # ---------------------------------------------------------------------------------- saving
+
+    def _save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
+        """One snapshot for all that asked for one here."""
+        best = [action for _, action in actions if isinstance(action, SaveBest)]
+        whole = any(isinstance(action, Save) for _, action in actions)
+        if self._tainted or not (best or whole):
+            return
+        self._save_asked = False
+        name = self._name(phase)
+        for service, action in actions:
+            if isinstance(service, Best) and isinstance(action, SaveBest):
+                service.saved_as = str(name)
+        self._snapshot = self._take_snapshot(phase)
+        self._saver.commit(self._snapshot, best, whole=whole)
+        self._kept_only = not whole
+
+    def _keep_snapshot(self, phase: Phase) -> None:
+        """Copy the state as it is here, to be committed if an interruption comes before the next boundary."""
+        name = self._name(phase)
+        if self._tainted or (self._snapshot is not None and self._snapshot.name == name):
+            return
+        if self._recovered.checkpoint == str(name):
+            return
+        self._await_trial()
+        try:
+            self._snapshot = self._take_snapshot(phase)
+            self._kept_only = True
+        except NotResumableError:
+            self._snapshot = None  # an error only where a save is really asked for
+
+    def _commit_kept(self) -> None:
+        """Commit the kept snapshot, if it is not."""
+        if self._kept_only and self._snapshot is not None:
+            self._saver.commit(self._snapshot)
+            self._kept_only = False
+
+    def _name(self, phase: Phase) -> CheckpointName:
+        current = self._progress
+        return CheckpointName(current.step, current.epoch if phase == "epoch" else None)
+
+    def _take_snapshot(self, phase: Phase) -> Snapshot:
+        """Copy the whole state tree, as of this boundary."""
+        current = self._progress
+        current.updates = self._user.updates
+        user = self._user.save()
+        tree = {
+            "progress": current.tree(phase),
+            **user,
+            "streams": self._streams.tree(),
+            "rng": {"rank0": capture()},
+            "services": {
+                **self._board.state(),
+                "metrics": {"version": 1, "state": self._collector.state()},
+            },
+            "wall": {"segment": self.segment, "seconds": self._seconds()},
+        }
+        guard = self._board.find(NaNGuard)
+        encoded = self._saver.encode(tree)
+        position = self._journal.flush()
+        meta = {
+            "controllers": self._board.controllers(),
+            "journal": list(position),
+            "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
+            "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
+        }
+        return Snapshot(
+            name=self._name(phase),
+            encoded=encoded,
+            guarded=self._user.guarded(user["user"]) if guard and guard.parameters else frozenset(),
+            phase=phase,
+            epoch=current.epoch,
+            partial=phase == "epoch" and self._is_partial(),
+            meta=meta,
+            position=position,
+        )
+
+    def _is_partial(self) -> bool:
+        return False
+
+    def _await_trial(self) -> None:
+        """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""
+        if self._trial_open:
+            self._saver.wait()
+            if self._saver.error is not None:
+                raise CheckpointError(
+                    f"the trial save at step 0 failed: {self._saver.error}; free space or choose another "
+                    "run directory before training"
+                ) from self._saver.error
+            self._trial_open = False
+
+    def _announce_commits(self) -> None:
+        """Tell the journal and the observers of what the writer thread has committed since."""
+        try:
+            self._saver.poll()
+        except NonFiniteError as error:
+            guard = self._board.need(NaNGuard)
+            self._apply([(guard, action) for action in guard.tripped(str(error)).actions])
+        for committed in self._saver.take_committed():
+            name = str(committed.name)
+            self._journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
+            self._fire(Moment.AFTER_CHECKPOINT, name)
+
+    def _await_commit(self) -> None:
+        """Wait until what was handed to the writer is committed.
+
+        Raises:
+            CheckpointError: it could not be.
+        """
+        self._saver.wait()
+        self._announce_commits()
+        if self._saver.error is not None:
+            raise CheckpointError(
+                f"the last state could not be saved: {self._saver.error}; free space and start again: "
+                "the run goes on from the checkpoint before"
+            ) from self._saver.error
+
+    def _leave(self, interruption: Interrupt) -> None:
+        """The state of this boundary is being saved: wait for it, then leave the body."""
+        self._await_commit()
+        saved = self._saver.last
+        where = "nothing new to save" if saved is None else f"saved {saved.path}"
+        self._journal.event(
+            "interrupted", {"reason": interruption.reason, "step": self._progress.step}, wall=True
+        )
+        self.println(f"{interruption.reason}: {where}; start again to go on")
+        raise Interrupted(interruption.code, interruption.reason)
+
+    # ------------------------------------------------------------------------------- the record
+
+    def _record_rows(self, rows: Rows) -> None:
+        """Rows that the collector finished: into the journal, and compared if executed again."""
+        block = Block(self._progress.epoch, *rows)
+        if rows.phase != "step":
+            self._last_values[rows.name] = rows.values[-1]
+        self._journal.append(block)
+        replay = self._recovered.replay
+        if not replay.done:
+            replay.check(block)
+            if replay.done:
+                self._say_replay()
+
+    def _say_replay(self) -> None:
+        report = self._recovered.replay.report()
+        self._journal.event("verified", {"report": report}, wall=True)
+        self.println(report)
+
+    def _fire(self, moment: Moment, payload: Any = None) -> None:
+        """Announce a moment that is no boundary to the services that asked for it."""
+        wanting = [s for s in self._board if moment in s.moments]
+        if wanting:
+            self._board.run(wanting, self._viewer(moment, payload))
+
+    def _viewer(
+        self, moment: Moment, payload: Any = None, *, final: bool = False
+    ) -> Callable[[Service], Boundary]:
+        current = self._progress
+        stop = None if current.stop is None else current.stop.reason
+
+        def view(service: Service) -> Boundary:
+            return Boundary(
+                moment=moment,
+                step=current.step,
+                epoch=current.epoch,
+                readings=self._board.reader(service),
+                stop=stop,
+                final=final,
+                payload=payload,
+            )
+
+        return view
+
+    def _services_changed(self) -> None:
+        self._synchronous = {m: found for m in SYNCHRONOUS if (found := self._board.wanting(m))}
+        self._wake()
+
+    def _announce(self, moment: Moment, payload: Any = None) -> None:
+        """Tell synchronous observers, which may look but not act."""
+        services = self._synchronous.get(moment)
+        if services and self._board.run(services, self._viewer(moment, payload)):
+            raise UsageError(f"{moment.name} is for observers: return no actions from its functions")
+
+    # ------------------------------------------------------------------------------------ exit
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        stop = self._progress.stop
+        if isinstance(error, StopIteration) and stop is not None and stop.kind == "stream":
+            error = None  # next(batches) after the last pass: as clean an end as should_stop()
+            suppress = True
+        else:
+            suppress = False
+        failures = _attempt(self._finish if error is None else self._abandon)
+        cause = error or (failures[0] if failures else None)
+        failures += _attempt(lambda: self._conclude(cause))
+        failures += _attempt(lambda: self._fire(Moment.EXIT_LOOP, self._ending))
+        failures += _attempt(self._resources.close)
+        self._phase = "closed"
+        if error is not None:
+            for failure in failures:
+                error.add_note(f"and while closing: {type(failure).__name__}: {failure}")
+            return False
+        if failures:
+            for failure in failures[1:]:
+                failures[0].add_note(f"and while closing: {type(failure).__name__}: {failure}")
+            raise failures[0]
+        self._raise_exit_status()
+        return suppress
+
+    def _finish(self) -> None:
+        """A clean end: the last state is committed, the last reports run, `ended` is recorded."""
+        self._require_no_error()
+        self._await_trial()
+        self._save_last()
+        self._await_commit()
+        replay = self._recovered.replay
+        if not replay.done:
+            self._say_replay()
+        self._collector.read()
+        reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
+        final = self._viewer(Moment.AFTER_STEP, final=True)
+        self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
+        if self._is_over():
+            current = self._progress
+            assert current.stop is not None
+            ended = {"reason": current.stop.reason, "step": current.step, "epoch": current.epoch}
+            self._journal.event("ended", ended)
+        self._journal.sync()
+        self._restore_best()
+
+    def _is_over(self) -> bool:
+        """Whether this clean end is the run's end, not only this start's."""
+        stop = self._progress.stop
+        return stop is not None and not stop.failed
+
+    def _save_last(self) -> None:
+        """Save the state after the last completed step, where no boundary has."""
+        current = self._progress
+        if not self._begun or current.step in (0, self._recovered.step):
+            return
+        if self._snapshot is not None and self._snapshot.name.step == current.step:
+            self._commit_kept()
+            return
+        if sum(endless.drawn for endless in self._endless) != self._drawn:
+            self._warn(
+                "a batch was drawn and its step not completed by advance(): it is not part of the last save"
+            )
+            return
+        self._save([(None, Save())], "step")
+
+    def _restore_best(self) -> None:
+        service, best = self._board.find(Best), self.best
+        if service is not None and service.restore_at_end and best is not None and best.path is not None:
+            saved = read_checkpoint(Path(best.path))
+            self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
+            self.println(f"the best weights by {best.metric} ({best.value:.6g}, step {best.step}) are loaded")
+
+    def _abandon(self) -> None:
+        """After an exception: a pending commit is finished, none is started."""
+        self._open_step = 0
+        self._saver.wait()
+        self._announce_commits()
+        self._journal.flush()
+
+    def _conclude(self, cause: BaseException | None) -> None:
+        stop = self._progress.stop
+        if isinstance(cause, Interrupted):
+            reason = cause.reason
+        elif cause is not None:
+            reason = f"{type(cause).__name__}: {cause}"
+        else:
+            reason = "the loop was left before its end" if stop is None else stop.reason
+        self._ending = Ending(
+            reason=reason,
+            step=self._progress.step,
+            epoch=self._progress.epoch,
+            finished=cause is None and self._is_over(),
+            best=self.best,
+            where=self._opening.where(),
+            digest=self._saver.digest or self._recovered.digest,
+            resumed_from=self._recovered.checkpoint,
+            segment=self.segment,
+            failed_saves=self._saver.failures,
+            warnings=tuple(self._warnings),
+        )
+        if self._interruption is None:
+            self.println(f"ended: {self._ending}")
+
+    def _close_services(self) -> None:
+        for thread in self._threads:
+            thread.stop()
+        late = [thread.name for thread in self._threads if not thread.join(GRACE)]
+        self._board.close()
+        if late:
+            raise ServiceError(
+                f"{', '.join(late)} did not return within {GRACE:g} s after the loop; make it return"
+            )
+
+    def _raise_exit_status(self) -> None:
+        """After a clean end: the status of a guard's stop, or of a signal that came too late to act on."""
+        stop, number = self._progress.stop, self._signals.received
+        if stop is not None and stop.failed:
+            raise GuardStop(stop.reason)
+        if number is not None:
+            raise Interrupted(128 + number, f"{describe(number)} while the loop was ending")
+
+    # --------------------------------------------------------------------------- what must hold
+
+    def _require_open(self, what: str) -> None:
+        if self._phase == "new":
+            raise UsageError(
+                f"{what}() before the with block; enter it first: with {type(self).__name__}(...) as loop:"
+            )
+        if self._phase == "closed":
+            raise UsageError(
+                f"{what}() after the with block has ended; make a new {type(self).__name__} to go on"
+            )
+
+    def _require_begun(self) -> None:
+        self._require_open("advance")
+        if not self._begun:
+            raise UsageError(
+                "a batch was drawn, or advance() called, before the first should_stop(), where the run's "
+                "state comes back; loop with: while not sv.should_stop()"
+            )
+
+    def _report_error(self, error: BaseException) -> None:
+        """From any thread: raise `error` in the main thread at the next boundary."""
+        self._error = self._error or error
+        self._wake()
+
+    def _require_no_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _warn(self, message: str) -> None:
+        self._warnings.append(message)
+        self.println(f"warning: {message}")
+
+    def _say_unsaid(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        console = self._board.find(Console)
+        for text in unsaid:
+            assert console is not None
+            console.print(text)
+
+    def _seconds(self) -> float:
+        """Wall time of the whole run, over its starts."""
+        before = float(self._recovered.wall.get("seconds", 0.0))
+        return before + self._clock() - self._opened
+
+
+def _attempt(action: Callable[[], object]) -> list[BaseException]:
+    try:
+        action()
+    except BaseException as error:
+        return [error]
+    return []
+
+
+def checked_limit(name: str, value: int | None) -> int | None:
+    """A limit as the user gave it.
+
+    Raises:
+        ConfigError: not a whole number of 1 or more.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{name}={value!r}: give a whole number, 1 or more, or None for no limit")
+    return value
