@@ -163,6 +163,7 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "replace_damaged": (prepare_damaged, act_replace_damaged),
     "replace_whole": (prepare_one, act_replace_whole),
     "supersede": (prepare_edited, act_supersede),
+    "choose": (prepare_three, act_supersede),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
 }

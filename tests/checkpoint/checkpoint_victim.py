@@ -1,6 +1,7 @@
-"""Run every scenario once per hazard point and count, and be killed there: `python checkpoint_victim.py FOLDER`.
+"""Run every scenario once per hazard point and count, and be killed there.
 
-Leaves FOLDER/SCENARIO/NUMBER/run and .../log, and prints "SCENARIO NUMBER SPEC" for each kill.
+`python checkpoint_victim.py FOLDER` leaves FOLDER/SCENARIO/NUMBER/run and .../log, and prints
+"SCENARIO NUMBER SPEC" for each kill.
 """
 
 from __future__ import annotations

@@ -117,10 +117,12 @@ def save_apart(
     target = folder / str(name)
     kept, size = _equal(target, digest), 0
     if not kept:
+        trash: Path | None = None
 
-        def make_room() -> None:
-            if target.exists():
-                files.retire(target)
+        def make_room() -> Path | None:
+            nonlocal trash
+            trash = files.to_trash(target) if target.exists() else None
+            return trash
 
         facts: dict[str, Json] = {
             "epoch": epoch,
@@ -130,6 +132,8 @@ def save_apart(
             "segment": 0,
         }
         size = place(target, name, structure, arrays, make_room, meta=meta, **facts)
+        if trash is not None:
+            files.discard(trash)
     for other in sorted(folder.iterdir()):
         if other.name not in {target.name, *keep} and CheckpointName.matches(other.name):
             with contextlib.suppress(OSError):  # the new one is safe; the next save tries again

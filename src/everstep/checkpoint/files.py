@@ -133,11 +133,17 @@ def remove_tree(path: Path) -> None:
 
 def retire(folder: Path) -> None:
     """Delete a checkpoint's folder: under its own name it is whole until it is gone."""
-    trash = temporary(folder)
-    discard(trash)
-    rename(folder, trash)
+    trash = to_trash(folder)
     sync_dir(folder.parent)
     remove_tree(trash)
+
+
+def to_trash(folder: Path) -> Path:
+    """Take a folder's name away; what is left, at the path returned, goes with the leftovers."""
+    trash = temporary(folder.with_name(f"trash-{folder.name}"))
+    discard(trash)
+    rename(folder, trash)
+    return trash
 
 
 def discard(path: Path) -> None:

@@ -1,0 +1,235 @@
+"""The two files of a checkpoint: what others can read of them, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import xxhash
+from checkpoint_samples import arrays_of, at, commit, host, same, store_in
+
+from everstep.checkpoint import CheckpointName, Store
+from everstep.checkpoint.format import ARRAYS, ITEM_BYTES, MANIFEST, _manifest, finite
+from everstep.contracts import HostArray
+from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: object) -> Path:
+    facts = {"digest": "d", "epoch": 0, "phase": "after_step", **more}
+    return store.commit(at(step), None, arrays, **facts).path  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    "text", ["step-00000120", "epoch-0003-step-00000120", "step-123456789", "epoch-0000-step-00000000"]
+)
+def test_names_are_parsed_and_printed(text: str) -> None:
+    assert str(CheckpointName.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "step-120", "step-000000120", "epoch-3-step-00000120", "step-0000012٣", ".tmp-step-00000120-7"],
+)
+def test_what_is_no_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="one looks like"):
+        CheckpointName.parse(text)
+
+
+def test_names_are_ordered_by_step_then_kind() -> None:
+    ordered = [at(0, 0), at(9), at(10), at(10, 1), at(11)]
+    assert sorted(reversed(ordered)) == ordered
+    assert max(at(10, 1), at(10)) == at(10, 1)
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def test_everything_comes_back(store: Store) -> None:
+    said = {
+        "phase": "after_epoch",
+        "epoch": 3,
+        "partial": True,
+        "meta": {"metrics": {"loss": 0.5}, "π": [1, None]},
+    }
+    commit(store, at(20, 3), **said)
+    found = store.read(at(20, 3))
+    assert same(found.arrays, arrays_of(20))
+    assert found.structure == {"seed": 20} and found.digest == "digest 20"
+    assert {key: getattr(found, key) for key in said} == said
+    assert found.step == 20 and found.segment == 1 and found.path == store.path(at(20, 3))
+    assert set(found.versions) >= {"everstep", "python", "numpy"}
+    assert ("torch" in found.versions) == ("torch" in sys.modules)
+    assert store.meta(at(20, 3)) == said["meta"]
+
+
+def test_the_arrays_that_come_back_are_writable_and_their_own(store: Store) -> None:
+    commit(store, at(1))
+    arrays = store.read(at(1)).arrays
+    assert all(
+        a.data.flags.writeable and a.data.flags.owndata and a.data.dtype == np.uint8 for a in arrays.values()
+    )
+
+
+def test_the_safetensors_library_reads_the_arrays(store: Store) -> None:
+    values = {
+        "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a": np.arange(5, dtype=np.uint8),
+        "empty": np.zeros((0, 3)),
+        "scalar": np.int64(7),
+        "complex": np.array([1 + 2j], np.complex64),
+        "flags": np.array([True, False, True]),
+        'odd "name"/π': np.float64(0.1),
+    }
+    path = put(store, {name: host(value) for name, value in values.items()})
+    loaded = safetensors.numpy.load_file(path / ARRAYS)
+    assert loaded.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(loaded[name], value, strict=True)
+
+
+def test_every_dtype_is_one_of_the_library_and_aligned(store: Store) -> None:
+    arrays = {
+        f"{name}/{dtype}": HostArray(dtype, (3,), np.full(3 * size, 1, np.uint8), "x")
+        for dtype, size in ITEM_BYTES.items()
+        for name in "ab"
+    }
+    raw = (put(store, arrays) / ARRAYS).read_bytes()
+    read = dict(safetensors.deserialize(raw))
+    assert {name: (d["dtype"], d["shape"]) for name, d in read.items()} == {
+        name: (a.dtype, [3]) for name, a in arrays.items()
+    }
+    length = int.from_bytes(raw[:8], "little")
+    assert length % 8 == 0
+    for name, entry in json.loads(raw[8 : 8 + length]).items():
+        assert entry["data_offsets"][0] % ITEM_BYTES[arrays[name].dtype] == 0
+
+
+def test_an_element_type_that_safetensors_lacks_is_written_as_bytes(store: Store) -> None:
+    value = np.array([1 + 1j, 2, 3])
+    array = HostArray("U8", (3,), value.view(np.uint8), "numpy", {"dtype": "complex128"})
+    path = put(store, {"z": array})
+    assert same(store.read(at(1)).arrays, {"z": array})
+    assert safetensors.numpy.load_file(path / ARRAYS)["z"].view(np.complex128).tolist() == value.tolist()
+
+
+def test_no_arrays_at_all(store: Store) -> None:
+    path = put(store, {})
+    assert store.read(at(1)).arrays == {}
+    assert safetensors.numpy.load_file(path / ARRAYS) == {}
+
+
+def test_the_manifest_can_be_verified_without_everstep(store: Store) -> None:
+    raw = (commit(store, at(1)).path / MANIFEST).read_bytes()
+    manifest = json.loads(raw)
+    body = raw[raw.index(b'"body":') + 7 : -2]
+    assert manifest["checksum"] == xxhash.xxh3_128_hexdigest(body)
+    file = manifest["body"]["files"][ARRAYS]
+    arrays = (store.path(at(1)) / ARRAYS).read_bytes()
+    assert file == {"bytes": len(arrays), "xxh3_128": xxhash.xxh3_128_hexdigest(arrays)}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        HostArray("F32", (3,), np.zeros(11, np.uint8), "x"),
+        HostArray("F33", (3,), np.zeros(12, np.uint8), "x"),
+    ],
+)
+def test_bytes_that_do_not_fit_are_refused(store: Store, array: HostArray) -> None:
+    with pytest.raises(CheckpointError, match=r"'w' cannot be written: dtype 'F3.' and shape"):
+        put(store, {"w": array})
+    assert store.names() == []
+
+
+def test_values_that_json_cannot_hold_are_refused(store: Store) -> None:
+    with pytest.raises(CheckpointError, match="JSON cannot hold"):
+        put(store, {}, meta={"loss": float("nan")})
+    assert not list(store.run_dir.rglob(".tmp-*"))
+
+
+def test_a_newer_format_names_both_versions_and_is_never_passed_over(store: Store) -> None:
+    commit(store, at(10))
+    body = json.loads((commit(store, at(20)).path / MANIFEST).read_bytes())["body"]
+    newer = {**body, "format": 2, "versions": {"everstep": "7.1"}}
+    (store.path(at(20)) / MANIFEST).write_bytes(_manifest(newer))
+    with pytest.raises(
+        CheckpointVersionError, match=r"version 2.*reads up to 1: install everstep 7\.1 or newer"
+    ):
+        store.find(True)
+
+
+# ------------------------------------------------------------------------------------------ finite
+
+FLOATS = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "C64": np.complex64,
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numpys_floats(dtype: str, bad: float) -> None:
+    values = np.zeros(300_001, FLOATS[dtype])
+    values[:3] = [1.5, -0.0, np.finfo(values.dtype).max]
+    array = HostArray(dtype, values.shape, values.view(np.uint8), "numpy")
+    assert finite(array)
+    values[-1] = bad
+    assert not finite(array)
+
+
+@pytest.mark.parametrize("part", [complex(0, np.inf), complex(np.nan, 0)])
+def test_complex_parts(part: complex) -> None:
+    for dtype in (np.complex64, np.complex128):
+        value = np.array([1, part], dtype)
+        name, extra = ("C64", {}) if dtype is np.complex64 else ("U8", {"dtype": "complex128"})
+        assert not finite(HostArray(name, (2,), value.view(np.uint8), "numpy", extra))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("BF16", [0x7F7F, 0xFF7F, 0x0001], [0x7F80, 0xFF80, 0x7FC0, 0xFFFF]),
+        ("F8_E5M2", [0x7B, 0xFB, 0x03], [0x7C, 0xFC, 0x7D, 0xFF]),
+        ("F8_E4M3", [0x7E, 0xFE, 0x78], [0x7F, 0xFF]),
+        ("F8_E8M0", [0x00, 0xFE, 0x7F], [0xFF]),
+        ("F8_E4M3FNUZ", [0x7F, 0xFF, 0x00], [0x80]),
+        ("F8_E5M2FNUZ", [0x7F, 0xFF, 0x00], [0x80]),
+    ],
+)
+def test_small_floats_by_their_bits(dtype: str, good: list[int], bad: list[int]) -> None:
+    def array(bits: list[int]) -> HostArray:
+        data = np.array(bits, np.uint16 if dtype == "BF16" else np.uint8).view(np.uint8)
+        return HostArray(dtype, (len(bits),), data, "x")
+
+    assert finite(array(good))
+    assert not any(finite(array([*good, one])) for one in bad)
+
+
+def test_other_dtypes_are_finite() -> None:
+    assert finite(host(np.array([-1, 2**62])))
+    assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "numpy", {"dtype": "V4"}))
+    assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "torch", {"dtype": "torch.something"}))
+    assert not finite(HostArray("U8", (2,), np.full(8, 255, np.uint8), "torch", {"dtype": "torch.complex32"}))
+
+
+def test_only_guarded_arrays_must_be_finite(store: Store) -> None:
+    bad = host(np.array([1, np.nan], np.float32))
+    put(store, {"mask": bad, "w": host(np.ones(2))}, guarded=frozenset({"w"}))
+    with pytest.raises(NonFiniteError, match="after step 2, NaN or infinity in v, w: not saved"):
+        put(store, {"mask": bad, "v": bad, "w": bad}, step=2, guarded=frozenset({"v", "w", "gone"}))
+    assert store.names() == [at(1)]

@@ -1,0 +1,142 @@
+"""The background thread: one job at a time, errors where they belong, no thread left."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+from everstep.checkpoint import Writer
+from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, UsageError
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def writer(said: list[str]) -> Iterator[Writer]:
+    writer = Writer(said.append)
+    yield writer
+    writer.close(wait=False)
+    assert not [thread for thread in threading.enumerate() if thread.name == "everstep-writer"]
+
+
+def ignore(value: object) -> None:
+    pass
+
+
+def raising(error: BaseException) -> None:
+    raise error
+
+
+def test_a_job_runs_in_the_background_and_its_result_arrives(writer: Writer) -> None:
+    results: list[tuple[int, bool]] = []
+    writer.submit(
+        lambda: 6 * 7,
+        lambda n: results.append((n, threading.current_thread() is not threading.main_thread())),
+    )
+    writer.wait()
+    assert results == [(42, True)] and not writer.busy
+
+
+def test_submit_waits_for_the_running_job(writer: Writer) -> None:
+    order: list[str] = []
+    go = threading.Event()
+    writer.submit(lambda: go.wait(10), lambda _: order.append("first"))
+    assert writer.busy
+    threading.Timer(0.01, go.set).start()
+    writer.submit(lambda: order.append("second"), ignore)
+    writer.wait()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            OSError(getattr(errno, name), name)
+            for name in ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EACCES", "ENOENT")
+        ),
+        MemoryError(),
+    ],
+)
+def test_a_disk_error_is_a_failed_save_and_the_next_one_works(
+    writer: Writer, error: OSError | MemoryError
+) -> None:
+    failures: list[BaseException] = []
+    results: list[int] = []
+    writer.submit(lambda: raising(error), ignore, failures.append)
+    writer.submit(lambda: 1, results.append)
+    writer.wait()
+    assert failures == [error] and results == [1]
+
+
+def test_a_failed_save_is_said_where_nobody_else_takes_it(writer: Writer, said: list[str]) -> None:
+    writer.submit(lambda: raising(OSError(errno.ENOSPC, "No space left on device")), ignore)
+    writer.wait()
+    assert said == ["a save failed, training goes on (OSError: [Errno 28] No space left on device)"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bug"),
+        NonFiniteError("w"),
+        NoCheckpointError("x"),
+        RunDirError("y"),
+        OSError(errno.EBADF, "bug"),
+        KeyboardInterrupt(),
+    ],
+)
+@pytest.mark.parametrize("how", ["poll", "wait", "submit", "close"])
+def test_any_other_error_is_raised_once_with_its_traceback(
+    writer: Writer, error: BaseException, how: str
+) -> None:
+    failures: list[BaseException] = []
+
+    def a_line_of_the_job() -> None:
+        raise error
+
+    writer.submit(a_line_of_the_job, ignore, failures.append)
+    writer._idle.wait()
+    act = {"submit": lambda: writer.submit(lambda: None, ignore)}.get(how) or getattr(writer, how)
+    with pytest.raises(type(error)) as caught:
+        act()
+    assert caught.value is error and not failures
+    assert "a_line_of_the_job" in "".join(traceback.format_exception(error))
+    writer.poll()
+
+
+def test_an_error_in_done_is_no_failed_save(writer: Writer) -> None:
+    writer.submit(lambda: 1, lambda _: raising(OSError(errno.ENOSPC, "of someone else")))
+    with pytest.raises(OSError, match="of someone else"):
+        writer.wait()
+
+
+def test_close_finishes_the_running_job(writer: Writer) -> None:
+    go, results = threading.Event(), []
+    writer.submit(lambda: go.wait(10), results.append)
+    threading.Timer(0.01, go.set).start()
+    writer.close(wait=True)
+    assert results == [True]
+    writer.close()
+    with pytest.raises(UsageError, match="closed"):
+        writer.submit(lambda: 1, ignore)
+
+
+def test_close_without_waiting_says_the_error(writer: Writer, said: list[str]) -> None:
+    writer.submit(lambda: raising(ValueError("bug")), ignore)
+    writer._idle.wait()
+    writer.close(wait=False)
+    assert said == ["a background save failed (ValueError: bug)"]
+    writer.poll()
+
+
+def test_a_writer_that_was_never_used_has_no_thread(writer: Writer) -> None:
+    writer.wait()
+    writer.close()
