@@ -13,6 +13,7 @@ from everstep.errors import DataError
 
 # By name, so that nothing is imported for data that does not need it.
 _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.dataloader"}
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 
 def as_stream(data: Any, name: str | None = None) -> Stream:
@@ -46,7 +47,9 @@ def as_stream(data: Any, name: str | None = None) -> Stream:
 
 
 def _loader_adapter(data: Any) -> str | None:
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__)
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__]
+    if is_stateful(data) and _STATEFUL not in names:
+        return None  # a loader whose state is a mystery to the adapter, but not to itself
     return next((_LOADERS[name] for name in names if name in _LOADERS), None)
 
 

@@ -29,11 +29,12 @@ class PassCursor:
         *,
         done: int = 0,
         total: int | None = None,
+        ended: bool = False,
         closer: Callable[[], object] | None = None,
     ) -> None:
-        self.what, self.done, self.ended = what, done, False
+        self.what, self.done, self.ended = what, done, ended
         self._total = total
-        self._batches: Iterator[Any] | None = batches
+        self._batches: Iterator[Any] | None = None if ended else batches
         self._closer = closer
         self._error: BaseException | None = None
 

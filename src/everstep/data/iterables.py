@@ -72,7 +72,7 @@ class IterableStream:
         what = f"data {purpose!r} ({type(self._data).__name__})"
         done = 0 if position is None else check_position(what, position, {"kind": "iterable"})
         if position is not None and position["ended"]:
-            return _IterableCursor(what, self._data, iter(()), None, done=done)
+            return _IterableCursor(what, self._data, iter(()), None, done=done, ended=True)
         batches = self._iterate(what, pass_index)
         state = _accessors(batches)
         note = None if not done else self._go_to(what, batches, state, position)
@@ -178,8 +178,10 @@ class _IterableCursor(PassCursor):
         *,
         replay: bool = False,
         done: int = 0,
+        ended: bool = False,
     ) -> None:
-        super().__init__(what, batches, done=done, total=length_of(data), closer=_closer(batches, data))
+        total, closer = length_of(data), _closer(batches, data)
+        super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
         self._state, self._replay = state, replay
 
     def position(self) -> dict[str, Any]:
@@ -202,7 +204,12 @@ class StatefulStream:
     """Data that keeps its own position: `state_dict`, `load_state_dict`, and `set_epoch` if it has one.
 
     The state belongs to the object: use an object of its own for each purpose.
+
+    Attributes:
+        carries_over: the next pass depends on the state that this one leaves behind.
     """
+
+    carries_over = True
 
     def __init__(self, data: Any, name: str | None = None) -> None:
         self._data, self.name = data, name
@@ -213,18 +220,25 @@ class StatefulStream:
         if callable(set_epoch):
             set_epoch(pass_index)
         if position is None:
-            return _StatefulCursor(what, self._data, iter(self._data), 0)
+            return _StatefulCursor(what, self._data, iter(self._data))
         done = check_position(what, position, {"kind": "stateful"})
         self._data.load_state_dict(copy.deepcopy(position["state"]))
-        batches = iter(()) if position["ended"] else iter(self._data)
+        if position["ended"]:
+            if _is_told(self._data):  # it stands after the last sample, and ends the pass when asked
+                next(iter(self._data), None)
+            return _StatefulCursor(what, self._data, iter(()), done, ended=True)
+        batches = iter(self._data)
         if batches is self._data:  # its __iter__ may have gone back to the start
             self._data.load_state_dict(copy.deepcopy(position["state"]))
         return _StatefulCursor(what, self._data, batches, done)
 
 
 class _StatefulCursor(PassCursor):
-    def __init__(self, what: str, data: Any, batches: Iterator[Any], done: int) -> None:
-        super().__init__(what, batches, done=done, total=length_of(data), closer=_closer(batches, data))
+    def __init__(
+        self, what: str, data: Any, batches: Iterator[Any], done: int = 0, *, ended: bool = False
+    ) -> None:
+        total, closer = length_of(data), _closer(batches, data)
+        super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
         self._state = _state_getter(data)
 
     def position(self) -> dict[str, Any]:
@@ -232,12 +246,16 @@ class _StatefulCursor(PassCursor):
         return {"kind": "stateful", "batches": self.done, "ended": self.ended, "state": state}
 
 
-def _state_getter(data: Any) -> Callable[[int], Any]:
-    """`state_dict` as a function of the batches done; streaming datasets ask for the number."""
+def _is_told(data: Any) -> bool:
+    """Whether its `state_dict` wants to be told how many samples were used (streaming datasets)."""
     try:
-        parameters = set(inspect.signature(data.state_dict).parameters)
+        return {"num_samples", "from_beginning"} <= set(inspect.signature(data.state_dict).parameters)
     except (TypeError, ValueError):
-        parameters = set()
-    if {"num_samples", "from_beginning"} <= parameters:
+        return False
+
+
+def _state_getter(data: Any) -> Callable[[int], Any]:
+    """`state_dict` as a function of the batches done."""
+    if _is_told(data):
         return lambda done: data.state_dict(num_samples=done, from_beginning=True)
     return lambda done: data.state_dict()

@@ -47,6 +47,7 @@ class Prefetched:
     def __init__(self, stream: Stream, buffer: int, name: str | None) -> None:
         self._stream, self._buffer = stream, buffer
         self.name = name if name is not None else getattr(stream, "name", None)
+        self.carries_over = getattr(stream, "carries_over", False)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)

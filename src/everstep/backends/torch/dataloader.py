@@ -52,6 +52,16 @@ class DataLoaderStream:
     def __init__(self, loader: DataLoader[Any], name: str | None = None) -> None:
         self._loader, self.name = loader, name
 
+    @property
+    def carries_over(self) -> bool:
+        """Whether the next pass depends on what this one leaves behind.
+
+        Then a resume between two passes opens the last position of the pass before, closes it, and
+        opens the next pass from there.
+        """
+        loader = self._loader
+        return bool(_generators(loader)) or loader.persistent_workers or is_stateful(loader)
+
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
         if position is None:
@@ -83,13 +93,17 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     return list(generators.values())
 
 
-def _own_state(loader: DataLoader[Any]) -> bool:
-    """Whether the loader's `state_dict` knows more than its sampler's place."""
-    return loader.num_workers == 0 and is_stateful(loader) and _keeps_state(loader.dataset)
-
-
-def _keeps_state(dataset: Any) -> bool:
-    return is_stateful(dataset) or isinstance(dataset, IterableDataset)
+def _own_state(loader: Any) -> Any:
+    """A stateful loader's own state, None where it knows no more than its sampler's place."""
+    # Asked before it has an iterator, it would make one, and draw for it.
+    if loader.num_workers > 0 or not is_stateful(loader) or loader._iterator is None:
+        return None
+    own = loader.state_dict()
+    fetcher = own["fetcher_state"] or {}
+    if own["dataset_state"] is None and fetcher.get("dataset_iter_state") is None:
+        return None
+    # Loaded as finished, it would begin the next pass; a position stands at the end of this one.
+    return {**copy.deepcopy(own), "_iterator_finished": False}
 
 
 class _Saved:
@@ -123,6 +137,16 @@ def _set_all(loader: DataLoader[Any], states: list[torch.Tensor]) -> None:
         generator.set_state(state)
 
 
+def _indices(source: Any) -> Iterator[Any]:
+    """What the sampler gives, without fetching samples."""
+    while True:
+        try:
+            index = source._next_index()
+        except StopIteration:
+            return
+        yield index
+
+
 class DataLoaderCursor(PassCursor):
     """One pass of a user's DataLoader."""
 
@@ -140,8 +164,8 @@ class DataLoaderCursor(PassCursor):
             self._generators, self._start, self._first = saved.generators, saved.start, saved.first
             source = self._reopen(what, saved)
         closer = source.close if isinstance(source, WorkerBatches) else None
-        done = 0 if saved is None else saved.done
-        super().__init__(what, source, done=done, total=self._facts["length"], closer=closer)
+        done, ended = (0, False) if saved is None else (saved.done, saved.ended)
+        super().__init__(what, source, done=done, total=self._facts["length"], ended=ended, closer=closer)
 
     def _iterate(self, what: str) -> Iterator[Any]:
         if self._loader.num_workers > 0:
@@ -167,14 +191,10 @@ class DataLoaderCursor(PassCursor):
 
     def _reopen_own(self, saved: _Saved) -> Iterator[Any]:
         saved.rewind(self._loader)
-        # Finished or not, this pass is to be stood at, not the next one begun: a loader told that its
-        # pass is finished begins the next.
-        own = {**copy.deepcopy(saved.own), "_iterator_finished": False}
-        self._loader.load_state_dict(own)  # type: ignore[attr-defined]
+        self._loader.load_state_dict(copy.deepcopy(saved.own))  # type: ignore[attr-defined]
         source = iter(self._loader)
         if saved.ended:
             _set_all(self._loader, saved.left_behind)
-            return iter(())
         return source
 
     def _advance(self, what: str, source: Any, saved: _Saved) -> None:
@@ -183,8 +203,7 @@ class DataLoaderCursor(PassCursor):
         if self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable:
             self.note = skip(what, source, saved.done)
             return
-        indices = iter(source._next_index, None)  # the sampler alone
-        skip(what, indices, saved.done)
+        skip(what, _indices(source), saved.done)
 
     @property
     def _iterable(self) -> bool:
@@ -202,7 +221,6 @@ class DataLoaderCursor(PassCursor):
 
     def position(self) -> dict[str, Any]:
         self._check_resumable()
-        own = self._loader.state_dict() if _own_state(self._loader) and self.done else None  # type: ignore[attr-defined]
         return {
             **self._facts,
             "batches": self.done,
@@ -211,7 +229,7 @@ class DataLoaderCursor(PassCursor):
             "first": self._first,
             "generators": self._generators,
             "left_behind": self._left_behind if self.ended else None,
-            "own": copy.deepcopy(own),
+            "own": _own_state(self._loader),
         }
 
     def _check_resumable(self) -> None:

@@ -113,7 +113,12 @@ class WorkerBatches:
         self.fetching = threading.current_thread() is threading.main_thread()
         try:
             return next(self._batches)
-        except RuntimeError as error:
+        except StopIteration:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError | EOFError):  # its files close before it counts as dead
+                for worker in self.workers:
+                    worker.join(0.1)
             if self.dead():
                 raise self._death() from error
             raise

@@ -1,0 +1,187 @@
+"""`check_stream`: does a stream keep the laws?  For anyone who writes one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from everstep.contracts import Cursor, Stream
+
+_PURPOSE = "train"
+_PASSES = 3
+
+
+def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0) -> None:
+    """Check a stream against the laws that concern data.
+
+    1. A pass that is left after any batch and opened again at its position, by a fresh stream in
+       whatever random state, gives the rest of the pass and the following passes bit for bit, while
+       the step between the batches draws from the global random state.
+    2. Asking for positions changes nothing.
+    3. The end of a pass is the end, also when asked again; `remaining` tells the truth.
+    4. Nothing is left after `close`: no thread, no process.
+
+    Args:
+        make_stream: makes the stream as a new process would make it; called many times.
+        seed: the run's seed, and the seed of the global generators.
+
+    Raises:
+        AssertionError: says which law, in which pass, after which batch.
+    """
+    whole = _run(make_stream, seed)
+    for pass_index, events in enumerate(whole.passes):
+        assert events, f"pass {pass_index} gave no batch"
+    _equal(whole, _run(make_stream, seed, watched=False), "asking for positions changed what followed")
+    for snapshot in whole.snapshots:
+        _check_resume(make_stream, whole, snapshot, seed)
+
+
+class _Snapshot(NamedTuple):
+    pass_index: int
+    batches: int
+    ended: bool
+    position: Any
+    globals: Any
+
+    def __str__(self) -> str:
+        return f"pass {self.pass_index}, after {self.batches} batches{' and the end' if self.ended else ''}"
+
+
+class _Trace(NamedTuple):
+    passes: list[list[Any]]
+    snapshots: list[_Snapshot]
+
+
+def _run(make_stream: Callable[[], Stream], seed: int, *, watched: bool = True) -> _Trace:
+    """An undisturbed run of a few passes, and what a checkpoint after each batch would hold."""
+    _seed_globals(seed)
+    stream = make_stream()
+    trace = _Trace([], [])
+    for pass_index in range(_PASSES):
+        cursor = stream.open(_PURPOSE, pass_index, seed=seed)
+        events: list[Any] = []
+        _drain(cursor, pass_index, events, trace.snapshots if watched else None)
+        trace.passes.append(events)
+        _close(cursor, f"pass {pass_index}")
+    return trace
+
+
+def _drain(
+    cursor: Cursor, pass_index: int, events: list[Any], snapshots: list[_Snapshot] | None = None
+) -> None:
+    """Take the rest of a pass as a training loop does, with random numbers drawn in each step."""
+
+    def snapshot(ended: bool) -> None:
+        if snapshots is not None:
+            snapshots.append(_Snapshot(pass_index, len(events), ended, cursor.position(), _get_globals()))
+
+    remaining = cursor.remaining()
+    taken = 0
+    snapshot(False)
+    while True:
+        try:
+            batch = next(cursor)
+        except StopIteration:
+            break
+        taken += 1
+        events.append((fingerprint(batch), _draw_globals()))
+        snapshot(False)
+    assert remaining in (None, taken), (
+        f"pass {pass_index}: remaining() said {remaining} batches, {taken} came"
+    )
+    snapshot(True)
+    for _ in range(2):
+        assert next(cursor, _END) is _END, f"pass {pass_index}: a batch came after the end of the pass"
+
+
+def _check_resume(make_stream: Callable[[], Stream], whole: _Trace, at: _Snapshot, seed: int) -> None:
+    _seed_globals(seed + 1)  # a new process may start in any random state
+    stream = make_stream()
+    cursor = stream.open(_PURPOSE, at.pass_index, at.position, seed=seed)
+    again = cursor.position()
+    assert fingerprint(again) == fingerprint(at.position), (
+        f"{at}: opened at {at.position!r}, the cursor says that it stands at {again!r}"
+    )
+    _set_globals(at.globals)
+    rest: list[Any] = []
+    _drain(cursor, at.pass_index, rest)
+    _close(cursor, str(at))
+    expected = whole.passes[at.pass_index][at.batches :]
+    _equal_events(expected, rest, f"resumed at {at}")
+    for pass_index in range(at.pass_index + 1, _PASSES):
+        cursor = stream.open(_PURPOSE, pass_index, seed=seed)
+        events: list[Any] = []
+        _drain(cursor, pass_index, events)
+        _close(cursor, str(at))
+        _equal_events(whole.passes[pass_index], events, f"resumed at {at}, then pass {pass_index}")
+
+
+def _close(cursor: Cursor, where: str) -> None:
+    cursor.close()
+    cursor.close()
+    threads = [thread.name for thread in threading.enumerate() if "everstep" in thread.name]
+    assert not threads, f"{where}: threads {threads} are alive after close()"
+    children = multiprocessing.active_children()
+    assert not children, f"{where}: processes {children} are alive after close()"
+
+
+def _equal(left: _Trace, right: _Trace, law: str) -> None:
+    for pass_index, (one, other) in enumerate(zip(left.passes, right.passes, strict=True)):
+        _equal_events(one, other, f"pass {pass_index}: {law}")
+
+
+def _equal_events(expected: list[Any], got: list[Any], where: str) -> None:
+    assert len(got) == len(expected), f"{where}: {len(got)} batches came instead of {len(expected)}"
+    for index, (left, right) in enumerate(zip(expected, got, strict=True)):
+        assert left[0] == right[0], f"{where}: batch {index} from there differs"
+        assert left[1] == right[1], f"{where}: the global random state after batch {index} from there differs"
+
+
+def fingerprint(tree: Any) -> Any:
+    """A comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit."""
+    if isinstance(tree, Mapping):
+        return [
+            (key, fingerprint(value)) for key, value in sorted(tree.items(), key=lambda item: str(item[0]))
+        ]
+    if isinstance(tree, list | tuple):
+        return type(tree).__name__, [fingerprint(value) for value in tree]
+    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
+        array = np.asarray(tree)
+        return type(tree).__name__, str(array.dtype), array.shape, array.tobytes()
+    return type(tree).__name__, repr(tree)
+
+
+_END = object()
+
+
+# The three global generators; torch's only where the program has imported it.
+
+
+def _seed_globals(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+def _get_globals() -> Any:
+    torch = sys.modules.get("torch")
+    return random.getstate(), np.random.get_state(legacy=False), torch and torch.get_rng_state()
+
+
+def _set_globals(state: Any) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    if torch := sys.modules.get("torch"):
+        torch.set_rng_state(state[2])
+
+
+def _draw_globals() -> Any:
+    torch = sys.modules.get("torch")
+    return random.random(), np.random.rand(), torch and torch.rand(()).item()

@@ -1,0 +1,95 @@
+"""`arrays`: batches from memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from everstep.contracts import Cursor, Stream
+from everstep.data import arrays
+from everstep.errors import DataError, UsageError
+from everstep.testing.streams import check_stream
+
+X = np.arange(22, dtype=np.float32).reshape(11, 2)
+Y = torch.arange(11)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_laws(shuffle, drop_last):
+    check_stream(lambda: arrays(X, Y, batch_size=3, shuffle=shuffle, drop_last=drop_last))
+
+
+def test_is_a_stream_of_tuples():
+    stream = arrays(X, batch_size=4)
+    cursor = stream.open("train", 0, seed=0)
+    assert isinstance(stream, Stream)
+    batches = [x for [x] in cursor]
+    assert [len(x) for x in batches] == [4, 4, 3]
+    assert np.array_equal(np.concatenate(batches), X)
+
+
+def test_kinds_are_kept():
+    x, y = next(arrays(X, Y, batch_size=4).open("train", 0, seed=0))
+    assert isinstance(x, np.ndarray) and x.dtype == np.float32
+    assert isinstance(y, torch.Tensor) and y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_copies(shuffle):
+    x, y = X.copy(), Y.clone()
+    for bx, by in arrays(x, y, batch_size=4, shuffle=shuffle).open("train", 0, seed=0):
+        bx += 100
+        by += 100
+    assert np.array_equal(x, X) and torch.equal(y, Y)
+
+
+def test_own_seed_wins_and_purpose_matters():
+    def order(stream, purpose="train", pass_index=0, seed=0):
+        return [int(i) for [y] in stream.open(purpose, pass_index, seed=seed) for i in y]
+
+    keyed, free = arrays(Y, batch_size=4, shuffle=True, seed=5), arrays(Y, batch_size=4, shuffle=True)
+    assert order(keyed, seed=1) == order(keyed, seed=2) == order(free, seed=5)
+    assert order(free, seed=1) != order(free, seed=2)
+    assert order(free, "valid") != order(free) != order(free, pass_index=1)
+
+
+def test_remaining_and_position_count_batches_handed_out():
+    cursor: Cursor = arrays(X, batch_size=4).open("train", 0, seed=0)
+    next(cursor)
+    assert cursor.remaining() == 2
+    assert cursor.position()["batches"] == 1
+    cursor.close()
+    assert cursor.position()["batches"] == 1
+    with pytest.raises(UsageError, match="closed after 1 batches; open a new one"):
+        next(cursor)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (arrays(X[:9], batch_size=4), "length was 11 at the checkpoint and is 9 now"),
+        (arrays(X, batch_size=5), "batch_size was 4 at the checkpoint and is 5 now"),
+        (arrays(X, batch_size=4, shuffle=True), "shuffle was False at the checkpoint and is True now"),
+        (arrays(X, batch_size=4, drop_last=True), "drop_last was False"),
+    ],
+)
+def test_changed_data_is_refused(now, message):
+    cursor = arrays(X, batch_size=4).open("train", 0, seed=0)
+    next(cursor)
+    with pytest.raises(DataError, match=message):
+        now.open("train", 0, cursor.position(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "no array; give it at least one"),
+        ((X, Y[:4]), r"different lengths \[11, 4\]"),
+        (([1, 2],), "given a list; give NumPy arrays"),
+        ((np.float32(3),), "given a float32"),
+        ((np.array(3),), r"an array of shape \(\)"),
+    ],
+)
+def test_bad_arrays(given, message):
+    with pytest.raises(DataError, match=message):
+        arrays(*given, batch_size=2)

@@ -1,0 +1,243 @@
+"""A torch DataLoader as the user wrote it, and torchdata's StatefulDataLoader."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from everstep.backends.torch.dataloader import DataLoaderStream
+from everstep.data import as_stream
+from everstep.errors import DataError, NotResumableError
+from everstep.testing.streams import check_stream, fingerprint
+
+# torchdata calls what this torch has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+class Augmented(Dataset):
+    """Samples with noise from the three global generators."""
+
+    def __init__(self, n=8):
+        self.n, self.fetched = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+class Lines(IterableDataset):
+    """An iterable-style dataset, split among the workers."""
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for line in range(first, 9, step):
+            yield torch.tensor([line, random.random(), torch.rand(()).item()])
+
+
+class StatefulLines(IterableDataset):
+    """Knows its place, and how many passes there were."""
+
+    def __init__(self):
+        self.done, self.passes = 0, 0
+
+    def __iter__(self):
+        while self.done < 5:
+            self.done += 1
+            yield self.passes * 100 + self.done
+        self.done, self.passes = 0, self.passes + 1
+
+    def state_dict(self):
+        return {"done": self.done, "passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.done, self.passes = state["done"], state["passes"]
+
+
+def generator():
+    return torch.Generator().manual_seed(5)
+
+
+data = Augmented()
+MAKERS = {
+    "in order": lambda loader: loader(data, batch_size=3),
+    "shuffled": lambda loader: loader(data, batch_size=3, shuffle=True),
+    "own generator": lambda loader: loader(data, batch_size=3, shuffle=True, generator=generator()),
+    "drop last": lambda loader: loader(data, batch_size=3, shuffle=True, drop_last=True),
+    "no batches": lambda loader: loader(data, batch_size=None),
+    "replacement": lambda loader: loader(
+        data,
+        batch_size=20,
+        sampler=RandomSampler(data, replacement=True, num_samples=70, generator=generator()),
+    ),
+    "subset": lambda loader: loader(data, batch_size=2, sampler=SubsetRandomSampler([1, 3, 5, 6, 7])),
+    "weighted": lambda loader: loader(data, batch_size=3, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+    "iterable": lambda loader: loader(Lines(), batch_size=2),
+}
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_laws(make, loader):
+    check_stream(lambda: as_stream(make(loader)))
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("dataset", [Augmented(4), Lines()], ids=["map", "iterable"])
+def test_laws_with_workers(dataset, loader):
+    shuffled = {} if isinstance(dataset, IterableDataset) else {"shuffle": True, "generator": generator()}
+
+    def make():
+        if shuffled:
+            shuffled["generator"].manual_seed(5)
+        return as_stream(loader(dataset, batch_size=2, num_workers=2, **shuffled))
+
+    check_stream(make)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_laws_of_a_stateful_dataset(batch_size):
+    check_stream(lambda: as_stream(StatefulDataLoader(StatefulLines(), batch_size=batch_size)))
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+def test_an_undisturbed_pass_is_the_bare_loop(loader):
+    def run(batches_of):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        data_loader = loader(Augmented(), batch_size=3, shuffle=True)
+        taken = [list(batches_of(data_loader, p)) for p in range(2)]
+        return fingerprint(taken), torch.rand(3).tolist()
+
+    assert run(lambda it, p: it) == run(lambda it, p: as_stream(it).open("train", p, seed=0))
+
+
+def test_the_state_before_the_end_resumes_into_no_batch_and_a_full_next_pass():
+    """The trap of StatefulDataLoader: after the last batch, before StopIteration."""
+    make = lambda: as_stream(StatefulDataLoader(StatefulLines(), batch_size=1))  # noqa: E731
+    cursor = make().open("train", 0, seed=0)
+    for _ in range(5):
+        next(cursor)
+    position = cursor.position()
+    assert not position["ended"]
+    stream = make()
+    assert list(stream.open("train", 0, position, seed=0)) == []
+    assert [int(batch) for batch in stream.open("train", 1, seed=0)] == [101, 102, 103, 104, 105]
+
+
+def test_without_workers_no_sample_is_fetched_to_resume():
+    cursor = as_stream(DataLoader(Augmented(), batch_size=2, shuffle=True)).open("train", 0, seed=0)
+    next(cursor), next(cursor)
+    dataset = Augmented()
+    again = as_stream(DataLoader(dataset, batch_size=2, shuffle=True)).open(
+        "train", 0, cursor.position(), seed=0
+    )
+    assert dataset.fetched == 0 and again.note is None
+    assert again.remaining() == 2
+
+
+def test_replay_with_workers_says_how_many():
+    make = lambda: as_stream(DataLoader(Augmented(), batch_size=2, num_workers=1))  # noqa: E731
+    cursor = make().open("train", 0, seed=0)
+    next(cursor), next(cursor)
+    position = cursor.position()
+    cursor.close()
+    again = make().open("train", 0, position, seed=0)
+    again.close()
+    assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (
+            lambda: DataLoader(Augmented(), 2, num_workers=1),
+            "num_workers was 0 at the checkpoint and is 1 now",
+        ),
+        (lambda: DataLoader(Augmented(), 3), "batch_size was 2 at the checkpoint and is 3 now"),
+        (lambda: DataLoader(Augmented(6), 2), "length was 4 at the checkpoint and is 3 now"),
+        (lambda: DataLoader(Augmented(), 2, generator=generator()), "held 0 generators .* hold 1 now"),
+    ],
+)
+def test_a_changed_loader_is_refused(now, message):
+    cursor = as_stream(DataLoader(Augmented(), 2)).open("train", 0, seed=0)
+    next(cursor)
+    with pytest.raises(DataError, match=message):
+        as_stream(now()).open("train", 0, cursor.position(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            {"persistent_workers": True},
+            "has persistent_workers=True: .*; give it persistent_workers=False, or",
+        ),
+        ({"in_order": False}, "has in_order=False: .*; give it in_order=True, or use everstep.data.loader"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_at_the_save(option, message):
+    loader = DataLoader(Augmented(), 2, num_workers=1, **option)
+    stream = as_stream(loader)
+    cursor = stream.open("train", 0, seed=0)
+    cursor.position()
+    next(cursor)
+    with pytest.raises(NotResumableError, match=message):
+        cursor.position()
+    cursor.close()
+    cursor = stream.open("train", 1, seed=0)
+    assert len(list(cursor)) == 4
+    with pytest.raises(NotResumableError, match=message):
+        cursor.position()
+    if loader.persistent_workers:
+        loader._iterator._shutdown_workers()
+
+
+def test_what_the_next_pass_needs_is_known():
+    plain = DataLoader(Augmented(), 2, shuffle=True)
+    own = DataLoader(Augmented(), 2, shuffle=True, generator=generator())
+    assert [as_stream(loader).carries_over for loader in (plain, own)] == [False, True]
+
+
+def test_loaders_are_adapted_by_what_they_are():
+    class Mine(DataLoader):
+        pass
+
+    class Knowing(DataLoader):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    assert isinstance(as_stream(Mine(Augmented())), DataLoaderStream)
+    assert not isinstance(as_stream(Knowing(Augmented())), DataLoaderStream)
+
+
+def test_a_loader_left_in_the_middle_carries_its_generator_on():
+    def next_pass(stream):
+        return fingerprint([batch[:, 0] for batch in stream.open("train", 1, seed=0)])
+
+    def make():
+        return as_stream(DataLoader(Augmented(), 2, shuffle=True, generator=generator()))
+
+    stream = make()
+    cursor = stream.open("train", 0, seed=0)
+    next(cursor)
+    cursor.close()
+    position = cursor.position()
+    fresh = make()
+    fresh.open("train", 0, position, seed=0).close()
+    assert next_pass(fresh) == next_pass(stream)

@@ -1,0 +1,156 @@
+"""`everstep.data.loader`: order, samples and augmentation, whatever the workers do."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from everstep.data import loader
+from everstep.errors import ConfigError, DataError
+from everstep.testing.streams import check_stream, fingerprint
+
+
+class Augmented(Dataset):
+    """11 samples, each with noise from the three global generators."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+def noisy_collate(samples):
+    return torch.stack(samples), random.random(), np.random.rand(), torch.rand(2)
+
+
+def batches(stream, purpose="train", pass_index=0, position=None, seed=0):
+    cursor = stream.open(purpose, pass_index, position, seed=seed)
+    taken = list(cursor)
+    cursor.close()
+    return fingerprint(taken)
+
+
+def make(**options):
+    return loader(Augmented(), 3, shuffle=True, collate_fn=noisy_collate, **options)
+
+
+def test_laws():
+    check_stream(make)
+
+
+def test_laws_with_workers():
+    full = [batches(make(), pass_index=p) for p in range(2)]
+    for pass_index in range(2):
+        cursor = make(num_workers=2).open("train", pass_index, seed=0)
+        head = [next(cursor), next(cursor)]
+        position = cursor.position()
+        cursor.close()
+        for workers in (0, 1, 2):
+            rest = batches(make(num_workers=workers), "train", pass_index, position)
+            assert fingerprint(head)[1] + rest[1] == full[pass_index][1]
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 5}])
+def test_workers_change_nothing(options):
+    assert batches(make(**options)) == batches(make())
+
+
+def test_workers_started_anew_give_the_same():
+    assert batches(make(num_workers=1, multiprocessing_context="spawn")) == batches(make())
+
+
+def test_augmentation_differs_between_passes_samples_and_seeds():
+    def noise(**where):
+        return np.concatenate([b[0] for b in make().open(**where)])[:, 1:]
+
+    first = noise(purpose="train", pass_index=0, seed=0)
+    assert len(np.unique(first)) == first.size
+    for other in ({"pass_index": 1}, {"seed": 1}, {"purpose": "valid"}):
+        again = noise(**{"purpose": "train", "pass_index": 0, "seed": 0, **other})
+        assert not np.isin(again, first).any()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_global_random_state_is_left_alone(workers):
+    def state():
+        return fingerprint((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()))
+
+    before = state()
+    batches(make(num_workers=workers))
+    assert state() == before
+
+
+def test_any_object_with_length_and_items():
+    [x] = next(loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0))
+    assert x.tolist() == [1, 1]
+
+
+def remember_dataset(worker_id):
+    info = get_worker_info()
+    info.dataset.mark = worker_id + 10
+
+
+class Marked(Augmented):
+    mark = 0
+
+    def __getitem__(self, index):
+        return self.mark
+
+
+def test_worker_init_fn_runs_and_sees_the_users_dataset():
+    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=remember_dataset).open("t", 0, seed=0)
+    assert batch.tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (loader(TensorDataset(torch.ones(9)), 3), "length was 11 at the checkpoint and is 9 now"),
+        (loader(Augmented(), 4), "batch_size was 3 at the checkpoint and is 4 now"),
+        (loader(Augmented(), 3, seed=7), "seed was 0 at the checkpoint and is 7 now"),
+    ],
+)
+def test_changed_data_is_refused(now, message):
+    cursor = loader(Augmented(), 3).open("train", 0, seed=0)
+    next(cursor)
+    with pytest.raises(DataError, match=message):
+        now.open("train", 0, cursor.position(), seed=0)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_what_it_cannot_load():
+    with pytest.raises(DataError, match="given a Endless, whose samples cannot be fetched by index; give"):
+        loader(Endless(), 2)
+    with pytest.raises(DataError, match="given a DataLoader"):
+        loader(DataLoader(Augmented()), 2)
+    with pytest.raises(DataError, match="a Nameless without a length; give it __len__"):
+        loader(type("Nameless", (), {"__getitem__": lambda self, i: i})(), 2)
+    with pytest.raises(DataError, match="0 samples"):
+        loader([], 2)
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        loader(Augmented(), 0)
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        loader(Augmented(), 2, prefetch_factor=3)
+
+
+class Broken(Augmented):
+    def __getitem__(self, index):
+        if index == 4:
+            raise KeyError("sample 4 is missing")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_datasets_error_arrives_at_its_batch(workers):
+    cursor = loader(Broken(), 3, num_workers=workers).open("train", 0, seed=0)
+    assert next(cursor).tolist() == [0, 1, 2]
+    with pytest.raises(KeyError, match="sample 4 is missing"):
+        next(cursor)
+    assert cursor.position()["batches"] == 1

@@ -1,0 +1,105 @@
+"""`prefetch`: the same batches, made ahead by a thread."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from everstep.data import arrays, as_stream, loader, prefetch, replay
+from everstep.errors import ConfigError, NotResumableError
+from everstep.testing.streams import check_stream
+
+X = np.arange(11)
+
+
+def test_laws():
+    check_stream(lambda: prefetch(arrays(X, batch_size=3, shuffle=True), buffer=2))
+    check_stream(lambda: prefetch(replay(range(4)), buffer=9))
+
+
+def test_same_batches_as_without():
+    plain = arrays(X, batch_size=3, shuffle=True)
+    for buffer in (1, 3, 20):
+        left, right = plain.open("train", 1, seed=4), prefetch(plain, buffer).open("train", 1, seed=4)
+        assert right.remaining() == 4
+        for (a,), (b,) in zip(left, right, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_position_counts_what_was_handed_out():
+    made = []
+
+    class Source:
+        def __iter__(self):
+            for i in range(6):
+                made.append(i)
+                yield i
+
+    cursor = prefetch(replay(Source()), buffer=5).open("train", 0, seed=0)
+    next(cursor)
+    while len(made) < 6:
+        pass
+    assert cursor.position()["batches"] == 1
+    cursor.close()
+
+
+def test_the_error_is_the_original_at_its_batch():
+    error = KeyError("disk")
+
+    def broken():
+        yield 1
+        yield 2
+        raise error
+
+    cursor = prefetch(broken()).open("train", 0, seed=0)
+    assert [next(cursor), next(cursor)] == [1, 2]
+    with pytest.raises(KeyError) as caught:
+        next(cursor)
+    assert caught.value is error
+    assert not _threads()
+
+
+def test_refuses_a_position_that_the_source_refuses():
+    class Plain:
+        def __iter__(self):
+            return iter(range(5))
+
+    cursor = prefetch(Plain()).open("train", 0, seed=0)
+    cursor.position()
+    next(cursor)
+    with pytest.raises(NotResumableError, match="after 1 batches"):
+        cursor.position()
+    cursor.close()
+
+
+def _threads():
+    return [thread for thread in threading.enumerate() if "everstep prefetch" in thread.name]
+
+
+def test_no_thread_is_left():
+    cursor = prefetch(as_stream(range(100)), buffer=1).open("train", 0, seed=0)
+    next(cursor)
+    assert len(_threads()) == 1
+    cursor.close()
+    assert not _threads()
+    cursor = prefetch(as_stream(range(100)), buffer=1).open("train", 0, seed=0)
+    thread = _threads()[0]
+    del cursor
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("buffer", [0, -1, True, 1.5])
+def test_bad_buffer(buffer):
+    with pytest.raises(ConfigError, match=r"buffer=.* give buffer=1 or more"):
+        prefetch([1], buffer)
+
+
+def test_torch_loaders_are_refused():
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    for source in (loader(data, 2), torch.utils.data.DataLoader(data)):
+        with pytest.raises(ConfigError, match=r"give the .*oader num_workers=1"):
+            prefetch(source)

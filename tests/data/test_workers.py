@@ -1,0 +1,161 @@
+"""Worker processes: signals pass them by, their death is an error at the fetch, none is left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from everstep.backends.torch.dataloader import dataloader
+from everstep.data import loader
+from everstep.errors import DataError
+
+STREAMS = {
+    "keyed": lambda data: loader(data, 1, num_workers=2),
+    "plain": lambda data: dataloader(DataLoader(data, num_workers=2)),
+}
+
+
+class Pids(Dataset):
+    """Samples that say in which process they were made; sample 8 waits for a file, if one is given."""
+
+    def __init__(self, wait_for=None):
+        self.wait_for = wait_for
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        while index == 8 and self.wait_for is not None and not os.path.exists(self.wait_for):
+            time.sleep(0.01)
+        return os.getpid()
+
+
+def open_pass(kind, data=None):
+    return STREAMS[kind](data or Pids()).open("train", 0, seed=0)
+
+
+def wait_until_gone(pid):
+    """Until the process has ended, reaped or not."""
+    while True:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] in "ZX":
+                    return
+        except OSError:
+            return
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_killed_worker_is_an_error_of_the_next_fetch(kind):
+    cursor = open_pass(kind)
+    assert cursor.fetch_error_may_be_signal
+    pid = int(next(cursor))
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pid)
+    total = sum(range(1000))  # the user's step: undisturbed
+    assert total == 499500
+    with pytest.raises(
+        DataError, match=rf"'train'.* worker died: pid {pid} was killed by signal 9 \(SIGKILL\)"
+    ):
+        next(cursor)
+    assert cursor.position()["batches"] == 1
+    cursor.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_worker_killed_while_the_main_thread_waits_for_it(kind, tmp_path):
+    cursor = open_pass(kind, Pids(tmp_path / "never"))
+    pids = [int(next(cursor)) for _ in range(8)]
+    killer = threading.Timer(0.1, os.kill, (pids[0], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(DataError, match=f"pid {pids[0]} was killed by signal 9"):
+        next(cursor)
+    killer.join()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_to_the_group_pass_workers_by(kind, number):
+    cursor = open_pass(kind)
+    pids = {worker.pid for worker in multiprocessing.active_children()}
+    for pid in pids:
+        os.kill(pid, number)  # a worker may not have come to its first line yet
+    assert {int(next(cursor)), int(next(cursor))} == pids
+    for pid in pids:
+        os.kill(pid, number)
+    assert {int(batch) for batch in cursor} == pids
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_handlers_and_processes_are_gone_after_close(kind):
+    list(open_pass(kind))  # torch sets its own SIGCHLD handler once, for good
+    before = [signal.getsignal(number) for number in range(1, 32)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    outer, inner = open_pass(kind), open_pass(kind)
+    next(outer), next(inner)
+    outer.close()
+    next(inner)
+    inner.close()
+    assert [signal.getsignal(number) for number in range(1, 32)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert not multiprocessing.active_children()
+
+
+def test_the_users_init_function_is_put_back():
+    def init(worker_id):
+        torch.set_num_threads(1)
+
+    mine = DataLoader(Pids(), num_workers=1, worker_init_fn=init)
+    dataloader(mine).open("train", 0, seed=0).close()
+    assert mine.worker_init_fn is init
+
+
+SCRIPT = """
+import os, sys, time
+from torch.utils.data import DataLoader, Dataset
+from everstep.data import loader
+
+class Slow(Dataset):
+    def __len__(self): return 50
+    def __getitem__(self, index):
+        if index > 3: time.sleep(600)
+        return os.getpid()
+
+cursor = loader(Slow(), 1, num_workers=1).open("train", 0, seed=0)
+print(int(next(cursor)), flush=True)
+"""
+
+
+def run_script(ending):
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + ending], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    pid = int(child.stdout.readline())
+    return child, pid
+
+
+def test_the_interpreter_ends_though_a_worker_hangs():
+    child, pid = run_script("")
+    child.communicate()
+    assert child.returncode == 0
+    wait_until_gone(pid)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the kernel's word to the workers is Linux's"
+)
+def test_workers_die_with_a_killed_parent():
+    child, pid = run_script("sys.stdin.read()")
+    child.kill()
+    child.communicate()
+    wait_until_gone(pid)
