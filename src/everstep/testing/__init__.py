@@ -1,1 +1,39 @@
-"""testing."""
+"""Tools for tests of your own: a clock to set, crashes on demand, and conformance suites.
+
+Each `check_*` raises `AssertionError` that says which rule is broken and where.  They need no test
+framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.testing.backends import check_backend
+    from everstep.testing.clock import ManualClock
+    from everstep.testing.hazards import armed
+    from everstep.testing.services import check_service
+    from everstep.testing.state import check_stateful
+    from everstep.testing.streams import check_stream
+
+_HOMES = {
+    "ManualClock": "clock",
+    "armed": "hazards",
+    "check_backend": "backends",
+    "check_service": "services",
+    "check_stateful": "state",
+    "check_stream": "streams",
+}
+
+__all__ = ["ManualClock", "armed", "check_backend", "check_service", "check_stateful", "check_stream"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        from everstep.errors import nearest
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {nearest(name, _HOMES)}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
