@@ -2,14 +2,16 @@
 
     header   magic (8 bytes), version u32, segment u32, parent segment u32 (0: none),
              parent offset u64, xxh3_64 of the 28 bytes before it
-    frame    marker (4 bytes), payload length u32, kind u32, xxh3_64 of the payload seeded with
-             length and kind, payload
+    frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
+             seeded with xxh3_64 of the 20 bytes before it, payload
     event    (kind 1) JSON {"kind", "time", "wall", "data"}
     metrics  (kind 2) one block: time f64, epoch i64, rows u32, byte lengths of phase and name u32,
              wall u8, phase, name, the columns steps, counts, seqs, then values as f64
     column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else one
              unsigned number of that many bytes per row, the column is base + number
 
+A frame's offset is where it lies in everything that its segment wrote: its place in the file, unless
+rows before it were dropped for lack of space.  So a position stays true whatever is dropped.
 The header's layout is the same in every version, so that an old everstep can name a new one.
 """
 
@@ -33,17 +35,18 @@ _MAGIC = b"\x89EVJ\r\n\x1a\n"
 _MARKER = b"\xe5\x1aEV"
 _HEADER = struct.Struct("<8sIIIQ")
 _CHECKSUM = struct.Struct("<Q")
-_FRAME = struct.Struct("<4sIIQ")
+_FRAME = struct.Struct("<4sIIQ")  # and a checksum
 _BLOCK = struct.Struct("<dqIIIB")
 _COLUMN = struct.Struct("<Bq")
 _STRIDE = struct.Struct("<q")
 _WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
+FRAME_SIZE = _FRAME.size + _CHECKSUM.size
 
 
 class Position(NamedTuple):
-    """A place in a run's journal: byte `offset` in the file of segment number `segment`."""
+    """A place in a run's journal: `offset` bytes into everything that segment number `segment` wrote."""
 
     segment: int
     offset: int
@@ -80,11 +83,12 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A whole frame of a file: its bytes lie in [start, end)."""
+    """A whole frame: its bytes lie in [start, end) of the file, at `offset` of what the segment wrote."""
 
     start: int
     end: int
     kind: int
+    offset: int
     payload: memoryview
 
 
@@ -111,13 +115,13 @@ def unpack_header(data: bytes) -> Header | None:
     return Header(version, segment, Position(parent, offset) if parent else None)
 
 
-def pack_frame(kind: int, payload: bytes) -> bytes:
-    head = _FRAME.pack(_MARKER, len(payload), kind, _digest(kind, payload))
-    return head + payload
+def pack_frame(kind: int, offset: int, payload: bytes) -> bytes:
+    head = _FRAME.pack(_MARKER, len(payload), kind, offset)
+    return head + _digest(head, payload) + payload
 
 
-def _digest(kind: int, payload: bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(payload, len(payload) | kind << 32)
+def _digest(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+    return _CHECKSUM.pack(xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(head)))
 
 
 def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
@@ -130,14 +134,17 @@ def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
 
 
 def _frame_at(view: memoryview, start: int) -> Frame | None:
-    body = start + _FRAME.size
+    body = start + FRAME_SIZE
     if body > len(view):
         return None
-    marker, length, kind, digest = _FRAME.unpack_from(view, start)
+    marker, length, kind, offset = _FRAME.unpack_from(view, start)
     payload = view[body : body + length]
-    if marker != _MARKER or len(payload) != length or _digest(kind, payload) != digest:
+    if marker != _MARKER or len(payload) != length:
         return None
-    return Frame(start, body + length, kind, payload)
+    head = view[start : start + _FRAME.size]
+    if view[start + _FRAME.size : body] != _digest(head, payload):
+        return None
+    return Frame(start, body + length, kind, offset, payload)
 
 
 def _next_frame(data: bytes, view: memoryview, start: int) -> int:
@@ -149,19 +156,18 @@ def _next_frame(data: bytes, view: memoryview, start: int) -> int:
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
-    """One event as a frame.
+    """One event as a frame's payload.
 
     Raises:
         JournalError: `data` is not JSON.
     """
     record = {"kind": kind, "time": time, "wall": wall, "data": data}
     try:
-        payload = json.dumps(record, separators=(",", ":")).encode()
+        return json.dumps(record, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise JournalError(
             f"event {kind!r} cannot be recorded: {error}; give dicts, lists, strings, numbers, None"
         ) from error
-    return pack_frame(EVENT, payload)
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
@@ -170,7 +176,7 @@ def unpack_event(payload: memoryview) -> dict[str, Any]:
 
 
 def pack_block(block: Block, time: float) -> bytes:
-    """One block as a frame.
+    """One block as a frame's payload.
 
     Raises:
         JournalError: its columns differ in length.
@@ -183,7 +189,7 @@ def pack_block(block: Block, time: float) -> bytes:
     head = _BLOCK.pack(time, block.epoch, rows, len(phase), len(name), block.wall)
     columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
     values = np.array(block.values, "<f8").tobytes()
-    return pack_frame(METRICS, b"".join((head, phase, name, *columns, values)))
+    return b"".join((head, phase, name, *columns, values))
 
 
 def unpack_block(payload: memoryview) -> Block:

@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 from everstep import hazard
 from everstep.errors import JournalError, UsageError
 from everstep.record.durable import fsync_folder
-from everstep.record.frames import Block, Position, pack_block, pack_event, pack_header
+from everstep.record.frames import (
+    EVENT,
+    METRICS,
+    Block,
+    Position,
+    pack_block,
+    pack_event,
+    pack_frame,
+    pack_header,
+)
 
 PENDING_LIMIT = 64 << 20
 """Bytes of rows that are kept in memory while they cannot be written."""
@@ -31,9 +40,10 @@ _CHUNK = 1 << 20
 
 
 class _Frame(NamedTuple):
-    """A packed frame; `rows` is 0 for an event, which is never dropped."""
+    """A packed frame and its offset; `rows` is 0 for an event, which is never dropped."""
 
     data: bytes
+    offset: int
     rows: int = 0
     first: int = 0
     last: int = 0
@@ -71,18 +81,17 @@ class Journal:
         self._limit = limit
         self._lock = threading.Lock()  # the fields below
         self._syncing = threading.Lock()  # the file, during an fsync; taken before _lock
+        self._end = 0  # the offset after everything added
         self._queue: deque[_Frame] = deque()  # not in the file
         self._queued = 0  # bytes in _queue
         self._unsynced: deque[_Frame] = deque()  # in the file, not known to be durable
-        self._written = 0
-        self._durable = 0
+        self._size = 0  # bytes in the file
+        self._durable = 0  # bytes in the file that are durable
         self._named = False  # whether the file's name is durable
         self._down = False
         self._messages: deque[str] = deque()
         self._lost: _Lost | None = None
         self._gap: _Frame | None = None  # the event for _lost, in _queue
-        self._given: set[int] = set()  # offsets that flush returned, not durable yet
-        self._void: set[int] = set()  # those that lost rows before them
 
     @classmethod
     def open(
@@ -118,8 +127,8 @@ class Journal:
         except FileExistsError as error:
             raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
         journal = cls(descriptor, path, segment, warn, limit)
-        journal._add(_Frame(pack_header(segment, parent)))
-        journal._add(_Frame(event))
+        journal._push(_Frame(pack_header(segment, parent), 0))
+        journal._add(EVENT, event)
         return journal
 
     def append(self, block: Block) -> None:
@@ -129,8 +138,8 @@ class Journal:
             JournalError: the block's columns differ in length.
         """
         if block.steps:
-            data = pack_block(block, time.time())
-            self._add(_Frame(data, len(block.steps), min(block.steps), max(block.steps)))
+            payload = pack_block(block, time.time())
+            self._add(METRICS, payload, len(block.steps), min(block.steps), max(block.steps))
 
     def event(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
         """Add an event; it reaches the file at the next flush.
@@ -138,7 +147,7 @@ class Journal:
         Raises:
             JournalError: `data` is not JSON.
         """
-        self._add(_Frame(pack_event(kind, data, wall, time.time())))
+        self._add(EVENT, pack_event(kind, data, wall, time.time()))
 
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
@@ -158,14 +167,13 @@ class Journal:
         """
         with self._lock:
             self._write()
-            end = self._written + self._queued
-            self._given.add(end)
-            crowded = self._written - self._durable > self._limit
+            position = Position(self.segment, self._end)
+            crowded = self._size - self._durable > self._limit
         self._tell()
         if crowded:  # bounds the memory that _unsynced takes
             with contextlib.suppress(OSError):
-                self._fsync(self._durable + 1)
-        return Position(self.segment, end)
+                self._fsync(position.offset)
+        return position
 
     def sync(self) -> None:
         """Make everything added so far durable.
@@ -196,12 +204,17 @@ class Journal:
                 self._messages.append(f"{self.path}: {rows} rows are lost, the disk refused them to the end")
         self._tell()
 
-    def _add(self, frame: _Frame) -> None:
+    def _add(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> None:
         with self._lock:
             if self._fd < 0:
                 raise UsageError(f"{self.path} is closed; record before Journal.close()")
-            self._queue.append(frame)
-            self._queued += len(frame.data)
+            data = pack_frame(kind, self._end, payload)
+            self._push(_Frame(data, self._end, rows, first, last))
+
+    def _push(self, frame: _Frame) -> None:
+        self._queue.append(frame)
+        self._queued += len(frame.data)
+        self._end += len(frame.data)
 
     def _write(self) -> None:
         try:
@@ -209,7 +222,7 @@ class Journal:
                 self._write_chunk()
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._written)
+                os.ftruncate(self._fd, self._size)
             self._refused(error)
             return
         self._lost = self._gap = None
@@ -228,10 +241,10 @@ class Journal:
         hazard.reach("journal.write")
         done = 0
         while done < size:
-            done += os.pwrite(self._fd, data[done:], self._written + done)
+            done += os.pwrite(self._fd, data[done:], self._size + done)
         for _ in range(frames):
             self._unsynced.append(self._queue.popleft())
-        self._written += size
+        self._size += size
         self._queued -= size
 
     def _refused(self, error: OSError) -> None:
@@ -248,32 +261,35 @@ class Journal:
         """Drop the oldest rows down to 7/8 of the limit, with one gap event in their place."""
         target = self._limit - self._limit // 8
         kept: list[_Frame] = []
-        gap_at, lost = None, self._lost
+        place: tuple[int, int] | None = None  # index in kept, and offset, of what goes first
+        lost = self._lost
         for frame in self._queue:
-            if frame is self._gap:
-                gap_at = len(kept)
-                self._queued -= len(frame.data)
-            elif frame.rows and self._queued > target:
-                gap_at = len(kept) if gap_at is None else gap_at
-                self._queued -= len(frame.data)
-                lost = _joined(lost, frame)
-            else:
+            if frame is not self._gap and not (frame.rows and self._queued > target):
                 kept.append(frame)
-        self._void |= {offset for offset in self._given if offset > self._written}
-        if gap_at is not None and lost is not None:
+                continue
+            place = place or (len(kept), frame.offset)
+            self._queued -= len(frame.data)
+            if frame is not self._gap:
+                lost = _joined(lost, frame)
+        if place is not None and lost is not None:
+            index, offset = place
             data = {"rows": lost.rows, "first_step": lost.first, "last_step": lost.last}
-            self._lost, self._gap = lost, _Frame(pack_event("gap", data, True, time.time()))
-            kept.insert(gap_at, self._gap)
+            event = pack_event("gap", data, True, time.time())
+            self._lost, self._gap = lost, _Frame(pack_frame(EVENT, offset, event), offset)
+            kept.insert(index, self._gap)
             self._queued += len(self._gap.data)
         self._queue = deque(kept)
 
     def _fsync(self, needed: int) -> None:
         with self._syncing:
             with self._lock:
-                self._check(needed)
-                if self._named and self._durable >= needed:
+                if self._fd < 0:
+                    raise UsageError(f"{self.path} is closed; sync before Journal.close()")
+                if self._queue and self._queue[0].offset < needed:
+                    raise OSError(errno.ENOSPC, "the journal waits for space; free some", str(self.path))
+                if self._named and not (self._unsynced and self._unsynced[0].offset < needed):
                     return
-                end = self._written
+                size = self._size
             try:  # outside _lock: the training thread goes on meanwhile
                 hazard.reach("journal.fsync")
                 os.fsync(self._fd)
@@ -286,37 +302,24 @@ class Journal:
                 self._tell()
                 raise
             with self._lock:
-                self._settle(end)
+                self._named = True
+                while self._durable < size:
+                    self._durable += len(self._unsynced.popleft().data)
+
+    def _rewind(self, error: OSError) -> None:
+        """After a failed fsync nobody knows what the disk has: all that was not durable waits again."""
+        self._queue.extendleft(reversed(self._unsynced))
+        self._queued += self._size - self._durable
+        self._unsynced.clear()
+        self._size = self._durable
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+        self._refused(error)
 
     def _tell(self) -> None:
         """Speak while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.popleft())
-
-    def _check(self, needed: int) -> None:
-        if self._fd < 0:
-            raise UsageError(f"{self.path} is closed; sync before Journal.close()")
-        if needed > self._written or needed in self._void:
-            raise OSError(
-                errno.ENOSPC,
-                "the journal waits for space, or lost rows for lack of it; free some",
-                str(self.path),
-            )
-
-    def _settle(self, end: int) -> None:
-        self._named = True
-        while self._durable < end:
-            self._durable += len(self._unsynced.popleft().data)
-        self._given = {offset for offset in self._given if offset > end}
-
-    def _rewind(self, error: OSError) -> None:
-        self._queue.extendleft(reversed(self._unsynced))
-        self._queued += self._written - self._durable
-        self._unsynced.clear()
-        self._written = self._durable
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._durable)
-        self._refused(error)
 
 
 def _joined(lost: _Lost | None, frame: _Frame) -> _Lost:

@@ -105,6 +105,8 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()
         return None if "not a git repository" in said else {"problem": said.partition("\n")[0]}
+    except KeyError:
+        return {"problem": "git answered what is not understood"}
     except OSError as error:
         return {"problem": f"git cannot be run: {error.strerror}"}
 

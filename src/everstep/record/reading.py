@@ -72,7 +72,7 @@ class Segment:
     Attributes:
         number: which start of the process wrote it, from 1.
         path: the file.
-        size: its length in bytes.
+        end: the offset after its last whole frame.
         started: False for a file that was killed before its start was written.
         parent: the position that it goes on from; None if it started from nothing.
         events: in the order in which they were written.
@@ -82,7 +82,7 @@ class Segment:
 
     number: int
     path: Path
-    size: int
+    end: int
     started: bool = False
     parent: Position | None = None
     events: list[Event] = field(default_factory=list)
@@ -129,24 +129,27 @@ def read_segment(path: Path) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
+    end = 0
     for found in frames.scan(data, frames.HEADER_SIZE):
         if isinstance(found, Hole):
             problems.append(_describe(path, found, len(data)))
-        elif found.kind == frames.EVENT:
+            continue
+        end = found.offset + found.end - found.start
+        if found.kind == frames.EVENT:
             events.append(_event(number, found))
         elif found.kind == frames.METRICS:
-            blocks.append(StoredBlock(found.start, found.payload))
+            blocks.append(StoredBlock(found.offset, found.payload))
         else:
             problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {found.start} is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     started = header is not None or bool(starts)
-    return Segment(number, path, len(data), started, parent, events, blocks, problems)
+    return Segment(number, path, end, started, parent, events, blocks, problems)
 
 
 def _event(segment: int, frame: Frame) -> Event:
     record = frames.unpack_event(frame.payload)
-    return Event(segment, frame.start, record["kind"], record["data"], record["wall"], record["time"])
+    return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
 
 
 def _describe(path: Path, hole: Hole, size: int) -> str:
@@ -182,7 +185,7 @@ class RunJournal:
         started = [segment for segment in self._segments.values() if segment.started]
         if not started:
             return {}
-        at, end = started[-1], started[-1].size
+        at, end = started[-1], started[-1].end
         links = {at.number: end}
         while at.parent is not None:
             number, end = at.parent
@@ -190,9 +193,9 @@ class RunJournal:
             if parent is None or number >= at.number:
                 self._chain_problems.append(f"{at.path.name} goes on from segment {number}, which is missing")
                 break
-            if end > parent.size:
+            if end > parent.end:
                 self._chain_problems.append(
-                    f"{at.path.name} goes on from byte {end} of {parent.path.name}, which has {parent.size}"
+                    f"{at.path.name} goes on from {end} in {parent.path.name}, which ends at {parent.end}"
                 )
             links[number] = end
             at = parent
@@ -223,7 +226,7 @@ class RunJournal:
 
     def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
         for segment in self._segments.values():
-            end = self._chain.get(segment.number, 0) if valid else segment.size
+            end = self._chain.get(segment.number, 0) if valid else segment.end
             for stored in segment.blocks:
                 if stored.offset < end:
                     yield segment.number, stored.block
@@ -236,7 +239,7 @@ class RunJournal:
             valid: False to include superseded events.
         """
         for segment in self._segments.values():
-            end = self._chain.get(segment.number, 0) if valid else segment.size
+            end = self._chain.get(segment.number, 0) if valid else segment.end
             for event in segment.events:
                 if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
                     yield event

@@ -1,0 +1,178 @@
+"""Which rows of a run are valid: the chain of segments, against a simple model."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.errors import ConfigError
+from everstep.record import Block, Journal, Position, RunJournal
+from everstep.record.frames import float_bits
+from everstep.record.journal import segment_path
+
+EVENTS = st.one_of(
+    st.tuples(st.just("rows"), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("decision"), st.just(0), st.just(False)),
+    st.tuples(st.just("note"), st.just(0), st.just(False)),
+)
+RUNS = st.lists(st.tuples(st.integers(0, 1000), st.lists(EVENTS, max_size=6)), max_size=6)
+
+
+def record(journal, segment, things):
+    """Append `things`; returns (position after each, its model: (segment, kind, first value))."""
+    written = []
+    for number, (kind, rows, wall) in enumerate(things):
+        value = segment * 100.0 + number
+        if kind == "rows":
+            steps = list(range(number * 4, number * 4 + rows))
+            journal.append(Block(1, "step", "loss", wall, steps, [value] * rows, [1] * rows, [0] * rows))
+        else:
+            journal.event(kind, {"value": value})
+        written.append((journal.flush(), (kind, rows, wall, value)))
+    return written
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs=RUNS)
+def test_the_valid_view_is_the_chain_of_parents(runs):
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        histories = {None: []}  # position -> the things that are valid for a start from there
+        decisions, everything, last = [], [], []
+        for segment, (choice, things) in enumerate(runs, 1):
+            parent = list(histories)[choice % len(histories)]
+            journal = Journal.open(run_dir, segment, parent, {})
+            last = list(histories[parent])
+            histories[journal.flush()] = list(last)
+            for position, thing in record(journal, segment, things):
+                last.append(thing)
+                everything.append((position, thing))
+                decisions += [thing[3]] * (thing[0] == "decision")
+                histories[position] = list(last)
+            journal.close()
+        run = RunJournal(run_dir)
+        assert run.problems == []
+        model = [thing[3] for thing in last if thing[0] == "rows" for _ in range(thing[1])]
+        assert [row.value for row in run.rows()] == model
+        assert [event.data["value"] for event in run.events("note")] == [t[3] for t in last if t[0] == "note"]
+        assert [event.data["value"] for event in run.events("decision")] == decisions
+        assert sum(1 for _ in run.rows(valid=False)) == sum(t[1] for _, t in everything)
+        for position in histories:
+            later = {
+                (1, 4 * (int(value) % 100) + i, "step", "loss", 0): value
+                for after, (kind, rows, wall, value) in everything
+                if kind == "rows" and not wall and (position is None or after > position)
+                for i in range(rows)
+            }
+            assert set(run.superseded_after(position)) == set(later)
+            if later:
+                bits = dict(zip(later, float_bits(list(later.values())), strict=True))
+                assert run.superseded_after(position) == {key: (bits[key], 1) for key in later}
+
+
+def block(*steps, value=0.0, name="loss", phase="step", epoch=1):
+    n = len(steps)
+    return Block(epoch, phase, name, False, list(steps), [value] * n, [1] * n, [0] * n)
+
+
+def segment(run_dir, number, parent, *blocks, ended=None):
+    journal = Journal.open(run_dir, number, parent, {})
+    positions = [journal.flush()]
+    for one in blocks:
+        journal.append(one)
+        positions.append(journal.flush())
+    if ended is not None:
+        journal.event("ended", ended)
+    journal.close()
+    return positions
+
+
+def test_a_run_without_a_journal_is_an_empty_one(tmp_path):
+    run = RunJournal(tmp_path)
+    assert (run.segments(), list(run.rows()), run.problems, run.ended()) == ([], [], [], None)
+    assert run.status() == (0, 0, 0, 0, 0, None)
+    assert run.superseded_after(None) == {}
+
+
+def test_a_resume_supersedes_what_came_after_its_checkpoint(tmp_path):
+    positions = segment(tmp_path, 1, None, block(1, 2, value=1.0), block(3, 4, value=1.0))
+    segment(tmp_path, 2, positions[1], block(3, value=2.0))
+    run = RunJournal(tmp_path)
+    assert run.series("loss") == ([1, 2, 3], [1.0, 1.0, 2.0])
+    assert [(row.segment, row.step) for row in run.rows(valid=False)] == [
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (1, 4),
+        (2, 3),
+    ]
+    assert run.status() == (2, 1, 3, 3, 2, None)
+
+
+def test_a_start_killed_before_its_first_flush_supersedes_nothing(tmp_path):
+    segment(tmp_path, 1, None, block(1, 2))
+    segment_path(tmp_path, 2).touch()
+    run = RunJournal(tmp_path)
+    assert run.series("loss")[0] == [1, 2]
+    assert [one.started for one in run.segments()] == [True, False]
+    assert run.problems == []
+
+
+def test_a_start_from_nothing_supersedes_everything(tmp_path):
+    segment(tmp_path, 1, None, block(1, 2))
+    segment(tmp_path, 2, None, block(1, value=7.0))
+    assert RunJournal(tmp_path).series("loss") == ([1], [7.0])
+
+
+def test_of_two_superseded_rows_the_newer_is_expected(tmp_path):
+    positions = segment(tmp_path, 1, None, block(1), block(2, 3, value=1.0))
+    segment(tmp_path, 2, positions[1], block(2, value=2.0))
+    expected = RunJournal(tmp_path).superseded_after(positions[1])
+    assert [key[1] for key in expected] == [2, 3]
+    assert len({bits for bits, _ in expected.values()}) == 2
+
+
+def test_rows_that_depend_on_the_clock_are_not_expected(tmp_path):
+    segment(tmp_path, 1, None, block(1)._replace(wall=True))
+    assert RunJournal(tmp_path).superseded_after(None) == {}
+
+
+def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):
+    positions = segment(tmp_path, 1, None, block(1), ended={"reason": "max_epoch"})
+    run = RunJournal(tmp_path)
+    assert run.ended() == {"reason": "max_epoch"}
+    assert run.status().ended == {"reason": "max_epoch"}
+    segment(tmp_path, 2, positions[1], block(2))
+    assert RunJournal(tmp_path).ended() is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "problem"),
+    [
+        (Position(1, 10**6), "segment-0002.evj goes on from 1000000 in segment-0001.evj, which ends at"),
+        (Position(9, 50), "segment-0002.evj goes on from segment 9, which is missing"),
+        (Position(2, 50), "segment-0002.evj goes on from segment 2, which is missing"),
+    ],
+)
+def test_a_broken_chain_is_noticed(tmp_path, parent, problem):
+    segment(tmp_path, 1, None, block(1))
+    segment(tmp_path, 2, parent, block(2))
+    run = RunJournal(tmp_path)
+    assert list(run.rows())[-1].step == 2
+    assert problem in run.problems[0]
+
+
+def test_foreign_files_in_the_journal_folder_are_left_alone(tmp_path):
+    segment(tmp_path, 1, None, block(1))
+    (tmp_path / "journal" / "segment-old.evj").write_text("?")
+    (tmp_path / "journal" / "notes.txt").write_text("mine")
+    assert len(RunJournal(tmp_path).segments()) == 1
+
+
+def test_an_unknown_metric_names_the_nearest(tmp_path):
+    segment(tmp_path, 1, None, block(1, name="loss"), block(1, name="valid_loss", phase="tail"))
+    with pytest.raises(ConfigError, match=r"no metric 'valid_los' in phase 'tail'.*'tail/valid_loss'"):
+        RunJournal(tmp_path).series("valid_los", "tail")
+    assert RunJournal(tmp_path).series("valid_loss", "tail") == ([1], [0.0])

@@ -1,0 +1,150 @@
+"""The bytes of a journal file: what goes in comes out, whatever is torn or damaged around it."""
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.errors import JournalError
+from everstep.record import Block, Journal, Position, read_segment
+from everstep.record.frames import (
+    HEADER_SIZE,
+    METRICS,
+    float_bits,
+    pack_block,
+    pack_frame,
+    scan,
+    unpack_block,
+)
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+ANY_BITS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
+
+
+def block(name="loss", steps=(1, 2, 3), phase="step", wall=False):
+    n = len(steps)
+    return Block(1, phase, name, wall, list(steps), [0.5 * s for s in steps], [1] * n, [0] * n)
+
+
+def write(run_dir, blocks, parent=None, segment=1):
+    """A segment with these blocks, flushed one by one; the positions after the start and each of them."""
+    journal = Journal.open(run_dir, segment, parent, {"seed": 1})
+    positions = [journal.flush()]
+    for one in blocks:
+        journal.append(one)
+        positions.append(journal.flush())
+    journal.close()
+    return journal.path, positions
+
+
+@given(
+    rows=st.lists(st.tuples(INT64, ANY_BITS, INT64, INT64), min_size=1, max_size=30),
+    epoch=INT64,
+    phase=st.text(),
+    name=st.text(st.characters(), max_size=50),
+    wall=st.booleans(),
+)
+def test_every_block_comes_back_bit_for_bit(rows, epoch, phase, name, wall):
+    steps, values, counts, seqs = (list(column) for column in zip(*rows, strict=True))
+    given = Block(epoch, phase, name, wall, steps, values, counts, seqs)
+    (frame,) = scan(pack_frame(METRICS, 2**40, pack_block(given, 1.5)), 0)
+    assert (frame.kind, frame.offset) == (METRICS, 2**40)
+    back = unpack_block(frame.payload)
+    assert float_bits(back.values) == float_bits(values)
+    assert back._replace(values=[]) == given._replace(values=[])
+
+
+def test_any_unicode_name_is_kept(tmp_path):
+    path, _ = write(tmp_path, [block(name="läß/\udcff\0")])
+    assert read_segment(path).blocks[0].block.name == "läß/\udcff\0"
+
+
+@pytest.mark.parametrize(
+    ("steps", "counts", "most"), [(1, 1, 10), (3, 1, 10), (0, 1, 12), (1, 0, 11), (0, 0, 13)]
+)
+def test_a_scalar_takes_few_bytes(tmp_path, steps, counts, most):
+    n = 200
+    strides = [i * steps or i * i for i in range(n)]
+    columns = (strides, [math.pi] * n, [counts or i % 7 for i in range(n)], [0] * n)
+    path, _ = write(tmp_path, [Block(3, "step", f"metric_{k}", False, *columns) for k in range(10)])
+    assert (path.stat().st_size - 200) / (10 * n) <= most
+
+
+def test_columns_of_unequal_length_are_refused(tmp_path):
+    with pytest.raises(JournalError, match=r"'loss' has columns of lengths \[3, 3, 1, 3\]; give equal"):
+        write(tmp_path, [block()._replace(counts=[1])])
+
+
+def test_a_torn_tail_costs_only_the_last_frame_wherever_it_is_torn(tmp_path):
+    path, positions = write(tmp_path, [block("a"), block("b")])
+    whole = path.read_bytes()
+    for size in range(positions[1].offset, len(whole)):
+        path.write_bytes(whole[:size])
+        read = read_segment(path)
+        assert [stored.block.name for stored in read.blocks] == ["a"]
+        torn = size - positions[1].offset
+        assert read.problems == (
+            [f"segment-0001.evj: the last {torn} bytes, from {positions[1].offset} on, are torn and dropped"]
+            if torn
+            else []
+        )
+
+
+def test_a_file_torn_in_its_start_has_not_started(tmp_path):
+    path, _ = write(tmp_path, [])
+    whole = path.read_bytes()
+    for size in range(HEADER_SIZE):
+        path.write_bytes(whole[:size])
+        read = read_segment(path)
+        assert (read.started, read.events, read.blocks) == (False, [], [])
+        assert bool(read.problems) == bool(size)
+
+
+def test_a_flipped_byte_costs_one_frame_is_named_and_the_rest_is_read(tmp_path):
+    path, positions = write(tmp_path, [block("a"), block("b"), block("c")], parent=Position(7, 99), segment=8)
+    whole = bytearray(path.read_bytes())
+    starts = [0, HEADER_SIZE, *(position.offset for position in positions)]
+    for at in range(len(whole)):
+        whole[at] ^= 0x40
+        path.write_bytes(whole)
+        read = read_segment(path)
+        whole[at] ^= 0x40
+        hit = max(i for i, start in enumerate(starts[:-1]) if start <= at)
+        names = [stored.block.name for stored in read.blocks]
+        assert names == [name for i, name in enumerate("abc", 2) if i != hit]
+        assert (read.started, read.parent) == (True, Position(7, 99))  # kept twice: header and event
+        (problem,) = read.problems
+        assert str(starts[hit]) in problem
+
+
+def test_a_zeroed_tail_is_noticed(tmp_path):
+    path, positions = write(tmp_path, [block("a"), block("b")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: positions[1].offset] + bytes(len(whole) - positions[1].offset))
+    read = read_segment(path)
+    assert [stored.block.name for stored in read.blocks] == ["a"]
+    assert "torn and dropped" in read.problems[0]
+
+
+def test_a_newer_format_is_refused_naming_both_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr("everstep.record.frames.VERSION", 3)
+    path, _ = write(tmp_path, [])
+    monkeypatch.undo()
+    with pytest.raises(JournalError, match="has journal format 3, this everstep reads up to 1; upgrade"):
+        read_segment(path)
+
+
+def test_a_file_under_another_number_is_noticed(tmp_path):
+    path, _ = write(tmp_path, [])
+    moved = path.rename(path.with_name("segment-0005.evj"))
+    assert "its header says segment 1" in read_segment(moved).problems[0]
+
+
+def test_a_stored_block_knows_its_place_and_time(tmp_path):
+    path, positions = write(tmp_path, [block("a"), block("b")])
+    read = read_segment(path)
+    assert [stored.offset for stored in read.blocks] == [positions[0].offset, positions[1].offset]
+    assert read.events[0].time <= read.blocks[0].time <= read.blocks[1].time
+    assert read.events[0].data == {"parent": None, "facts": {"seed": 1}}

@@ -1,0 +1,306 @@
+"""The writer: what is durable when, and a disk that refuses."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from everstep import hazard
+from everstep.errors import JournalError, UsageError
+from everstep.record import Block, Journal, RunJournal, read_segment
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    hazard.arm(None)
+
+
+def block(*steps, name="loss"):
+    return Block(
+        1, "step", name, False, list(steps), [float(s) for s in steps], [1] * len(steps), [0] * len(steps)
+    )
+
+
+def steps_of(run_dir):
+    return [row.step for row in RunJournal(run_dir).rows()]
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def journal(tmp_path, told):
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append)
+    yield journal
+    journal.close()
+
+
+def test_nothing_reaches_the_file_before_a_flush(journal):
+    journal.append(block(1))
+    journal.event("hello", {"a": 1})
+    assert journal.path.read_bytes() == b""
+    position = journal.flush()
+    assert position == (1, journal.path.stat().st_size)
+    assert [event.kind for event in read_segment(journal.path).events] == ["segment", "hello"]
+
+
+def test_an_empty_block_is_no_row(journal):
+    before = journal.flush()
+    journal.append(block())
+    assert journal.flush() == before
+
+
+def test_a_segment_is_never_opened_twice(journal, tmp_path):
+    with pytest.raises(JournalError, match=r"segment-0001.evj exists; open the next segment"):
+        Journal.open(tmp_path, 1, None, {})
+
+
+def test_an_event_that_is_not_json_is_refused(journal):
+    with pytest.raises(
+        JournalError, match=r"event 'x' cannot be recorded.*set is not JSON.*give dicts, lists"
+    ):
+        journal.event("x", {"a": {1}})
+
+
+def test_use_after_close_is_an_error_and_closing_twice_is_not(journal):
+    journal.append(block(1))
+    journal.close()
+    journal.close()
+    with pytest.raises(UsageError, match="is closed; record before"):
+        journal.append(block(2))
+    with pytest.raises(UsageError, match="is closed; sync before"):
+        journal.sync()
+
+
+def test_closing_writes_what_was_added(journal, tmp_path):
+    journal.append(block(1, 2))
+    journal.close()
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def points(tmp_path, action):
+    """The hazards that `action` passes."""
+    trace = tmp_path / "trace"
+    hazard.arm(f"trace:{trace}")
+    action()
+    hazard.arm(None)
+    return trace.read_text().split() if trace.exists() else []
+
+
+def test_the_first_sync_also_makes_the_names_durable(journal, tmp_path):
+    journal.append(block(1))
+    folders = ["journal.fsync_folder"] * 2
+    assert points(tmp_path, journal.sync) == ["journal.write", "journal.fsync", *folders]
+
+
+def test_fsync_only_writes_no_later_row(journal, tmp_path):
+    journal.sync()
+    journal.append(block(1))
+    position = journal.flush()
+    journal.append(block(2))
+    assert points(tmp_path, lambda: journal.fsync_only(position)) == ["journal.fsync"]
+    assert steps_of(tmp_path) == [1]
+
+
+def test_what_is_durable_is_not_synced_again(journal, tmp_path):
+    journal.append(block(1))
+    position = journal.flush()
+    journal.sync()
+    assert points(tmp_path, lambda: journal.fsync_only(position)) == []
+
+
+def test_a_decision_is_durable_at_once(journal, tmp_path):
+    journal.sync()
+    assert points(tmp_path, lambda: journal.decide({"skip": 3})) == ["journal.write", "journal.fsync"]
+
+
+def test_a_decision_that_is_not_durable_raises(journal):
+    hazard.arm("EIO:journal.fsync:1")
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.decide({"skip": 3})
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
+def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error):
+    journal.append(block(1))
+    journal.flush()
+    hazard.arm(f"{error}:journal.write:1-3")
+    for step in (2, 3, 4):
+        journal.append(block(step))
+        journal.flush()
+    assert steps_of(tmp_path) == [1]
+    assert len(told) == 1
+    assert "training goes on" in told[0] and "Free space" in told[0]
+    journal.append(block(5))
+    position = journal.flush()
+    assert position.offset == journal.path.stat().st_size
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
+    assert len(told) == 2
+    assert "can be written again" in told[1]
+
+
+def test_a_position_behind_unwritten_rows_cannot_be_made_durable_until_they_are(journal):
+    hazard.arm("ENOSPC:journal.write:1")
+    journal.append(block(1))
+    position = journal.flush()
+    with pytest.raises(OSError, match="waits for space"):
+        journal.fsync_only(position)
+    assert journal.flush() == position
+    journal.fsync_only(position)
+
+
+def test_a_partial_write_is_cut_back_to_whole_frames(tmp_path, told):
+    """A real refusal in the middle of a write: RLIMIT_FSIZE, in a child because it is for good."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from everstep.record import Block, Journal, read_segment
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal.open(Path(sys.argv[1]), 1, None, {}, warn=print)
+start = journal.flush().offset
+soft = start + 500
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+journal.append(Block(1, "step", "loss", False, [1], [1.0], [1], [0]))
+one = journal.flush().offset
+rows = [float(i) for i in range(1000)]
+journal.append(Block(1, "step", "loss", False, list(range(2, 1002)), rows, [1] * 1000, [0] * 1000))
+journal.flush()
+assert journal.path.stat().st_size == one, journal.path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.flush()
+assert not read_segment(journal.path).problems
+print(sum(len(stored.block.steps) for stored in read_segment(journal.path).blocks))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "File too large" in lines[0] and lines[-1] == "1001"
+
+
+def test_rows_beyond_the_limit_are_dropped_oldest_first_and_declared(tmp_path, told):
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=2000)
+    journal.append(block(1))
+    journal.flush()
+    hazard.arm("ENOSPC:journal.write:1-1000")
+    journal.event("kept", {})
+    for step in range(2, 102):
+        journal.append(block(step))
+        journal.flush()
+    hazard.arm(None)
+    journal.append(block(102))
+    journal.close()
+    kept = steps_of(tmp_path)
+    first = kept[1]
+    assert kept == [1, *range(first, 103)]
+    assert 2 < first < 102
+    (gap,) = RunJournal(tmp_path).events("gap")
+    assert gap.data == {"rows": first - 2, "first_step": 2, "last_step": first - 1}
+    assert [event.kind for event in RunJournal(tmp_path).events()] == ["segment", "kept", "gap"]
+    assert RunJournal(tmp_path).problems == []
+    assert len(told) == 2
+
+
+def test_a_position_stays_true_when_rows_before_it_are_dropped(tmp_path, told):
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=1000)
+    hazard.arm("ENOSPC:journal.write:1-1000")
+    positions = {}
+    for step in range(40):
+        journal.append(block(step))
+        positions[step] = journal.flush()
+    hazard.arm(None)
+    with pytest.raises(OSError, match="waits for space"):
+        journal.fsync_only(positions[0])
+    journal.append(block(40))
+    journal.sync()
+    journal.close()
+    for step, position in positions.items():
+        later = {key[1] for key in RunJournal(tmp_path).superseded_after(position)}
+        assert later == {kept for kept in steps_of(tmp_path) if kept > step}
+
+
+def test_rows_that_never_found_space_are_declared_at_close(journal, tmp_path, told):
+    journal.flush()
+    hazard.arm("ENOSPC:journal.write:1-9")
+    journal.append(block(1, 2, 3))
+    journal.close()
+    assert "3 rows are lost" in told[-1]
+
+
+def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, told):
+    journal.append(block(1))
+    journal.sync()
+    durable = journal.path.stat().st_size
+    journal.append(block(2))
+    position = journal.flush()
+    hazard.arm("EIO:journal.fsync:1")
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.fsync_only(position)
+    assert journal.path.stat().st_size == durable
+    with pytest.raises(OSError, match="waits for space"):
+        journal.fsync_only(position)
+    journal.append(block(3))
+    assert points(tmp_path, journal.sync) == ["journal.write", "journal.fsync"]
+    journal.fsync_only(position)
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert len(told) == 2
+
+
+def test_rows_are_synced_before_what_is_kept_for_writing_again_outgrows_the_limit(tmp_path):
+    journal = Journal.open(tmp_path, 1, None, {}, limit=1000)
+    journal.sync()
+
+    def fill():
+        for step in range(100):
+            journal.append(block(step))
+            journal.flush()
+
+    assert points(tmp_path, fill).count("journal.fsync") >= 5
+    journal.close()
+
+
+def test_a_large_backlog_is_written_in_pieces(journal, tmp_path, told):
+    rows = list(range(30_000))
+    for name in "abcdefgh":
+        journal.append(block(*rows, name=name))
+    assert len(points(tmp_path, journal.flush)) == 2
+    assert len(steps_of(tmp_path)) == 240_000
+
+
+def test_one_thread_syncs_while_another_records(journal, tmp_path):
+    stop = threading.Event()
+    failures = []
+
+    def worker():
+        while not stop.is_set():
+            try:
+                journal.fsync_only(journal.flush())
+            except OSError as error:  # pragma: no cover
+                failures.append(error)
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    for step in range(300):
+        journal.append(block(step))
+        journal.flush()
+    stop.set()
+    thread.join()
+    journal.close()
+    assert not failures
+    assert steps_of(tmp_path) == list(range(300))
+    assert RunJournal(tmp_path).problems == []
+
+
+def test_warn_may_use_the_journal_itself(tmp_path):
+    def warn(message):
+        journal.event("warning", {"message": message})
+
+    journal = Journal.open(tmp_path, 1, None, {}, warn=warn)
+    hazard.arm("ENOSPC:journal.write:1")
+    journal.flush()
+    journal.sync()
+    journal.close()
+    assert len(list(RunJournal(tmp_path).events("warning"))) == 2

@@ -1,0 +1,194 @@
+"""The run directory: made once, refused when it is something else, repaired from its copy."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from everstep import hazard
+from everstep.errors import RunDirError
+from everstep.record import Journal, RunDir
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    hazard.arm(None)
+
+
+def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
+    run = RunDir.open(tmp_path / "runs" / "my digits")
+    again = RunDir.open(tmp_path / "runs" / "my digits", seed=3)
+    name, _, random = run.id.rpartition("-")
+    assert (name, len(random)) == ("my-digits", 6)
+    assert 0 <= run.seed < 2**31
+    assert again.facts == run.facts
+    assert (run.facts["seed_given"], run.facts["versions"]) == (False, {"run": 1, "journal": 1})
+    assert (run.notes, again.notes) == ((), ())
+    assert sorted(os.listdir(run.path)) == [".run.json", "run.json"]
+
+
+def test_a_given_seed_is_kept_and_said_to_be_given(tmp_path):
+    run = RunDir.open(tmp_path, seed=0)
+    assert (run.seed, run.facts["seed_given"]) == (0, True)
+
+
+def test_two_runs_of_one_name_have_two_ids(tmp_path):
+    assert RunDir.open(tmp_path / "a" / "x").id != RunDir.open(tmp_path / "b" / "x").id
+
+
+def test_where_things_lie(tmp_path):
+    run = RunDir.open(tmp_path)
+    names = ["lock", "checkpoint", "checkpoints", "best", "journal", "logs", "damaged", "superseded"]
+    assert [getattr(run, name) for name in names] == [tmp_path / name for name in names]
+
+
+def test_segments_are_counted_from_the_files(tmp_path):
+    run = RunDir.open(tmp_path)
+    assert run.next_segment() == 1
+    for number in (1, 2):
+        Journal.open(run.path, number, None, {}).close()
+    (run.journal / "segment-0001.evj").unlink()
+    assert run.next_segment() == 3
+
+
+def test_looking_changes_nothing(tmp_path):
+    with pytest.raises(RunDirError, match="does not exist; check the path"):
+        RunDir.open(tmp_path / "x", create=False)
+    with pytest.raises(RunDirError, match=r"has no run.json; check the path"):
+        RunDir.open(tmp_path, create=False)
+    assert list(tmp_path.iterdir()) == []
+    run = RunDir.open(tmp_path)
+    (tmp_path / "run.json").write_text("?")
+    looked = RunDir.open(tmp_path, create=False)
+    assert looked.facts == run.facts
+    assert (tmp_path / "run.json").read_text() == "?"
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(RunDirError, match="x is a file; give a directory"):
+        RunDir.open(tmp_path / "x")
+    with pytest.raises(RunDirError, match="Not a directory"):
+        RunDir.open(tmp_path / "x" / "y")
+
+
+def test_something_elses_directory_is_refused_but_hidden_files_are_not(tmp_path):
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        RunDirError, match=r"no run directory: it holds thesis.tex and no run.json; give an empty"
+    ):
+        RunDir.open(tmp_path)
+    (tmp_path / "thesis.tex").unlink()
+    RunDir.open(tmp_path)
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EROFS", "EACCES"])
+def test_a_disk_that_refuses_is_an_error_with_a_remedy(tmp_path, error):
+    hazard.arm(f"{error}:run.json.write:1")
+    with pytest.raises(RunDirError, match=r"cannot be used: .*; give a path that can be written"):
+        RunDir.open(tmp_path / "x")
+    assert os.listdir(tmp_path / "x") == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_refused(tmp_path):
+    RunDir.open(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunDirError, match=r"cannot be written \(read-only\); change its permissions"):
+        RunDir.open(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def flipped(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flip_of_any_byte_is_noticed_and_repaired(tmp_path):
+    run = RunDir.open(tmp_path, seed=12345)
+    whole = (tmp_path / "run.json").read_bytes()
+    for at in range(len(whole)):
+        flipped(tmp_path / "run.json", at)
+        again = RunDir.open(tmp_path)
+        assert again.facts == run.facts
+        assert "was damaged" in again.notes[0]
+        assert (tmp_path / "run.json").read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_a_lost_file_comes_back_from_its_copy_and_says_so(tmp_path, damage):
+    run = RunDir.open(tmp_path)
+    path = tmp_path / "run.json"
+    path.unlink() if damage == "missing" else path.write_bytes(b"")
+    again = RunDir.open(tmp_path)
+    assert again.facts == run.facts
+    assert f"run.json was {damage}; its copy .run.json took its place" in again.notes[0]
+    assert RunDir.open(tmp_path).notes == ()
+
+
+def test_a_lost_copy_is_made_again(tmp_path):
+    RunDir.open(tmp_path)
+    (tmp_path / ".run.json").write_text("?")
+    RunDir.open(tmp_path)
+    (tmp_path / "run.json").unlink()
+    assert RunDir.open(tmp_path).notes
+
+
+def test_a_run_that_lost_both_is_refused(tmp_path):
+    RunDir.open(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".run.json").unlink()
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(RunDirError, match=r"run.json is damaged.*put it back from a backup"):
+        RunDir.open(tmp_path)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(RunDirError, match=r"holds a run \(checkpoints\) but neither run.json nor its copy"):
+        RunDir.open(tmp_path)
+
+
+def test_a_newer_layout_is_refused_naming_both_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr("everstep.record.rundir.VERSION", 2)
+    RunDir.open(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(RunDirError, match="format 2, this everstep reads up to 1; upgrade"):
+        RunDir.open(tmp_path)
+
+
+OPEN = "import sys; from everstep.record import RunDir; print(RunDir.open(sys.argv[1], seed=5).id)"
+
+
+def opened(path, hazard=None):
+    environment = {"EVERSTEP_HAZARD": hazard} if hazard else {}
+    command = [sys.executable, "-c", OPEN, str(path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_kill_at_every_operation_leaves_a_directory_that_opens(tmp_path):
+    trace = tmp_path / "trace"
+    opened(tmp_path / "whole", f"trace:{trace}")
+    points = trace.read_text().split()
+    assert len(points) == 8
+    for number, point in enumerate(points):
+        path = tmp_path / str(number)
+        nth = points[: number + 1].count(point)
+        assert opened(path, f"kill:{point}:{nth}").returncode == -9
+        run = RunDir.open(path, seed=5)
+        assert (run.seed, RunDir.open(path).facts) == (5, run.facts)
+
+
+def test_of_two_that_make_the_same_run_at_once_the_first_counts(tmp_path):
+    """The second one arrives between the first one's look and its write."""
+    seen = []
+
+    def other(name):
+        if name == "run.json.rename" and not seen:
+            seen.append(opened(tmp_path).stdout.strip())
+
+    hazard._action = other
+    run = RunDir.open(tmp_path, seed=6)
+    assert [run.id] == seen
+    assert run.seed == 5

@@ -1,0 +1,196 @@
+"""The lock: one process per run, whatever dies, forks or closes files; real processes."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from everstep import hazard
+from everstep.errors import RunDirError, RunLockedError
+from everstep.record import RunLock
+
+HOLD = """
+import sys
+from everstep.record import RunLock
+lock = RunLock(sys.argv[1])
+print(lock.acquire(), flush=True)
+if sys.stdin.readline() == "release\\n":
+    lock.release()
+"""
+
+TRY = """
+import sys
+from everstep.errors import RunLockedError
+from everstep.record import RunLock
+lock = RunLock(sys.argv[1])
+try:
+    lock.acquire()
+except RunLockedError as error:
+    sys.exit(str(error))
+lock.release()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    hazard.arm(None)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+def refused(run_dir):
+    """What another process is told when it tries; "" if it gets the lock."""
+    command = [sys.executable, "-c", TRY, str(run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder):
+    with pytest.raises(
+        RunLockedError, match=f"process {holder.pid} on host {platform.node()} since .*; wait for it"
+    ):
+        RunLock(tmp_path).acquire()
+
+
+def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder):
+    (tmp_path / "lock.json").unlink()
+    with pytest.raises(RunLockedError, match="another process"):
+        RunLock(tmp_path).acquire()
+
+
+def test_a_dead_holders_lock_is_taken_over_saying_so(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    lock = RunLock(tmp_path)
+    said = lock.acquire()
+    assert f"process {holder.pid} on host {platform.node()}" in said
+    assert "ended without releasing it" in said
+    lock.release()
+
+
+def test_a_clean_release_leaves_no_trace_of_its_holder(tmp_path, holder):
+    holder.communicate("release\n")
+    lock = RunLock(tmp_path)
+    assert lock.acquire() is None
+    assert json.loads((tmp_path / "lock.json").read_text())["pid"] == os.getpid()
+    lock.release()
+    lock.release()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_garbled_name_is_a_dead_holder_too(tmp_path):
+    (tmp_path / "lock.json").write_text("?")
+    lock = RunLock(tmp_path)
+    assert "took over the run from process unknown" in lock.acquire()
+    lock.release()
+
+
+def test_a_second_loop_in_one_process_is_refused_and_the_first_keeps_its_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    (tmp_path / "alias").symlink_to(tmp_path)
+    for path in (tmp_path, tmp_path / "alias"):
+        with pytest.raises(
+            RunLockedError, match=r"held by another loop of this process.*leave its `with` block"
+        ):
+            RunLock(path).acquire()
+    with pytest.raises(RunLockedError, match="another loop of this process"):
+        lock.acquire()
+    assert f"process {os.getpid()}" in refused(tmp_path)
+    lock.release()
+    assert refused(tmp_path) == ""
+    assert lock.acquire() is None
+    lock.release()
+
+
+def in_child(action):
+    """Fork, run `action` in the child, and return the child's exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+
+    def second():
+        with pytest.raises(RunLockedError, match=f"process {os.getppid()} on host"):
+            RunLock(tmp_path).acquire()
+
+    assert in_child(lock.release) == 0
+    assert in_child(lambda: os.close(lock._fd)) == 0
+    assert in_child(second) == 0
+    assert f"process {os.getpid()}" in refused(tmp_path)
+    lock.release()
+
+
+def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
+    """The worker outlives its killed parent, and its inherited file is open."""
+    code = HOLD.replace(
+        "if sys", "import os, time\nif os.fork() == 0: time.sleep(60)\nprint('forked', flush=True)\nif sys"
+    )
+    code = code.replace(
+        "time.sleep(60)", "(sys.stdout.write(f'{os.getpid()}\\n'), sys.stdout.flush(), time.sleep(60))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "None\n"
+        lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+        (worker,) = lines - {"forked"}
+        assert refused(tmp_path)
+        parent.kill()
+        parent.wait()
+        os.kill(int(worker), 0)  # still there
+        lock = RunLock(tmp_path)
+        assert f"process {parent.pid}" in lock.acquire()
+        lock.release()
+        os.kill(int(worker), 9)
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
+def test_a_file_system_without_locks_is_refused_naming_the_way_out(tmp_path, error):
+    hazard.arm(f"{error}:lock.lock:1")
+    with pytest.raises(RunDirError, match=r"file system without locks.*pass lock=False"):
+        RunLock(tmp_path).acquire()
+
+
+@pytest.mark.parametrize("point", ["lock.open", "lock.json.write", "lock.json.rename"])
+def test_a_lock_that_cannot_be_written_is_an_error_and_is_not_held(tmp_path, point):
+    hazard.arm(f"ENOSPC:{point}:1")
+    lock = RunLock(tmp_path)
+    with pytest.raises(RunDirError, match="cannot be locked: No space left on device"):
+        lock.acquire()
+    assert refused(tmp_path) == ""
+    assert lock.acquire() is None
+    lock.release()
+
+
+def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
+    trace = tmp_path / "trace"
+    environment = {"EVERSTEP_HAZARD": f"trace:{trace}"}
+    command = [sys.executable, "-c", TRY, str(tmp_path)]
+    subprocess.run(command, env=environment, check=True)
+    for point in set(trace.read_text().split()):
+        killed = subprocess.run(command, env={"EVERSTEP_HAZARD": f"kill:{point}:1"}, check=False)
+        assert killed.returncode == -9
+        lock = RunLock(tmp_path)
+        lock.acquire()
+        lock.release()
