@@ -10,32 +10,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep import data, schedule, testing
-    from everstep.backends import torch
+    from everstep import data as data, schedule as schedule, testing as testing
+    from everstep.backends import torch as torch
     from everstep.contracts import (
-        Boundary,
-        Cursor,
-        Interrupt,
-        Moment,
-        Outcome,
-        Save,
-        Service,
-        Stage,
-        Stateful,
-        Stop,
-        Stream,
+        Boundary as Boundary,
+        Cursor as Cursor,
+        Interrupt as Interrupt,
+        Moment as Moment,
+        Outcome as Outcome,
+        Save as Save,
+        Service as Service,
+        Stage as Stage,
+        Stateful as Stateful,
+        Stop as Stop,
+        Stream as Stream,
     )
-    from everstep.loop import TrainLoop
-    from everstep.metrics import MetricFormatter
-    from everstep.schedule import At, Every, Never
-    from everstep.services.best import Best
-    from everstep.services.checkpoints import Checkpoints
-    from everstep.services.console import Console
-    from everstep.services.early_stop import EarlyStop
-    from everstep.services.nan_guard import NaNGuard
-    from everstep.services.stop_after import StopAfter
-    from everstep.state import Slot
-    from everstep.supervisor import BestRecord, Ending, InitFrom, Supervisor
+    from everstep.loop import TrainLoop as TrainLoop
+    from everstep.metrics import MetricFormatter as MetricFormatter
+    from everstep.schedule import At as At, Every as Every, Never as Never
+    from everstep.services.best import Best as Best
+    from everstep.services.checkpoints import Checkpoints as Checkpoints
+    from everstep.services.console import Console as Console
+    from everstep.services.early_stop import EarlyStop as EarlyStop
+    from everstep.services.nan_guard import NaNGuard as NaNGuard
+    from everstep.services.stop_after import StopAfter as StopAfter
+    from everstep.state import Slot as Slot
+    from everstep.supervisor import (
+        BestRecord as BestRecord,
+        Ending as Ending,
+        InitFrom as InitFrom,
+        Supervisor as Supervisor,
+    )
 
 _HOMES = {
     "contracts": (

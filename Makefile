@@ -1,0 +1,42 @@
+# The commands of a newcomer (demo, test) and of a contributor (check, test, torture, bench).
+# They set up .venv by themselves; PYTHON=/path/to/python3.12 chooses the interpreter it is made with.
+
+PYTHON ?=
+ARGS ?=
+JOBS ?= 2
+BIN := .venv/bin
+
+.PHONY: demo demo-again test check torture bench clean
+.DEFAULT_GOAL := demo
+
+# A signal reaches this shell, too: then the demo has said what there is to say, and make need not.
+RUN_DEMO = @trap 'signalled=1' INT TERM HUP; $(BIN)/python examples/digits.py $(1); status=$$?; \
+	[ "$$signalled" ] || exit $$status
+
+demo: .venv/.demo
+	$(call RUN_DEMO,$(ARGS))
+
+demo-again: .venv/.demo
+	$(call RUN_DEMO,--again $(ARGS))
+
+test: check
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not torture" $(ARGS)
+
+check: .venv/.test
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/mypy --no-error-summary
+
+# SEED=123 repeats a campaign whose seed was printed.
+torture: .venv/.test
+	@$(BIN)/python -m pytest -q -m torture $(if $(SEED),--kill-seed $(SEED)) $(ARGS)
+
+bench: .venv/.test
+	@$(BIN)/python bench/overhead.py $(ARGS)
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.demo .venv/.test: .venv/.%: pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" sh tools/setup.sh $*
+	@touch $@
