@@ -177,7 +177,8 @@ class ContainerEntry:
         if isinstance(self.container, list):
             self.container.extend(value for _, value in restored)
         else:
-            self.container.update(restored)
+            for key, value in restored:  # a Counter's update would count
+                self.container[key] = value
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """As the object at the path says; bare arrays in a container may hold anything."""

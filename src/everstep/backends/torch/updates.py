@@ -61,7 +61,7 @@ class TorchUpdateWatch:
             self._meet(optimizer)
 
     def _meet(self, optimizer: Optimizer) -> None:
-        names = {id(p): name for name, _, p in self._parameters()}
+        names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
         theirs = [names[id(p)] for p in _parameters(optimizer) if id(p) in names]
         if theirs:
             some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")

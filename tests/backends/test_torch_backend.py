@@ -1,0 +1,120 @@
+"""The torch backend: scalars, seeding, modes, what it says of itself."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.backends import get
+from everstep.errors import MetricError
+
+TORCH = get("torch")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.tensor(0.1), 0.10000000149011612),
+        (torch.tensor([[2.5]], dtype=torch.bfloat16), 2.5),
+        (torch.tensor(-3), -3.0),
+        (torch.tensor(True), 1.0),
+        (torch.tensor(2.0, dtype=torch.float8_e4m3fn), 2.0),
+        (torch.ones(1, requires_grad=True) * 3, 3.0),
+    ],
+)
+def test_scalar_on_the_cpu_is_a_float_at_once(value: Any, expected: float) -> None:
+    kept = TORCH.scalar(value)
+    assert type(kept) is float and kept == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.zeros(2), r"shape \(2,\).*\.mean\(\)"),
+        (torch.zeros(0), r"shape \(0,\)"),
+        (torch.tensor(1j), "complex64.*real part"),
+        (torch.zeros((), device="meta"), "meta"),
+    ],
+)
+def test_what_is_not_one_real_number_is_refused(value: Any, says: str) -> None:
+    with pytest.raises(MetricError, match=says):
+        TORCH.scalar(value)
+
+
+def test_read_scalars_keeps_order_and_bits_over_mixed_dtypes() -> None:
+    kept = [
+        torch.tensor(0.1),
+        7.5,
+        torch.tensor([2**53]),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor([[3.0]]),
+    ]
+    assert TORCH.read_scalars(kept) == [0.10000000149011612, 7.5, 2.0**53, 0.1, 3.0]
+    assert TORCH.read_scalars([]) == []
+
+
+def test_evaluation_mode_puts_every_flag_back() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout())
+    other = torch.nn.Dropout()
+    model[1].eval()
+    with TORCH.evaluation_mode({"model": model, "more": [other], "n": 1}):
+        assert not any(m.training for m in [*model.modules(), other])
+    assert [m.training for m in model.modules()] == [True, True, False]
+    with pytest.raises(KeyError), TORCH.evaluation_mode({"model": model}):
+        raise KeyError
+    assert [m.training for m in model.modules()] == [True, True, False]
+    assert other.training
+
+
+def test_parameters_are_named_by_entry() -> None:
+    model = torch.nn.Linear(2, 3)
+    model.bias.requires_grad_(False)
+    objects = {
+        "model": model,
+        "scale": torch.nn.Parameter(torch.ones(())),
+        "buffer": torch.ones(4),
+        "d": {"m": model},
+    }
+    assert TORCH.parameters(objects) == [
+        ("model/weight", (3, 2), True),
+        ("model/bias", (3,), False),
+        ("scale", (), True),
+        ("d/m/weight", (3, 2), True),
+        ("d/m/bias", (3,), False),
+    ]
+
+
+def test_seed_and_describe() -> None:
+    before = TORCH.random_state()
+    TORCH.seed(2**40 + 7)
+    drawn = torch.rand(2)
+    TORCH.seed(2**40 + 7)
+    assert torch.equal(torch.rand(2), drawn)
+    TORCH.set_random_state(before)
+    assert TORCH.describe()["torch"] == str(torch.__version__)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_device_a_scalar_is_a_copy_that_waits_for_nobody() -> None:
+    value = torch.ones((), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kept = TORCH.scalar(value)
+        value += 1
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert TORCH.read_scalars([kept, 2.0]) == [1.0, 2.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_device_tensors_and_random_state_come_back() -> None:
+    tensor = torch.arange(6.0, device="cuda").view(2, 3).t()
+    host = TORCH.to_host(tensor, None)
+    assert TORCH.to_host(tensor, host) is host
+    restored = TORCH.from_host(host)
+    assert restored.device == tensor.device and restored.stride() == tensor.stride()
+    assert torch.equal(restored, tensor)
+    state = TORCH.random_state()
+    drawn = torch.rand(3, device="cuda")
+    TORCH.set_random_state(state)
+    assert torch.equal(torch.rand(3, device="cuda"), drawn)

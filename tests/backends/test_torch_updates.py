@@ -1,0 +1,286 @@
+"""Updates are counted where they happen; gradients are saved exactly while they are still to be used."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from everstep.backends import get
+from everstep.errors import RestoreError
+from everstep.state import decode, encode
+
+TORCH = get("torch")
+
+
+@pytest.fixture
+def watch() -> Any:
+    opened: list[Any] = []
+
+    def build(**objects: Any) -> Any:
+        opened.append(TORCH.watch_updates(objects))
+        return opened[-1]
+
+    yield build
+    for each in opened:
+        if each is not None:
+            each.close()
+
+
+def net() -> nn.Linear:
+    return nn.Linear(2, 1)
+
+
+def backward(model: Any) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_updates_are_counted_and_only_the_states_own(watch: Any) -> None:
+    model, other = net(), net()
+    optimizer, foreign = torch.optim.Adam(model.parameters()), torch.optim.SGD(other.parameters(), 0.1)
+    counting = watch(model=model, optimizer=optimizer)
+    assert (counting.updates, counting.optimizers) == (0, 1)
+    backward(model), backward(other)
+    optimizer.step(), optimizer.step(), foreign.step()
+    assert counting.updates == 2
+    assert counting.strangers() == []
+
+
+def test_a_skipped_mixed_precision_step_is_no_update(watch: Any) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    counting = watch(weight=weight, optimizer=optimizer, scaler=scaler)
+    for value in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum() * value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert counting.updates == 2
+
+
+def test_optimizers_in_containers_and_in_objects_that_save_them_count(watch: Any) -> None:
+    class Holder:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def state_dict(self) -> Any:
+            return {"inner": self.optimizer.state_dict()}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.optimizer.load_state_dict(state["inner"])
+
+    models = [net() for _ in range(3)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    counting = watch(
+        models=models, first={"deep": [optimizers[0]]}, held=Holder(optimizers[1]), last=optimizers[2]
+    )
+    for model, optimizer in zip(models, optimizers, strict=True):
+        backward(model)
+        optimizer.step()
+    assert counting.updates == counting.optimizers == 3
+    assert counting.strangers() == []
+
+
+def test_an_optimizer_inside_an_optimizer_is_no_stranger(watch: Any) -> None:
+    class Outer(torch.optim.SGD):
+        def __init__(self, params: Any) -> None:
+            params = list(params)
+            super().__init__(params, 0.1)
+            self.inner = torch.optim.SGD(params, 0.1)
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    model = net()
+    optimizer = Outer(model.parameters())
+    counting = watch(model=model, optimizer=optimizer)
+    backward(model)
+    optimizer.step()
+    assert counting.strangers() == [] and counting.updates == 1
+
+
+@pytest.mark.parametrize("extra", ["nothing", "scheduler"])
+def test_an_optimizer_that_the_state_lacks_is_a_stranger(watch: Any, extra: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    counting = watch(model=model, **({"scheduler": scheduler} if extra == "scheduler" else {}))
+    backward(model)
+    optimizer.step(), optimizer.step()
+    assert counting.strangers() == ["SGD that steps 2 of the state's arrays (model/weight, model/bias)"]
+    assert (counting.updates, counting.optimizers) == (0, 0)
+
+
+def test_nothing_to_watch_and_nothing_left_behind(watch: Any) -> None:
+    assert watch(config={"a": 1}, text=[1]) is None
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counting = TORCH.watch_updates({"optimizer": optimizer})
+    counting.close()
+    backward(model)
+    optimizer.step()
+    assert counting.updates == 0
+
+
+def grads(tree: Any) -> Any:
+    return None if tree is None else {o: {k: g.tolist() for k, g in t.items()} for o, t in tree.items()}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_gradients_exist_exactly_inside_an_accumulation_window(
+    watch: Any, set_to_none: bool, zero_first: bool
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counting = watch(model=model, optimizer=optimizer)
+    open_window = []
+    for step in range(1, 13):
+        if zero_first and step % 3 == 1:
+            optimizer.zero_grad(set_to_none=set_to_none)
+        backward(model)
+        if step % 3 == 0:
+            optimizer.step()
+            if not zero_first:
+                optimizer.zero_grad(set_to_none=set_to_none)
+        found = counting.gradients()
+        if found is not None and any(g.any() for t in found.values() for g in t.values()):
+            open_window.append(step)
+    assert open_window == [1, 2, 4, 5, 7, 8, 10, 11]
+
+
+def test_a_new_gradient_at_the_old_address_is_not_taken_for_the_old_one(watch: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counting = watch(optimizer=optimizer)
+    for _ in range(50):
+        backward(model)
+        optimizer.step()
+        assert counting.gradients() is None
+        optimizer.zero_grad()
+        backward(model)
+        assert set(counting.gradients()["optimizer"]) == {0, 1}
+        optimizer.zero_grad()
+
+
+def test_the_decision_does_not_depend_on_when_it_is_asked(watch: Any) -> None:
+    def run(ask_every: int) -> Any:
+        torch.manual_seed(0)
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        counting = TORCH.watch_updates({"model": model, "optimizer": optimizer})
+        for step in range(1, 8):
+            backward(model)
+            if step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if step % ask_every == 0 or step == 7:
+                found = grads(counting.gradients())
+        counting.close()
+        return found
+
+    assert run(1) == run(2) == run(7) != None  # noqa: E711
+
+
+def test_marks_keep_no_gradient_alive(watch: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    watch(optimizer=optimizer)
+    backward(model)
+    optimizer.step()
+    alive = weakref.ref(model.weight.grad)
+    optimizer.zero_grad()
+    gc.collect()
+    assert alive() is None
+
+
+def test_each_optimizer_has_its_own_window(watch: Any) -> None:
+    a, b = net(), net()
+    first, second = torch.optim.SGD(a.parameters(), 0.1), torch.optim.SGD(b.parameters(), 0.1)
+    counting = watch(a=a, b=b, first=first, second=second)
+    backward(a), backward(b)
+    first.step()
+    assert set(counting.gradients()) == {"second"}
+
+
+def test_parameters_without_optimizer_save_theirs_by_name(watch: Any) -> None:
+    a, b, bare = net(), net(), nn.Parameter(torch.ones(2))
+    counting = watch(a=a, b=b, bare=bare, optimizer=torch.optim.SGD(a.parameters(), 0.1))
+    backward(a), backward(b)
+    bare.sum().backward()
+    found = grads(counting.gradients())
+    assert {owner: set(t) for owner, t in found.items()} == {
+        "optimizer": {0, 1},
+        "b": {"weight", "bias"},
+        "bare": {0},
+    }
+
+
+def test_gradients_come_back_and_absent_ones_go(watch: Any) -> None:
+    def build() -> tuple[Any, Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(net(), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+        optimizer = torch.optim.Adam(model.parameters())
+        return model, optimizer, watch(model=model, optimizer=optimizer)
+
+    model, optimizer, counting = build()
+    model[1](torch.randn(1, 3, 5, 5)).sum().backward()
+    tree = decode(encode(counting.gradients()))
+    other, other_optimizer, other_counting = build()
+    backward(other[0])
+    other_counting.load_gradients(tree)
+    assert other[0].weight.grad is None
+    assert torch.equal(other[1].weight.grad, model[1].weight.grad)
+    assert other[1].weight.grad.stride() == model[1].weight.grad.stride()
+    model[1](torch.ones(1, 3, 5, 5)).sum().backward()
+    other[1](torch.ones(1, 3, 5, 5)).sum().backward()
+    optimizer.step(), other_optimizer.step()
+    assert torch.equal(other[1].weight, model[1].weight)
+
+    assert tree["optimizer"][2].sum() != other[1].weight.grad.sum()  # the tree is not aliased
+    other_counting.load_gradients(None)
+    assert all(p.grad is None for p in other.parameters())
+
+
+def test_gradients_that_were_put_back_are_still_to_be_used(watch: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counting = watch(optimizer=optimizer)
+    backward(model)
+    tree = decode(encode(counting.gradients()))
+    optimizer.step()
+    assert counting.gradients() is None
+    counting.load_gradients(tree)
+    assert grads(counting.gradients()) == grads(tree)
+
+
+def test_gradients_of_unknown_parameters_are_refused(watch: Any) -> None:
+    counting = watch(optimizer=torch.optim.SGD(net().parameters(), 0.1))
+    with pytest.raises(RestoreError, match="optimizer/7"):
+        counting.load_gradients({"optimizer": {7: torch.ones(1)}})
+
+
+def test_sparse_gradients_survive(watch: Any) -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    counting = watch(table=table, optimizer=torch.optim.SparseAdam(table.parameters()))
+    with torch.sparse.check_sparse_tensor_invariants():
+        table(torch.tensor([1, 1, 3])).sum().backward()
+        expected = table.weight.grad.to_dense()
+        tree = decode(encode(counting.gradients()))
+        counting.load_gradients(tree)
+        assert table.weight.grad.is_sparse and torch.equal(table.weight.grad.to_dense(), expected)
+
+
+def test_frozen_and_unused_parameters_do_not_hide_an_open_window(watch: Any) -> None:
+    experts = [nn.Parameter(torch.ones(1)) for _ in range(20)]
+    optimizer = torch.optim.SGD(experts, 0.1)
+    counting = watch(optimizer=optimizer)
+    experts[3].sum().backward()
+    optimizer.step()
+    assert counting.gradients() is None
+    optimizer.zero_grad()
+    experts[7].sum().backward()
+    assert set(counting.gradients()["optimizer"]) == {7}

@@ -1,0 +1,74 @@
+"""Global random state: taken, put back, isolated."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from everstep.errors import RestoreError
+from everstep.state import capture, decode, encode, isolated, restore
+
+
+def draw() -> list[Any]:
+    return [
+        random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item(),
+        torch.randn(17).tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1])
+def test_every_generator_goes_on_where_it_was(drawn_before: int) -> None:
+    for _ in range(drawn_before):
+        draw()  # an odd number of gauss draws leaves a second value waiting
+    tree = decode(encode(capture()))
+    expected = [draw() for _ in range(3)]
+    restore(tree)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_capture_draws_nothing_and_copies() -> None:
+    tree = capture()
+    expected = draw()
+    restore(tree)
+    assert draw() == expected
+    restore(tree)
+    assert draw() == expected
+
+
+def test_isolated_leaves_no_trace_even_after_an_error() -> None:
+    tree = capture()
+    expected = draw()
+    restore(tree)
+    with pytest.raises(KeyError), isolated():
+        raise KeyError(draw())
+    assert draw() == expected
+
+
+def test_another_numpy_bit_generator_is_kept() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        tree = decode(encode(capture()))
+        expected = np.random.rand(3).tolist()
+        restore(tree)
+        assert np.random.rand(3).tolist() == expected
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_the_state_of_another_python_is_refused() -> None:
+    tree = capture()
+    tree["python"]["version"] = 4
+    with pytest.raises(RestoreError, match="Python that wrote it"):
+        restore(tree)
+
+
+def test_missing_devices_are_warned_about() -> None:
+    tree = capture()
+    tree["torch"]["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
+    if torch.cuda.is_available():
+        pytest.skip("the devices' own state would be set")
+    with pytest.warns(UserWarning, match="start it on as many devices"):
+        restore(tree)
