@@ -306,6 +306,7 @@ class TrainLoop(Supervisor):
         end = NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
         if self._replaying:
             self._resume_here()
+        self._check_limits(False)
         pass_began = -1 if slot is None or slot.in_pass else current.step
         finished = False
         try:

@@ -47,6 +47,8 @@ class ServiceBoard:
                 f"{service!r} is no Service; pass instances, such as everstep.EarlyStop(...), "
                 "or register a function with loop.on(moment, fn)"
             )
+        if service.name == "metrics":
+            raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
         if any(other.name == service.name for other in self._services):
             raise ConfigError(
                 f"two services are named {service.name!r}; names are the keys of their state: "

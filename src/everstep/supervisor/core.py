@@ -80,6 +80,8 @@ class Supervisor(Run):
                 )
             self._streams.require_bound()
             self._begin_loop()
+        for endless in self._endless:
+            endless.look_ahead()
         return self._progress.stop is not None
 
     def advance(self, **metrics: Any) -> None:

@@ -240,10 +240,12 @@ class Run:
         try:
             with ExitStack() as stack:
                 self._open(stack)
+                self._fire(Moment.ENTER_LOOP)
+                if self._recovered.checkpoint is not None:
+                    self._fire(Moment.AFTER_CHECKPOINT, self._recovered.checkpoint)
                 self._resources = stack.pop_all()
         finally:
             self._say_unsaid()
-        self._fire(Moment.ENTER_LOOP)
         return self
 
     def _open(self, stack: ExitStack) -> None:
@@ -286,6 +288,7 @@ class Run:
             if self._progress.step:
                 self._warn("the counters go on from init_from's checkpoint; step 0 is its step")
             return
+        self._check_limits(False)
         self._streams.open_bound()
         self._restore_random()
 
@@ -457,6 +460,9 @@ class Run:
         whole = any(isinstance(action, Save) for _, action in actions)
         if self._tainted or not (best or whole):
             return
+        self._announce_commits(wait=True)  # the kept buffers are needed; what is found may taint the state
+        if self._tainted:
+            return
         self._save_asked = False
         name = self._name(phase)
         for service, action in actions:
@@ -474,6 +480,9 @@ class Run:
         if self._recovered.checkpoint == str(name):
             return
         self._await_trial()
+        self._announce_commits(wait=True)
+        if self._tainted:
+            return
         try:
             self._snapshot = self._take_snapshot(phase)
             self._kept_only = True
@@ -532,7 +541,7 @@ class Run:
     def _await_trial(self) -> None:
         """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""
         if self._trial_open:
-            self._saver.wait()
+            self._announce_commits(wait=True)
             if self._saver.error is not None:
                 raise CheckpointError(
                     f"the trial save at step 0 failed: {self._saver.error}; free space or choose another "
@@ -540,10 +549,10 @@ class Run:
                 ) from self._saver.error
             self._trial_open = False
 
-    def _announce_commits(self) -> None:
+    def _announce_commits(self, *, wait: bool = False) -> None:
         """Tell the journal and the observers of what the writer thread has committed since."""
         try:
-            self._saver.poll()
+            self._saver.settle(wait=wait)
         except NonFiniteError as error:
             guard = self._board.need(NaNGuard)
             self._apply([(guard, action) for action in guard.tripped(str(error)).actions])
@@ -558,8 +567,7 @@ class Run:
         Raises:
             CheckpointError: it could not be.
         """
-        self._saver.wait()
-        self._announce_commits()
+        self._announce_commits(wait=True)
         if self._saver.error is not None:
             raise CheckpointError(
                 f"the last state could not be saved: {self._saver.error}; free space and start again: "
@@ -713,8 +721,7 @@ class Run:
     def _abandon(self) -> None:
         """After an exception: a pending commit is finished, none is started."""
         self._open_step = 0
-        self._saver.wait()
-        self._announce_commits()
+        self._announce_commits(wait=True)
         self._journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:

@@ -16,8 +16,7 @@ from everstep import backends
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, UsageError
-from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
-from everstep.record import facts as run_facts
+from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, facts as run_facts
 from everstep.state import Encoded, decode
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom

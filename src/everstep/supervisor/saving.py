@@ -146,13 +146,12 @@ class Saver:
         taken, self._committed = self._committed, []
         return taken
 
-    def wait(self) -> None:
-        """Wait for the running write; raises its unexpected error."""
-        self._writer.wait()
-
-    def poll(self) -> None:
-        """Raise the unexpected error of a write, if there is one."""
-        self._writer.poll()
+    def settle(self, *, wait: bool) -> None:
+        """Raise the unexpected error of a write, if there is one; `wait` for the running one first."""
+        if wait:
+            self._writer.wait()
+        else:
+            self._writer.poll()
 
     def close(self) -> None:
         """Let the running write end, and its thread."""

@@ -171,6 +171,14 @@ class Endless:
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    def look_ahead(self) -> None:
+        """If the last pass is known to be used up, say so without drawing from it."""
+        if self._passes is None or self._slot.pass_index < self._passes - 1:
+            return
+        cursor = self._slot.cursor
+        if self._slot.pass_index >= self._passes or (cursor is not None and cursor.remaining() == 0):
+            self._ended()
+
     def __next__(self) -> Any:
         self._may_draw()
         for _ in range(2):
