@@ -163,10 +163,10 @@ class Opening:
     ) -> Recovered:
         tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
         progress = Progress.from_tree(tree["progress"])
-        meta: Any = checkpoint.meta
+        stored: Any = checkpoint.meta
         stop, reopened = progress.stop, None
         if stop is not None:
-            reopened = _reopened(stop, limits, board.controllers(), meta["controllers"])
+            reopened = _reopened(stop, limits, board.controllers(), stored["controllers"])
             if reopened is not None and checkpoint.partial:
                 inside = CheckpointName(checkpoint.name.step)
                 self._say(f"{reopened}: the epoch goes on from {inside}")
@@ -175,6 +175,7 @@ class Opening:
                 progress = Progress.from_tree(tree["progress"])
             if reopened is not None:
                 progress.stop = stop = None
+        meta: Any = checkpoint.meta
         self._compare(progress, board, meta["controllers"], reopened)
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
         user.load(tree, progress.updates)
