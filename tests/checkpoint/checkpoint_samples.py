@@ -138,6 +138,10 @@ def act_supersede(run_dir: Path, log: Log) -> None:
     store_in(run_dir).supersede_after(at(10))
 
 
+def act_supersede_all(run_dir: Path, log: Log) -> None:
+    store_in(run_dir).supersede_all()
+
+
 def act_pin(run_dir: Path, log: Log) -> None:
     store = store_in(run_dir)
     store.pin(at(10))
@@ -164,6 +168,7 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "replace_whole": (prepare_one, act_replace_whole),
     "supersede": (prepare_edited, act_supersede),
     "choose": (prepare_three, act_supersede),
+    "start_over": (prepare_three, act_supersede_all),
     "pin": (prepare_one, act_pin),
     "best": (prepare_best, act_best),
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import SCENARIOS, at, commit, resumed, seed_of, store_in
+from checkpoint_samples import SCENARIOS, at, commit, damage, resumed, seed_of, store_in
 
 from everstep import hazard
 from everstep.checkpoint import Retention
@@ -101,8 +101,22 @@ def test_killed_anywhere_after_a_choice_took_hold_it_holds(killed: dict[str, lis
         seed = seed_of(resumed(folder / "run"))
         assert seed == 10 or (seed == 30 and names == [at(10), at(20), at(30)]), spec
         outcomes[seed] += 1
+        store_in(folder / "run", segment=2).supersede_after(at(seed))  # as every start does
         goes_on(folder / "run")
     assert set(outcomes) == {10, 30}
+
+
+def test_killed_anywhere_while_starting_over_what_is_left_is_whole(
+    killed: dict[str, list[tuple[str, Path]]],
+) -> None:
+    for spec, folder in killed["start_over"]:
+        store = store_in(folder / "run", segment=2)
+        left = [name.step for name in store.names()]
+        found, _ = store.find(True)
+        assert (seed_of(found) if found else None) == (left[-1] if left else None), spec
+        store.supersede_all()
+        assert store.find(True) == (None, [])
+        goes_on(folder / "run")
 
 
 def test_killed_anywhere_while_pinning(killed: dict[str, list[tuple[str, Path]]]) -> None:
@@ -160,6 +174,21 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(
         )
         assert found in allowed, (point, n)
         goes_on(run_dir)
+
+
+@pytest.mark.parametrize("harm", [False, True])
+def test_what_was_to_be_replaced_is_put_back_when_replacing_fails(tmp_path: Path, harm: bool) -> None:
+    store = store_in(tmp_path)
+    commit(store, at(10))
+    commit(store, at(20))
+    if harm:
+        damage(store.path(at(20)) / "arrays.safetensors")
+    hazard.arm("EIO:checkpoint.rename:2")  # the first moves the old one away
+    with pytest.raises(OSError, match="rename:2"):
+        commit(store, at(20), seed=7)
+    hazard.arm(None)
+    assert store.names() == [at(10), at(20)]
+    assert seed_of(store.find(True)[0]) == (10 if harm else 20)
 
 
 def test_a_failed_save_leaves_no_bytes_on_the_full_disk(tmp_path: Path) -> None:

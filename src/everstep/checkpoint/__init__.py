@@ -2,7 +2,8 @@
 
 from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, read as read_checkpoint
+from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName
+from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.retention import Retention
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer

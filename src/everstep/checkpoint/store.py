@@ -320,6 +320,7 @@ class Store:
         """
         if self._pointer.exists():
             files.unlink(self._pointer)
+            files.sync_dir(self.run_dir)
         for name in reversed(self.names()):
             self._set_aside(name, "superseded")
 
