@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from everstep.testing.backends import check_backend
     from everstep.testing.clock import ManualClock
     from everstep.testing.hazards import armed
+    from everstep.testing.leftovers import nothing_left
     from everstep.testing.services import check_service
     from everstep.testing.state import check_stateful
     from everstep.testing.streams import check_stream
@@ -24,9 +25,18 @@ _HOMES = {
     "check_service": "services",
     "check_stateful": "state",
     "check_stream": "streams",
+    "nothing_left": "leftovers",
 }
 
-__all__ = ["ManualClock", "armed", "check_backend", "check_service", "check_stateful", "check_stream"]
+__all__ = [
+    "ManualClock",
+    "armed",
+    "check_backend",
+    "check_service",
+    "check_stateful",
+    "check_stream",
+    "nothing_left",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,275 @@
+"""`check_service`: does a service keep the laws?  For anyone who writes one."""
+
+from __future__ import annotations
+
+import io
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from everstep import data
+from everstep.checkpoint import Store
+from everstep.contracts import Interrupt, Moment, Service, Stage
+from everstep.errors import ConfigError, Interrupted
+from everstep.loop import TrainLoop
+from everstep.record import RunJournal
+from everstep.schedule import Every, Schedule, When
+from everstep.services.checkpoints import Checkpoints
+from everstep.state import Encoded, array_name, isolated, leaves
+from everstep.supervisor import Ending
+from everstep.testing.clock import ManualClock
+from everstep.testing.leftovers import nothing_left
+
+_EPOCHS, _STEPS = 3, 2
+_SECONDS = 100.0
+"""What a step takes by the clock of the check."""
+_STARTS = 20
+_VALUES = (1.0, 0.5, 0.75)
+"""Of each metric collected after an epoch: first better, then worse."""
+
+_How = Literal["interrupted", "crashed"]
+_Place = tuple[str, int]
+Disturb = Callable[[TrainLoop, _Place], None]
+
+
+def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str] = ()) -> None:
+    """Check a service against the laws that concern it, in a small real TrainLoop.
+
+    The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step and
+    "valid_loss", "valid_accuracy" after each epoch, and draws random numbers in each step.
+
+    1. Its name, stage, moments and schedule are what they must be; unknown keywords are refused.
+    2. An observer changes nothing: state and metric rows are those of the run without it.
+    3. Its own state survives: interrupted at each boundary, or crashed in each body, and started again,
+       the run ends with the same state and rows to the bit.
+    4. Where it raises it is closed all the same.  In stage REPORT the training goes on, with a
+       warning; in any other stage the error is raised.
+    5. It is closed once for each time it was opened, and leaves no thread, file or handler behind.
+
+    Args:
+        make_service: makes the service as a new process would make it; called many times.
+        metrics: names of more metrics to collect after each epoch.
+
+    Raises:
+        AssertionError: says which law is broken, and where.
+    """
+    _check_facts(make_service)
+    course = _Course(make_service, metrics)
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        course.folder = Path(folder)
+        whole = course.run(course.make)
+        assert course.calls["run"], (
+            f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
+        )
+        alone = None if make_service().controller else course.run(lambda: None)
+        if alone is not None:
+            _require_same(whole, alone, "an observer must change nothing, but with this service", own=whole)
+        for place in _places():
+            for how, disturb in _DISTURBANCES.items():
+                again = course.run(course.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
+                where = f"{how} in {place[0]} {place[1]} and started again"
+                _require_same(again, whole, f"its state must survive, but {where}")
+        _check_failure(course, alone)
+
+
+# ----------------------------------------------------------------------------------- the rules
+
+
+def _check_facts(make_service: Callable[[], Service]) -> None:
+    service, twin = make_service(), make_service()
+    assert isinstance(service, Service), f"{service!r} is no everstep.Service"
+    assert service is not twin, "make_service() must make a new service each time"
+    name = service.name
+    assert isinstance(name, str) and name and "/" not in name, f"name {name!r}: a text without '/', not empty"
+    assert twin.name == name, f"the name is the key of its state, but two of them are {name!r}, {twin.name!r}"
+    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is no everstep.Stage"
+    moments = service.moments
+    known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
+    assert known, f"moments {moments!r}: give a frozenset of everstep.Moment"
+    assert isinstance(service.schedule, Schedule), f"schedule {service.schedule!r} is no Schedule"
+    for when in (When(1, 1, False, 1.0), When(2, 1, True, 2.0)):
+        assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
+    with suppress(ConfigError, TypeError):
+        type(service)(no_such_argument=1)  # type: ignore[call-arg]
+        raise AssertionError("an unknown keyword must be refused: leave out **kwargs")
+
+
+def _check_failure(course: _Course, alone: _Final | None) -> None:
+    reports = course.make_service().stage is Stage.REPORT
+    final: _Final | None = None
+    with suppress(_Planted):
+        final = course.run(course.make_failing)
+    assert (final is not None) == reports, (
+        "a failure in REPORT, and in no other stage, lets the training go on"
+    )
+    if final is not None:
+        assert any("planted" in text for text in final.ending.warnings), "a failure must be warned about"
+        if alone is not None:
+            _require_same(final, alone, "a failing REPORT service must change nothing, but", own=final)
+
+
+# ------------------------------------------------------------------------------------ the runs
+
+
+class _Crash(Exception):
+    """Ends a start without a save."""
+
+
+class _Planted(Exception):
+    """What the service raises where its failure is tried."""
+
+
+class _Final(NamedTuple):
+    name: str | None
+    services: frozenset[str]
+    leaves: dict[str, bytes]
+    rows: dict[Any, Any]
+    ending: Ending
+
+
+def _places() -> Iterator[_Place]:
+    for epoch in range(1, _EPOCHS + 1):
+        for step in range(1, _STEPS + 1):
+            yield "step", (epoch - 1) * _STEPS + step
+        yield "the tail of epoch", epoch
+
+
+def _interrupt(loop: TrainLoop, here: bool) -> None:
+    if here:
+        loop.call_soon(Interrupt("interrupted by check_service"))
+
+
+def _crash(loop: TrainLoop, here: bool) -> None:
+    if here:
+        raise _Crash
+
+
+_DISTURBANCES: dict[_How, Callable[[TrainLoop, bool], None]] = {"interrupted": _interrupt, "crashed": _crash}
+
+
+class _Course:
+    """Runs of one small training program, each in a directory of its own."""
+
+    def __init__(self, make_service: Callable[[], Service], metrics: Sequence[str]) -> None:
+        self.make_service, self.metrics = make_service, ("valid_loss", "valid_accuracy", *metrics)
+        self.folder = Path()
+        self.calls: Counter[str] = Counter()
+        self._runs = 0
+
+    def make(self) -> Service:
+        """The service, with its calls counted."""
+        service = self.make_service()
+        for method in ("open", "run", "close"):
+            setattr(service, method, self._counted(method, getattr(service, method)))
+        return service
+
+    def _counted(self, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls[method] += 1
+            return original(*args)
+
+        return call
+
+    def make_failing(self) -> Service:
+        """The service, but it raises wherever it runs."""
+        service = self.make()
+
+        def run(boundary: Any) -> None:
+            raise _Planted("planted by check_service")
+
+        service.run = run  # type: ignore[method-assign]
+        return service
+
+    def run(self, make: Callable[[], Service | None], disturb: Disturb = lambda loop, place: None) -> _Final:
+        """Start the program, disturbed, and again, undisturbed, until it ends as written."""
+        self._runs += 1
+        run_dir = self.folder / str(self._runs)
+        for _ in range(_STARTS):
+            with nothing_left():
+                service = make()
+                try:
+                    ending = self._start(run_dir, service, disturb)
+                except (_Crash, Interrupted):
+                    disturb = lambda loop, place: None  # noqa: E731
+                    continue
+                finally:
+                    opened, closed = self.calls["open"], self.calls["close"]
+                    assert opened == closed, f"opened {opened} times, it was closed {closed} times"
+            return _final(run_dir, ending, None if service is None else service.name)
+        raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
+
+    def _start(self, run_dir: Path, service: Service | None, disturb: Disturb) -> Ending:
+        services = [] if service is None else [service]
+        if not isinstance(service, Checkpoints):
+            services.append(Checkpoints(Every(steps=4)))
+        clock = ManualClock()
+        weights = np.zeros(4)
+        train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
+        with redirect_stdout(io.StringIO()):
+            with TrainLoop(
+                run_dir,
+                {"weights": weights},
+                max_epoch=_EPOCHS,
+                seed=7,
+                services=services,
+                default_services=False,
+                clock=clock,
+            ) as loop:
+                for epoch in loop.iter_epochs():
+                    for step, batch in loop.iter_steps(train):
+                        weights += np.sin(batch).mean() + np.random.rand(4) + random.random()
+                        clock.advance(_SECONDS)
+                        loop.collect_metrics(loss=weights.mean())
+                        disturb(loop, ("step", step))
+                    with loop.evaluation():
+                        noise = random.random() + np.random.rand()
+                        loop.collect_metrics({n: _VALUES[epoch - 1] + 0.01 * noise for n in self.metrics})
+                    disturb(loop, ("the tail of epoch", epoch))
+                    loop.print_logs()
+        return loop.ending
+
+
+# ------------------------------------------------------------------------------- what is compared
+
+
+def _final(run_dir: Path, ending: Ending, name: str | None) -> _Final:
+    store = Store(run_dir, ending.segment, lambda text: None)
+    checkpoint = store.read(store.names()[-1])
+    encoded = Encoded(checkpoint.structure, checkpoint.arrays)
+    structure: Any = checkpoint.structure
+    found = {path: bytes(part) for path, part in leaves(encoded) if path.split("/", 1)[0] != "wall"}
+    rows = {
+        (row.epoch, row.step, row.phase, row.name, row.seq): (row.value.hex(), row.count)
+        for row in RunJournal(run_dir).rows()
+        if not row.wall
+    }
+    return _Final(name, frozenset(structure["services"]), found, rows, ending)
+
+
+def _require_same(got: _Final, expected: _Final, broken: str, own: _Final | None = None) -> None:
+    """Equal state and rows; `own`: but for what belongs to the service of that run."""
+    foreign: set[str | None] = set()
+    if own is not None:
+        foreign = {own.name, *(got.services ^ expected.services)}
+    left, right = (_without(final, foreign) for final in (got, expected))
+    different = [key for key in [*left, *right] if left.get(key) != right.get(key)]
+    assert not different, f"{broken}: {', '.join(dict.fromkeys(map(str, different[:5])))} differ"
+
+
+def _without(final: _Final, services: set[str | None]) -> dict[Any, Any]:
+    """Leaves and rows, without those of some services."""
+    readers = ("services", "metrics", "state", "readers")
+    paths = [array_name((*start, name)) for name in services for start in (("services",), readers)]
+    kept = {
+        path: value
+        for path, value in final.leaves.items()
+        if not any(path.removesuffix("#") == own or path.startswith(f"{own}/") for own in paths)
+    }
+    phases = {f"eval/{name}" for name in services}
+    return {**kept, **{key: value for key, value in final.rows.items() if key[2] not in phases}}

@@ -1,0 +1,240 @@
+"""The suite for services: all built-in ones pass, and each law finds its planted fault."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Every, Moment, Outcome, Service, Stage, Stop
+from everstep.services.function import FunctionService
+from everstep.services.record import Record
+from everstep.testing import armed, check_service, nothing_left
+
+
+def record() -> Service:
+    """One more of it: every run has one already."""
+    service = Record(lambda: None)
+    service.name = "another record"
+    return service
+
+
+def looks(boundary: everstep.Boundary) -> None:
+    boundary.readings.stats("loss")
+    boundary.readings.clear()
+    np.random.rand()
+
+
+BUILT_IN: dict[str, Callable[[], Service]] = {
+    "Checkpoints": lambda: everstep.Checkpoints(Every(steps=3)),
+    "Checkpoints, all defaults": lambda: everstep.Checkpoints(),
+    "Console": lambda: everstep.Console(Every(steps=1), plain_seconds=150),
+    "EarlyStop": lambda: everstep.EarlyStop("valid_loss", patience=1),
+    "EarlyStop on the steps' mean": lambda: everstep.EarlyStop("loss", patience=2),
+    "Best": lambda: everstep.Best("valid_accuracy"),
+    "Best, restored": lambda: everstep.Best("valid_loss", restore_at_end=True),
+    "Best by the steps' mean": lambda: everstep.Best("loss", "max", save=False),
+    "NaNGuard": lambda: everstep.NaNGuard(metrics=["*"]),
+    "StopAfter steps": lambda: everstep.StopAfter(steps=3),
+    "StopAfter epochs": lambda: everstep.StopAfter(epochs=2),
+    "StopAfter seconds": lambda: everstep.StopAfter(seconds=150),
+    "Record": record,
+    "a function after steps": lambda: FunctionService(Moment.AFTER_STEP, looks, 2, "mine"),
+    "a function after epochs": lambda: FunctionService(Moment.AFTER_EPOCH, looks, None, "mine"),
+    "a function before steps": lambda: FunctionService(Moment.BEFORE_STEP, looks, None, "mine"),
+}
+
+
+@pytest.mark.parametrize("make", BUILT_IN.values(), ids=list(BUILT_IN))
+def test_built_in_services_pass(make: Callable[[], Service]) -> None:
+    check_service(make)
+
+
+class Counting(Service):
+    """Correct: adds how often it ran to the record, and remembers that."""
+
+    stage = Stage.EVALUATE
+
+    def __init__(self) -> None:
+        super().__init__("counting", Every(steps=1))
+        self.runs = 0
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        self.runs += 1
+        return Outcome({"runs": self.runs})
+
+    def state_dict(self) -> Any:
+        return self.runs
+
+    def load_state_dict(self, state: Any) -> None:
+        self.runs = state
+
+
+class Draws(Counting):
+    isolate = False
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        random.random()
+        return super().run(boundary)
+
+
+class DrawsWhenOpened(Counting):
+    isolate = False
+
+    def open(self, run: Any) -> None:
+        np.random.rand()
+
+
+class Meddles(Counting):
+    def open(self, run: Any) -> None:
+        run.max_step = 3
+
+
+class Forgets(Counting):
+    def state_dict(self) -> Any:
+        return None
+
+
+class ForgetsAndStops(Forgets):
+    controller = True
+    stage = Stage.DECIDE
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        self.runs += 1
+        return Outcome(actions=(Stop("enough"),)) if self.runs == 4 else None
+
+
+class LeaksAThread(Counting):
+    done: ClassVar[threading.Event] = threading.Event()
+
+    def open(self, run: Any) -> None:
+        self.done.clear()
+        threading.Thread(target=self.done.wait, daemon=True, name="leaked").start()
+
+
+class LeaksAFile(Counting):
+    files: ClassVar[list[Any]] = []
+
+    def open(self, run: Any) -> None:
+        self.files.append(Path(__file__).open())  # noqa: SIM115
+
+
+class Numbered(Counting):
+    numbers = count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"number {next(self.numbers)}"
+
+
+class Undecided(Counting):
+    def due(self, when: Any) -> bool:
+        self.runs += 1
+        return self.runs % 2 == 0
+
+
+class WrongMoments(Counting):
+    moments = [Moment.AFTER_STEP]  # type: ignore[assignment]  # noqa: RUF012
+
+
+class NeverDue(Counting):
+    def due(self, when: Any) -> bool:
+        return False
+
+
+class TakesAnything(Counting):
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+class TakesAnythingAtAll(TakesAnything):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+
+
+FAULTS = [
+    (Draws, "an observer must change nothing.*rng/rank0/python"),
+    (DrawsWhenOpened, "an observer must change nothing"),
+    (Meddles, "an observer must change nothing.*progress"),
+    (Forgets, "interrupted in step 1 and started again: .*counting/values/runs"),
+    (ForgetsAndStops, "interrupted in step 1 and started again: .*progress"),
+    (LeaksAThread, "threads outlive the block: leaked"),
+    (LeaksAFile, "still open: .*test_check_service"),
+    (Numbered, "two of them are 'number 0', 'number 1'"),
+    (Undecided, "two answers"),
+    (WrongMoments, "frozenset"),
+    (NeverDue, "never ran"),
+    (TakesAnythingAtAll, "unknown keyword"),
+]
+
+
+def test_a_correct_service_passes() -> None:
+    check_service(Counting)
+
+
+@pytest.mark.parametrize(("kind", "message"), FAULTS)
+def test_each_fault_is_found(kind: type[Counting], message: str) -> None:
+    try:
+        with pytest.raises(AssertionError, match=message):
+            check_service(kind)
+    finally:
+        LeaksAThread.done.set()
+        while LeaksAFile.files:
+            LeaksAFile.files.pop().close()
+
+
+class Reports(Counting):
+    """Its metric depends on how often the process was started, which is no part of the run."""
+
+    stage = Stage.REPORT
+
+    def open(self, run: Any) -> None:
+        self.segment = run.segment
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        return Outcome({"segment": self.segment})
+
+
+def test_a_row_that_depends_on_the_start_is_found() -> None:
+    with pytest.raises(AssertionError, match="counting/values/segment"):
+        check_service(Reports)
+
+
+def test_a_metric_of_ones_own_is_collected_on_request() -> None:
+    seen: list[float] = []
+
+    class Watches(Counting):
+        def open(self, run: Any) -> None:
+            run.watch("bleu", seen.append)
+
+    check_service(Watches, metrics=["bleu"])
+    assert seen
+
+
+def test_a_failing_save_is_armed_for_a_block_only(tmp_path: Path) -> None:
+    def train(run: str) -> everstep.Ending:
+        with everstep.Supervisor(tmp_path / run, max_step=2, default_services=False) as sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(4), batch_size=1))
+            while not sv.should_stop():
+                next(batches)
+                sv.advance()
+        return sv.ending
+
+    with (
+        armed("ENOSPC:checkpoint.rename:1"),
+        pytest.raises(everstep.errors.CheckpointError, match="trial save"),
+    ):
+        train("full")
+    assert train("later").finished
+
+
+def test_nothing_left_passes_where_all_is_given_back() -> None:
+    with nothing_left():
+        Path(__file__).read_text()
