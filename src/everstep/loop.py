@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -81,6 +82,8 @@ class TrainLoop(Supervisor):
         self._epoch_lines = self._collector.reader("print epoch", Reader())
         self._step_lines = self._collector.reader("print steps", Reader(outside=False))
         self._durations: list[float] = []
+        self._step_began: float | None = None
+        """When the open step began; None once its time is committed."""
         self._waited = 0.0
         self._in_epochs = self._left_epochs = False
         self._in_steps = False
@@ -205,7 +208,7 @@ class TrainLoop(Supervisor):
         self._settle()
         if self._replaying:
             self._require_calls()
-        self._collector.note_time("epoch_time", [self.clock() - self._epoch_began])
+        self._collector.note_epoch_time(self.clock() - self._epoch_began)
         self._collector.end_epoch(self._progress.step)
         self._record_times()
         if self._steps_per_epoch is None:
@@ -241,8 +244,10 @@ class TrainLoop(Supervisor):
         return self._pass_unfinished
 
     def _known_steps(self) -> float | None:
-        """Steps per epoch: the mean of the finished ones, else what the stream says of this one."""
+        """Steps per epoch: the mean of those whose steps are over, else what the stream says of this one."""
         current = self._progress
+        if self._tail_ready:
+            return current.step / current.epoch
         finished = current.epoch - self._epoch_open
         if finished > 0:
             return (current.epoch_start if self._epoch_open else current.step) / finished
@@ -330,6 +335,7 @@ class TrainLoop(Supervisor):
                 began = clock()
                 self._waited += began - asked
                 self._open_step = step = current.step + 1
+                self._step_began = began
                 if self._synchronous:
                     self._announce(Moment.BEFORE_STEP)
                 yield step if slot is None else (step, batch)
@@ -337,7 +343,8 @@ class TrainLoop(Supervisor):
                     raise UsageError(
                         f"the step loop of step {step} went on after its epoch had ended; do not keep it"
                     )
-                durations.append(clock() - began)
+                if self._step_began is not None:
+                    durations.append(clock() - began)
                 self._complete_step()
             finished = True
         finally:
@@ -495,10 +502,13 @@ class TrainLoop(Supervisor):
         """
         if self.within_step:
             lines = self._step_lines
+            if self._step_began is not None:  # the step's time so far is its time, as in the seed
+                self._durations.append(self.clock() - self._step_began)
+                self._step_began = None
         else:
             self._enter_outside("print_logs")
             lines = self._epoch_lines
-            self._collector.note_time("epoch_time", [self.clock() - self._epoch_began])
+            lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began, 1.0)
         self._note_durations()
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
         lines.clear()
@@ -516,11 +526,12 @@ class TrainLoop(Supervisor):
     def print_training_summary(self) -> None:
         """Print the environment and the table of the state's parameters, by groups."""
         self._require_open("print_training_summary")
-        facts = {f"{b.name} {k}": v for b in backends.active() for k, v in b.describe().items()}
-        self.println(environment_table({"run": str(self.run_dir), "seed": str(self.seed), **facts}))
+        facts = {"run": str(self.run_dir), "seed": str(self.seed), "python": platform.python_version()}
         for backend in backends.active():
-            if parameters := backend.parameters(self._user.objects):
-                self.println(parameter_table("Trainable Parameters", parameters, self._groups))
+            facts |= backend.describe()
+        self.println(environment_table(facts))
+        if parameters := [p for b in backends.active() for p in b.parameters(self._user.objects)]:
+            self.println(parameter_table("Trainable Parameters", parameters, self._groups))
 
     # -------------------------------------------------------------------------- what it overrides
 
@@ -552,7 +563,7 @@ class TrainLoop(Supervisor):
         super()._boundary(moment, can_save=can_save)
 
     def _note_durations(self) -> None:
-        self._collector.note_time("step_time", self._durations)
+        self._collector.note_step_times(self._durations)
         self._durations.clear()
 
     def _finish(self) -> None:

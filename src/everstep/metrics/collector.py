@@ -190,11 +190,16 @@ class Collector:
             seen(number)
         return number
 
-    def note_time(self, name: str, seconds: Iterable[float]) -> None:
-        """Add durations to the windows without a row (steps' times are recorded per range)."""
+    def note_step_times(self, seconds: Iterable[float]) -> None:
+        """Add durations of steps to the windows, without rows (times are recorded per range of steps)."""
         values = list(seconds)
         for reader in self._readers.values():
-            reader.add_steps(name, [], values, True)
+            reader.add_steps("step_time", [], values, True)
+
+    def note_epoch_time(self, seconds: float) -> None:
+        """Add the duration of an epoch to the windows of those who look outside steps, without a row."""
+        for reader in self._readers.values():
+            reader.add_outside("epoch_time", 0, seconds, 1.0)
 
     def new_boundary(self) -> None:
         """A boundary has passed: ordinals outside steps start at 0 again."""

@@ -1,0 +1,1 @@
+"""Makes the helpers beside it (`tiny_runs`) importable from every folder of tests."""

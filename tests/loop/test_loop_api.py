@@ -1,0 +1,544 @@
+"""Every documented name of the seed's TrainLoop, as its users expect it to work."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep.errors import ConfigError, MetricError, UsageError
+from everstep.testing import ManualClock
+from tiny_runs import Tiny
+
+Make = Callable[..., everstep.TrainLoop]
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(tmp_path: Path, lines: list[str]) -> Make:
+    def made(**arguments: Any) -> everstep.TrainLoop:
+        services = [*arguments.pop("services", ()), everstep.Console(sink=lines.append)]
+        return everstep.TrainLoop(tmp_path / "run", services=services, **arguments)
+
+    return made
+
+
+def test_two_epochs_of_four_batches_are_steps_one_to_eight(make: Make) -> None:
+    seen = []
+    with make(max_epoch=2) as loop:
+        for epoch in loop.iter_epochs():
+            for step, batch in loop.iter_steps(list("abcd")):
+                seen.append((epoch, step, batch))
+    assert seen == [(1 + i // 4, 1 + i, "abcd"[i % 4]) for i in range(8)]
+    assert loop.ending.finished
+
+
+def test_the_log_lines_are_the_seeds(make: Make, lines: list[str]) -> None:
+    clock = ManualClock()
+    with make(max_epoch=2, clock=clock) as loop:
+        for epoch in loop.iter_epochs():
+            for step, batch in loop.iter_steps([1.0, 2.0, 3.0, 4.0]):
+                clock.advance(0.5)
+                loop.collect_metrics(loss=batch, train_acc=batch / 4)
+                if step % 2 == 0:
+                    loop.print_logs()
+            with loop.evaluation(), loop.timeit("valid_time"):
+                clock.advance(2)
+                loop.collect_metrics(valid_loss=0.5 * epoch)
+            loop.print_logs()
+            loop.println("that was an epoch", with_tag=True)
+            loop.println("plain")
+    assert lines == [
+        "best valid_loss: smaller is better (inferred from its name)",
+        "[Epoch 1/2, Step 2, ETA 3s] step time: 0.5s (±0s); loss: 1.5 (±0.5); train acc: 0.375 (±0.125)",
+        "[Epoch 1/2, Step 4, ETA 2s] step time: 0.5s (±0s); loss: 3.5 (±0.5); train acc: 0.875 (±0.125)",
+        "[Epoch 1/2, Step 4, ETA 4s] epoch time: 4s; step time: 0.5s (±0s); valid time: 2s; "
+        "loss: 2.5 (±1.11803); train acc: 0.625 (±0.279508); valid loss: 0.5 (*)",
+        "[Epoch 1/2, Step 4, ETA 4s] that was an epoch",
+        "plain",
+        "[Epoch 2/2, Step 6, ETA 3s] step time: 0.5s (±0s); loss: 1.5 (±0.5); train acc: 0.375 (±0.125)",
+        "[Epoch 2/2, Step 8, ETA 2s] step time: 0.5s (±0s); loss: 3.5 (±0.5); train acc: 0.875 (±0.125)",
+        "[Epoch 2/2, Step 8, ETA 0s] epoch time: 4s; step time: 0.5s (±0s); valid time: 2s; "
+        "loss: 2.5 (±1.11803); train acc: 0.625 (±0.279508); valid loss: 1",
+        "[Epoch 2/2, Step 8, ETA 0s] that was an epoch",
+        "plain",
+        "ended: max_epoch 2 is reached (step 8, finished)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "tag"),
+    [
+        ({"max_epoch": 1}, "[Step 1]"),
+        ({"max_epoch": 1, "max_step": 4}, "[Step 1/4]"),
+        ({"max_step": 4}, "[Epoch 1, Step 1/4]"),
+        ({"max_epoch": 3, "max_step": 4}, "[Epoch 1/3, Step 1/4]"),
+    ],
+)
+def test_tags(make: Make, lines: list[str], limits: dict[str, int], tag: str) -> None:
+    with make(**limits, show_eta=False) as loop:
+        for _ in loop.iter_epochs():
+            for step, _ in loop.iter_steps([1, 2]):
+                if step == 1:
+                    loop.println("x", with_tag=True)
+                    loop.collect_metrics(loss=2.0)
+                    loop.print_logs()
+            break
+    assert f"{tag} x" in lines
+    assert any(line.startswith(f"{tag} step time") and line.endswith("loss: 2") for line in lines)
+
+
+def test_a_formatter_of_ones_own(make: Make, lines: list[str]) -> None:
+    class Short(everstep.MetricFormatter):
+        def format(self, name: str, stats: Any, is_best: bool) -> str:
+            return f"{name}={stats.mean:.1f}"
+
+        def sort(self, names: Any) -> list[str]:
+            return [name for name in names if not name.endswith("time")]
+
+    with make(max_epoch=1, formatter=Short(), show_eta=False) as loop:
+        for _ in loop.iter_epochs():
+            for _, batch in loop.iter_steps([1.0, 2.0]):
+                loop.collect_metrics({"b": batch}, a=batch)
+            loop.print_logs()
+    assert "[Step 2] b=1.5; a=1.5" in lines or "[Step 2] a=1.5; b=1.5" in lines
+
+
+def test_flags_inside_and_outside(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        states = [(loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step)]
+        for _ in loop.iter_epochs():
+            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+            for _ in loop.iter_steps(["x", "y"]):
+                states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+        states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+    assert states == [
+        (False, False, None, 0, 0),
+        (True, False, None, 1, 0),
+        (True, True, "x", 1, 1),
+        (True, True, "y", 1, 2),
+        (True, False, None, 1, 2),
+        (False, False, None, 1, 2),
+    ]
+
+
+def test_counting_without_data(make: Make) -> None:
+    with make(max_step=3) as loop:
+        assert [[step for step in loop.iter_steps()] for _ in loop.iter_epochs()] == [[1, 2, 3]]
+
+
+def test_counting_without_data_in_epochs_of_fixed_size(make: Make) -> None:
+    with make(max_epoch=2, steps_per_epoch=2) as loop:
+        assert [[step for step in loop.iter_steps()] for _ in loop.iter_epochs()] == [[1, 2], [3, 4]]
+
+
+def test_limits_may_be_set_while_running(make: Make) -> None:
+    with make(max_epoch=9, max_step=99) as loop:
+        for epoch in loop.iter_epochs():
+            if epoch == 2:
+                loop.max_epoch = 3
+            for step, _ in loop.iter_steps([1, 2]):
+                if step == 3:
+                    loop.max_step = 5
+    assert (loop.step, loop.epoch) == (5, 3)
+    assert (loop.max_step, loop.max_epoch) == (5, 3)
+
+
+def test_raising_a_limit_in_the_last_epoch_goes_on(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for epoch in loop.iter_epochs():
+            list(loop.iter_steps([1, 2]))
+            if epoch == 1:
+                loop.max_epoch = 2
+    assert (loop.step, loop.epoch) == (4, 2)
+
+
+def test_raising_max_step_after_it_was_reached_opens_another_epoch(make: Make) -> None:
+    with make(max_step=2) as loop:
+        for epoch in loop.iter_epochs():
+            list(loop.iter_steps([1, 2, 3]))
+            if epoch == 1:
+                loop.max_step = 5
+    assert (loop.step, loop.epoch) == (5, 2)
+
+
+def test_metric_collector_collects_the_weighted_mean(make: Make, lines: list[str]) -> None:
+    with make(max_epoch=1, show_eta=False) as loop:
+        for _ in loop.iter_epochs():
+            list(loop.iter_steps([1]))
+            with loop.metric_collector("valid_acc") as acc:
+                acc.collect(1.0, weight=3)
+                acc.collect(np.float32(0.0))
+                assert acc.mean == 0.75
+            with loop.metric_collector("nothing"):
+                pass
+            loop.print_logs()
+    assert any(line.endswith("valid acc: 0.75") for line in lines)
+
+
+def test_timeit_records_nothing_if_the_block_raises(make: Make, lines: list[str]) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                with loop.timeit("load_timer"):
+                    pass
+                with pytest.raises(ZeroDivisionError), loop.timeit("bad_time"):
+                    raise ZeroDivisionError
+            loop.print_logs()
+    assert any("load timer" in line for line in lines)
+    assert not any("bad time" in line for line in lines)
+
+
+def test_timeit_wants_a_name_that_says_time(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(ConfigError, match="'eval_time'"), loop.timeit("eval"):
+                pass
+
+
+def test_summaries_reach_who_asked_for_them(make: Make) -> None:
+    seen: list[tuple[int, Any]] = []
+    with make(max_epoch=1) as loop:
+        loop.on("SUMMARY_ADDED", lambda b: seen.append((b.step, b.payload)))
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                loop.add_summary("in a step")
+            loop.add_summary({"an": "image"})
+    assert [payload for _, payload in seen] == ["in a step", {"an": "image"}]
+
+
+def test_checkpoints_asked_for_inside_a_step_and_in_the_tail(make: Make, tmp_path: Path) -> None:
+    with make(max_epoch=2, services=[everstep.Checkpoints(everstep.Never(), keep_last=None)]) as loop:
+        for epoch in loop.iter_epochs():
+            for step, _ in loop.iter_steps([1, 2, 3]):
+                if step == 2:
+                    loop.make_checkpoint()
+            if epoch == 1:
+                loop.make_checkpoint()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert [name for name in names if "step-00000002" in name] == ["step-00000002"]
+    assert "epoch-0001-step-00000003" in names
+    assert "step-00000003" not in names
+
+
+def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
+    seen = []
+    with make(max_epoch=4, default_services=False) as loop:
+        for epoch in loop.iter_epochs():
+            list(loop.iter_steps([1]))
+            loop.collect_metrics(valid_loss=[float("nan"), 0.5, 0.7, float("-inf")][epoch - 1])
+            seen.append(loop.best_valid_metric)
+    assert seen == [None, 0.5, 0.5, 0.5]
+    assert loop.best is not None and (loop.best.step, loop.best.epoch) == (2, 2)
+    assert loop.ending.best == loop.best
+
+
+@pytest.mark.parametrize(
+    ("watch", "said"),
+    [
+        ("valid_acc", "best valid_acc: larger is better (inferred from its name)"),
+        ("valid/accuracy", "best valid/accuracy: larger is better (inferred from its name)"),
+        ("loss", "best loss: smaller is better (inferred from its name)"),
+    ],
+)
+def test_the_inferred_direction_is_printed(make: Make, lines: list[str], watch: str, said: str) -> None:
+    with make(watch=watch, max_epoch=1):
+        pass
+    assert said in lines
+
+
+def test_a_given_direction_is_not_printed(make: Make, lines: list[str]) -> None:
+    with make(watch=("auc", "max"), max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for value in (0.5, 0.7, 0.6):
+                loop.collect_metrics(auc=value)
+    assert loop.best_valid_metric == 0.7
+    assert not any("is better" in line for line in lines)
+
+
+@pytest.mark.parametrize("watch", ["auc", "f1", ("auc", "up")])
+def test_a_direction_that_cannot_be_inferred_is_an_error(make: Make, watch: Any) -> None:
+    with pytest.raises(ConfigError, match='"min"'):
+        make(watch=watch)
+
+
+def test_a_new_best_is_marked_once(make: Make, lines: list[str]) -> None:
+    with make(max_epoch=3, show_eta=False) as loop:
+        for epoch in loop.iter_epochs():
+            list(loop.iter_steps([1]))
+            loop.collect_metrics(valid_loss=[1.0, 2.0, 0.5][epoch - 1])
+            loop.print_logs()
+            loop.print_logs()
+    marks = [line.partition("valid loss: ")[2] for line in lines if "valid loss: " in line]
+    assert marks == ["1 (*)", "2", "0.5 (*)"]
+
+
+def test_metrics_of_an_epoch_without_print_logs_do_not_leak_into_the_next(
+    make: Make, lines: list[str]
+) -> None:
+    with make(max_epoch=2, show_eta=False) as loop:
+        for epoch in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                loop.collect_metrics(loss=float(epoch))
+            if epoch == 2:
+                loop.print_logs()
+    assert any(line.endswith("loss: 2") for line in lines)
+
+
+def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 1)})
+    model["head"].bias.requires_grad_(False)
+    scale = np.zeros((2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer, "scale": scale}
+    with make(state=state, seed=5, groups=["model/encoder"], max_epoch=1) as loop:
+        loop.print_training_summary()
+    environment, table = (line for line in lines if "\n" in line)
+    facts = dict(line.split(maxsplit=1) for line in environment.splitlines()[2:])
+    assert environment.startswith("Execution Environment\n---------------------\n")
+    assert facts.pop("torch_threads").isdigit()
+    assert facts == {
+        "run": str(tmp_path / "run"),
+        "seed": "5",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": str(torch.__version__),
+    }
+    assert table == (
+        "Trainable Parameters (25 in total)\n"
+        "==================================\n"
+        "\n"
+        "model/encoder (16 in total)\n"
+        "---------------------------\n"
+        "model/encoder.weight  (4, 3)  12\n"
+        "model/encoder.bias    (4,)     4\n"
+        "\n"
+        "Other Parameters (9 in total)\n"
+        "-----------------------------\n"
+        "scale                 (2, 2)   4\n"
+        "model/head.weight     (1, 4)   4\n"
+        "model/head.bias       (1,)     1  frozen\n"
+        "\n"
+        "trainable: 24; frozen: 1"
+    )
+
+
+def test_progress_is_none_without_a_limit(make: Make) -> None:
+    with make() as loop:
+        for _ in loop.iter_epochs():
+            for step, _ in loop.iter_steps([1, 2, 3]):
+                assert loop.get_progress() is None and loop.get_eta() is None
+                if step == 3:
+                    loop.request_stop("enough")
+
+
+def test_progress_of_each_kind_of_limit(make: Make) -> None:
+    progress = []
+    with make(max_epoch=2) as loop:
+        for _ in loop.iter_epochs():
+            progress.append(loop.get_progress())
+            for _ in loop.iter_steps([1, 2]):
+                progress.append(loop.get_progress())
+            progress.append(loop.get_progress())
+        progress.append(loop.get_progress())
+    assert progress == [0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_eta_is_within_five_percent_after_ten(make: Make) -> None:
+    clock = ManualClock()
+    steps, step_seconds, evaluation = 20, 1.5, 6.0
+    total = 10 * (steps * step_seconds + evaluation)
+    wrong = []
+    with make(max_epoch=10, clock=clock) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps(list(range(steps))):
+                clock.advance(step_seconds)
+            with loop.evaluation():
+                clock.advance(evaluation)
+            left = total - clock.now
+            eta = loop.get_eta()
+            assert eta is not None
+            wrong.append(abs(eta - left))
+    assert max(wrong) <= 0.05 * total
+
+
+# ------------------------------------------------------------------------- wrong values, wrong order
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("0.5", "str"),
+        (None, "NoneType"),
+        (1j, "complex"),
+        (np.complex64(1), "complex"),
+        (np.zeros(3), r"\(3,\)"),
+        (torch.zeros(2, 2), r"\(2, 2\)"),
+        ([1.0], "list"),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_metric_values_that_are_no_real_number(make: Make, value: Any, word: str, inside: bool) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                if inside:
+                    with pytest.raises(MetricError, match=rf"'loss'.*{word}"):
+                        loop.collect_metrics(good=1.0, loss=value)
+            if not inside:
+                with pytest.raises(MetricError, match=rf"'loss'.*{word}"):
+                    loop.collect_metrics(good=1.0, loss=value)
+
+
+def test_metric_values_that_are_welcome(make: Make, lines: list[str]) -> None:
+    graph = (torch.ones(1, requires_grad=True) * 3).sum()
+    with make(max_epoch=1, show_eta=False) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                loop.collect_metrics(
+                    a=True, b=2, c=graph, d=np.float16(4), e=np.array([[5]]), f=torch.tensor([6])
+                )
+            loop.print_logs()
+    assert any(line.endswith("a: 1; b: 2; c: 3; d: 4; e: 5; f: 6") for line in lines)
+
+
+def test_a_value_is_a_copy(make: Make, lines: list[str]) -> None:
+    total = torch.zeros(())
+    with make(max_epoch=1, show_eta=False) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1, 2]):
+                total += 1
+                loop.collect_metrics(total=total)
+            loop.print_logs()
+    assert any(line.endswith("total: 1.5 (±0.5)") for line in lines)
+
+
+def test_a_name_given_twice(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(MetricError, match="'loss' is given twice"):
+                loop.collect_metrics({"loss": 1.0}, loss=2.0)
+
+
+@pytest.mark.parametrize("name", ["max_step", "max_epoch", "steps_per_epoch"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_limits_must_be_positive_whole_numbers(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}={value!r}: give a whole number"):
+        everstep.TrainLoop(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5])
+def test_limits_set_while_running_are_checked(make: Make, value: Any) -> None:
+    with make(max_epoch=1, max_step=5) as loop:
+        with pytest.raises(ConfigError, match="max_step"):
+            loop.max_step = value
+        with pytest.raises(ConfigError, match="max_epoch"):
+            loop.max_epoch = value
+    assert (loop.max_epoch, loop.max_step) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("max_epochs", "max_epoch"), ("watched", "watch"), ("servics", "services")]
+)
+def test_unknown_keywords_name_the_nearest(tmp_path: Path, wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{wrong}'; did you mean '{right}'"):
+        everstep.TrainLoop(tmp_path, **{wrong: 1})
+    with pytest.raises(ConfigError, match="'patiense'; did you mean 'patience'"):
+        everstep.EarlyStop("loss", patiense=3)
+
+
+OUTSIDE = {
+    "iter_steps": lambda loop: loop.iter_steps([1]),
+    "collect_metrics": lambda loop: loop.collect_metrics(loss=1.0),
+    "print_logs": lambda loop: loop.print_logs(),
+    "make_checkpoint": lambda loop: loop.make_checkpoint(),
+    "timeit": lambda loop: loop.timeit("a_time").__enter__(),
+    "evaluation": lambda loop: loop.evaluation().__enter__(),
+    "add_summary": lambda loop: loop.add_summary("x"),
+}
+ANYWHERE = {
+    "iter_epochs": lambda loop: next(loop.iter_epochs()),
+    "request_stop": lambda loop: loop.request_stop(),
+    "print_training_summary": lambda loop: loop.print_training_summary(),
+    "should_stop": lambda loop: loop.should_stop(),
+    "loop": lambda loop: loop.loop(1, print),
+    "stream": lambda loop: loop.stream([1]),
+}
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, *ANYWHERE])
+def test_use_before_and_after_the_with_block(make: Make, name: str) -> None:
+    call = (OUTSIDE | ANYWHERE)[name]
+    loop = make(max_epoch=1)
+    with pytest.raises(UsageError, match=rf"{name}\(\) before the with block"):
+        call(loop)
+    with loop:
+        pass
+    with pytest.raises(UsageError, match=rf"{name}\(\) after the with block"):
+        call(loop)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_use_outside_an_epoch(make: Make, name: str) -> None:
+    with make(max_epoch=1) as loop:
+        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
+            OUTSIDE[name](loop)
+        for _ in loop.iter_epochs():
+            list(loop.iter_steps([1]))
+        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
+            OUTSIDE[name](loop)
+
+
+def test_nested_loops(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(UsageError, match="one epoch loop at a time"):
+                next(loop.iter_epochs())
+            for _ in loop.iter_steps([1]):
+                with pytest.raises(UsageError, match="one step loop at a time"):
+                    loop.iter_steps([2])
+
+
+def test_an_endless_step_loop_is_refused(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(UsageError, match="never ends; give it data, or set max_step"):
+                loop.iter_steps()
+
+
+def test_advance_belongs_to_the_supervisor(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        with pytest.raises(UsageError, match="iter_steps"):
+            loop.advance()
+
+
+def test_entering_twice(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        with pytest.raises(UsageError, match="entered before"):
+            loop.__enter__()
+    with pytest.raises(UsageError, match="entered before; make a new one"):
+        loop.__enter__()
+
+
+def test_the_ending_is_not_there_before_the_end(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        with pytest.raises(UsageError, match="after the with block"):
+            _ = loop.ending
+
+
+def test_where_everything_lies(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=1).train()
+    where = tiny.loop.ending.where
+    assert {"run", "checkpoints", "journal", "log"} <= where.keys()
+    assert all(Path(path).exists() for path in where.values())

@@ -1,0 +1,86 @@
+"""A tiny training program on NumPy, whose every bit depends on samples, order, noise and momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import everstep
+from everstep.record import RunJournal
+
+LoopHook = Callable[[Any, int], object]
+
+
+class Tiny:
+    """One start of the program; call `train` once.
+
+    Attributes:
+        seen: (epoch, step, sample numbers) of every step whose body ran to its end.
+        lines: what was printed.
+        loop: the TrainLoop.
+    """
+
+    def __init__(self, run_dir: Path, *, samples: int = 8, batch: int = 2, **arguments: Any) -> None:
+        self.run_dir = run_dir
+        self.w, self.momentum = np.zeros(3), np.zeros(3)
+        self.data = everstep.data.arrays(np.arange(samples), batch_size=batch, shuffle=True)
+        self.seen: list[tuple[int, int, tuple[int, ...]]] = []
+        self.lines: list[str] = []
+        arguments = {"seed": 7, "state": {"w": self.w, "momentum": self.momentum}, **arguments}
+        services = [*arguments.pop("services", ()), everstep.Console(sink=self.lines.append)]
+        self.loop = everstep.TrainLoop(run_dir, services=services, **arguments)
+
+    def train(
+        self, inside: LoopHook = lambda loop, step: None, tail: LoopHook = lambda loop, epoch: None
+    ) -> Tiny:
+        """Run to the end; `inside` is called at the end of each step's body, `tail` after the steps."""
+        with self.loop as loop:
+            for epoch in loop.iter_epochs():
+                for step, (ids,) in loop.iter_steps(self.data):
+                    self.update(ids)
+                    inside(loop, step)
+                    self.seen.append((epoch, step, tuple(int(i) for i in ids)))
+                tail(loop, epoch)
+        return self
+
+    def update(self, ids: Any) -> None:
+        """One optimizer step by hand."""
+        gradient = self.w - ids.mean() + np.random.standard_normal(3)
+        self.momentum[:] = 0.9 * self.momentum + gradient
+        self.w -= 0.1 * self.momentum
+        self.loop.collect_metrics(loss=float(gradient @ gradient))
+
+    def result(self) -> tuple[bytes, str | None, list[tuple[Any, ...]]]:
+        """What equal runs have in common: weights, digest of the last state, every row."""
+        return self.w.tobytes(), self.loop.ending.digest, rows(self.run_dir)
+
+
+def rows(run_dir: Path, phase: str | None = None) -> list[tuple[Any, ...]]:
+    """The valid rows that do not depend on the clock: (epoch, step, phase, name, seq, bits, count)."""
+    return sorted(
+        (r.epoch, r.step, r.phase, r.name, r.seq, r.value.hex(), r.count)
+        for r in RunJournal(run_dir).rows()
+        if not r.wall and phase in (None, r.phase)
+    )
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The data of the run's valid events of one kind."""
+    return [event.data for event in RunJournal(run_dir).events(kind)]
+
+
+class Boom(Exception):
+    """What the tests raise."""
+
+
+def boom_at(at: int, error: type[BaseException] = Boom) -> LoopHook:
+    """Raise when the count is reached."""
+
+    def hook(loop: Any, count: int) -> None:
+        if count == at:
+            raise error(f"at {at}")
+
+    return hook
