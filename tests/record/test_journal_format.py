@@ -2,13 +2,14 @@
 
 import math
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import JournalError
-from everstep.record import Block, Journal, Position, read_segment
+from everstep.record import Block, Journal, Position, RunJournal, read_segment
 from everstep.record.frames import (
     HEADER_SIZE,
     METRICS,
@@ -148,3 +149,20 @@ def test_a_stored_block_knows_its_place_and_time(tmp_path):
     assert [stored.offset for stored in read.blocks] == [positions[0].offset, positions[1].offset]
     assert read.events[0].time <= read.blocks[0].time <= read.blocks[1].time
     assert read.events[0].data == {"parent": None, "facts": {"seed": 1}}
+
+
+def test_a_journal_of_version_1_is_read_for_ever():
+    """Written by the first everstep and committed: never write this fixture again."""
+    run = RunJournal(Path(__file__).parent / "fixtures" / "journal-version-1")
+    rows = [(row.segment, row.epoch, row.step, row.phase, row.name, row.seq, row.count) for row in run.rows()]
+    assert rows == [
+        (1, 1, 1, "step", "loss", 0, 1),
+        (1, 1, 2, "step", "loss", 0, 1),
+        (1, 1, 3, "step", "loss", 0, 1),
+        (1, 1, 3, "tail", "valid_loss", 0, 5),
+        (1, 1, 3, "tail", "valid_loss", 1, 7),
+        (2, 2, 4, "step", "loss", 0, 64),
+    ]
+    assert [repr(row.value) for row in run.rows()] == ["0.5", "0.25", "nan", "2.0", "1.0", "0.125"]
+    assert run.status() == (2, 2, 4, 6, 2, {"reason": "max_step"})
+    assert run.problems == []

@@ -124,6 +124,30 @@ def test_a_decision_that_is_not_durable_raises(journal):
         journal.decide({"skip": 3})
 
 
+def test_a_decision_that_was_not_durable_is_withdrawn(journal, tmp_path):
+    for point in ("write", "fsync"):
+        hazard.arm(f"EIO:journal.{point}:1")
+        with pytest.raises(OSError, match=r"Input/output|waits to be"):
+            journal.decide({"skip": 3})
+    journal.decide({"skip": 4})
+    journal.append(block(1))
+    journal.close()
+    assert [event.data for event in RunJournal(tmp_path).events("decision")] == [{"skip": 4}]
+    assert RunJournal(tmp_path).problems == []
+
+
+def test_an_fsync_that_keeps_failing_is_told_once(journal, tmp_path, told):
+    hazard.arm("EIO:journal.fsync:1-3")
+    for step in range(3):
+        journal.append(block(step))
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.sync()
+    assert len(told) == 1
+    journal.sync()
+    assert len(told) == 2
+    assert steps_of(tmp_path) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
 def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error):
     journal.append(block(1))
@@ -147,7 +171,7 @@ def test_a_position_behind_unwritten_rows_cannot_be_made_durable_until_they_are(
     hazard.arm("ENOSPC:journal.write:1")
     journal.append(block(1))
     position = journal.flush()
-    with pytest.raises(OSError, match="waits for space"):
+    with pytest.raises(OSError, match="waits to be written"):
         journal.fsync_only(position)
     assert journal.flush() == position
     journal.fsync_only(position)
@@ -204,6 +228,24 @@ def test_rows_beyond_the_limit_are_dropped_oldest_first_and_declared(tmp_path, t
     assert len(told) == 2
 
 
+def test_each_lost_row_is_declared_once_when_a_gap_is_written_and_more_is_lost(tmp_path, told, monkeypatch):
+    monkeypatch.setattr("everstep.record.journal._CHUNK", 300)
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=1000)
+    journal.flush()
+    step = 0
+    for refused in ("1-30", "2-30", "3-30"):  # nothing is written, then one chunk, then two
+        hazard.arm(f"ENOSPC:journal.write:{refused}")
+        for _ in range(20):
+            journal.append(block(step))
+            journal.flush()
+            step += 1
+    hazard.arm(None)
+    journal.close()
+    lost = [event.data["rows"] for event in RunJournal(tmp_path).events("gap")]
+    assert len(lost) > 1
+    assert len(steps_of(tmp_path)) + sum(lost) == step
+
+
 def test_a_position_stays_true_when_rows_before_it_are_dropped(tmp_path, told):
     journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=1000)
     hazard.arm("ENOSPC:journal.write:1-1000")
@@ -212,7 +254,7 @@ def test_a_position_stays_true_when_rows_before_it_are_dropped(tmp_path, told):
         journal.append(block(step))
         positions[step] = journal.flush()
     hazard.arm(None)
-    with pytest.raises(OSError, match="waits for space"):
+    with pytest.raises(OSError, match="waits to be written"):
         journal.fsync_only(positions[0])
     journal.append(block(40))
     journal.sync()
@@ -240,7 +282,7 @@ def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, to
     with pytest.raises(OSError, match="Input/output error"):
         journal.fsync_only(position)
     assert journal.path.stat().st_size == durable
-    with pytest.raises(OSError, match="waits for space"):
+    with pytest.raises(OSError, match="waits to be written"):
         journal.fsync_only(position)
     journal.append(block(3))
     assert points(tmp_path, journal.sync) == ["journal.write", "journal.fsync"]

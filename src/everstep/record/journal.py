@@ -88,7 +88,7 @@ class Journal:
         self._size = 0  # bytes in the file
         self._durable = 0  # bytes in the file that are durable
         self._named = False  # whether the file's name is durable
-        self._down = False
+        self._down = ""  # what the disk refuses: "write" or "fsync"; over when that succeeds again
         self._messages: deque[str] = deque()
         self._lost: _Lost | None = None
         self._gap: _Frame | None = None  # the event for _lost, in _queue
@@ -153,10 +153,17 @@ class Journal:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
 
         Raises:
-            OSError: it could not be made durable, so it must not be applied.
+            OSError: it could not be made durable, so it must not be applied; it is withdrawn.
         """
-        self.event("decision", data)
-        self.sync()
+        frame = self._add(EVENT, pack_event("decision", data, False, time.time()))
+        try:
+            self.sync()
+        except OSError:
+            with self._lock:
+                if frame in self._queue:
+                    self._queue.remove(frame)
+                    self._queued -= len(frame.data)
+            raise
 
     def flush(self) -> Position:
         """Hand everything to the operating system; where the disk refuses, it waits in memory.
@@ -200,16 +207,18 @@ class Journal:
         with self._syncing, self._lock:
             descriptor, self._fd = self._fd, -1
             os.close(descriptor)
-            if rows := sum(frame.rows for frame in self._queue):
+            rows = sum(frame.rows for frame in self._queue) + (self._lost.rows if self._lost else 0)
+            if rows:
                 self._messages.append(f"{self.path}: {rows} rows are lost, the disk refused them to the end")
         self._tell()
 
-    def _add(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> None:
+    def _add(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> _Frame:
         with self._lock:
             if self._fd < 0:
                 raise UsageError(f"{self.path} is closed; record before Journal.close()")
-            data = pack_frame(kind, self._end, payload)
-            self._push(_Frame(data, self._end, rows, first, last))
+            frame = _Frame(pack_frame(kind, self._end, payload), self._end, rows, first, last)
+            self._push(frame)
+        return frame
 
     def _push(self, frame: _Frame) -> None:
         self._queue.append(frame)
@@ -223,12 +232,9 @@ class Journal:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            self._refused(error)
-            return
-        self._lost = self._gap = None
-        if self._down:
-            self._down = False
-            self._messages.append(f"{self.path}: the journal can be written again; what waited is written")
+            self._refused("write", error)
+        else:
+            self._accepted("write")
 
     def _write_chunk(self) -> None:
         """Write whole frames of about one chunk together: what fails is small, what succeeds stays."""
@@ -243,19 +249,28 @@ class Journal:
         while done < size:
             done += os.pwrite(self._fd, data[done:], self._size + done)
         for _ in range(frames):
-            self._unsynced.append(self._queue.popleft())
+            frame = self._queue.popleft()
+            self._unsynced.append(frame)
+            if frame is self._gap:
+                self._lost = self._gap = None
         self._size += size
         self._queued -= size
 
-    def _refused(self, error: OSError) -> None:
+    def _refused(self, what: str, error: OSError) -> None:
         if not self._down:
-            self._down = True
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training goes on and "
                 f"rows wait in memory, up to {self._limit >> 20} MiB. Free space and they are written"
             )
+        if self._down != "fsync":
+            self._down = what
         if self._queued > self._limit:
             self._shed()
+
+    def _accepted(self, what: str) -> None:
+        if self._down == what:
+            self._down = ""
+            self._messages.append(f"{self.path}: the journal can be written again; what waited is written")
 
     def _shed(self) -> None:
         """Drop the oldest rows down to 7/8 of the limit, with one gap event in their place."""
@@ -286,7 +301,9 @@ class Journal:
                 if self._fd < 0:
                     raise UsageError(f"{self.path} is closed; sync before Journal.close()")
                 if self._queue and self._queue[0].offset < needed:
-                    raise OSError(errno.ENOSPC, "the journal waits for space; free some", str(self.path))
+                    raise OSError(
+                        errno.ENOSPC, "the journal waits to be written; free some space", str(self.path)
+                    )
                 if self._named and not (self._unsynced and self._unsynced[0].offset < needed):
                     return
                 size = self._size
@@ -305,6 +322,8 @@ class Journal:
                 self._named = True
                 while self._durable < size:
                     self._durable += len(self._unsynced.popleft().data)
+                self._accepted("fsync")
+            self._tell()
 
     def _rewind(self, error: OSError) -> None:
         """After a failed fsync nobody knows what the disk has: all that was not durable waits again."""
@@ -314,7 +333,7 @@ class Journal:
         self._size = self._durable
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._size)
-        self._refused(error)
+        self._refused("fsync", error)
 
     def _tell(self) -> None:
         """Speak while no lock is held: `warn` may use this journal, and may raise."""

@@ -176,7 +176,7 @@ def _create(folder: Path, seed: int | None) -> dict[str, Any]:
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
     facts = {
         "id": f"{name}-{secrets.token_hex(3)}",
-        "created": time.time(),
+        "created": round(time.time(), 3),
         "seed": secrets.randbits(31) if seed is None else seed,
         "seed_given": seed is not None,
         "versions": {"run": VERSION, "journal": frames.VERSION},
