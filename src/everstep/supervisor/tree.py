@@ -53,7 +53,7 @@ class UserState:
     @property
     def watches_optimizers(self) -> bool:
         """Whether the state has an optimizer, so that steps without an update can be noticed."""
-        return bool(self._watches)
+        return any(watch.optimizers for watch in self._watches.values())
 
     def strangers(self) -> list[str]:
         """Optimizers that stepped this state's arrays and are not part of it."""

@@ -132,7 +132,8 @@ class TorchBackend:
         dtype = getattr(torch, tree, None)
         if not isinstance(dtype, torch.dtype):
             raise StateError(
-                f"the saved state names the dtype {tree!r}, which torch {torch.__version__} lacks"
+                f"the saved state names the dtype {tree!r}, which torch {torch.__version__} lacks; "
+                "use the torch that wrote it"
             )
         return dtype
 

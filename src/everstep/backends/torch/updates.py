@@ -23,10 +23,11 @@ class TorchUpdateWatch:
     an attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient
     scaler skips an overflowed step on the device; such a step is counted.
 
-    Gradients need saving while they are still to be used.  They are taken as used up where the optimizer
-    has stepped and its parameters' gradients are the objects, unchanged, that it stepped with: no
-    backward pass came after, and whoever zeroes them before the next one loses nothing.  A program that
-    never zeroes its gradients is not seen through.
+    Gradients need saving while they are still to be used.  They are used up where the optimizer has
+    stepped and its parameters' gradients are the objects, unchanged, that it stepped with (no backward
+    pass came after), in a program that makes new ones for each update, as `zero_grad()` does.  Where the
+    same objects serve update after update (zeroed in place, or never), they are always saved; which of
+    the two a program does shows at its second update and is saved too.
 
     Attributes:
         updates: how many steps the state's optimizers have made.
@@ -74,17 +75,18 @@ class TorchUpdateWatch:
         return list(self._strangers)
 
     def gradients(self) -> Any:
-        """{entry: {parameter: gradient}} of those still to be used, None if there are none.
+        """What of the gradients is still to be used, and whether optimizers reuse theirs.
 
         A parameter is an index among its optimizer's, or its name in a model where no optimizer of the
-        state has it.
+        state has it.  None if there is nothing to tell.
         """
         tree: dict[str, Any] = {}
         used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
             if parameter.grad is not None and owner not in used_up:
                 tree.setdefault(owner, {})[key] = parameter.grad
-        return tree or None
+        reused = {owner: watched.reused for owner, watched in self._own.items()}
+        return {"grad": tree, "reused": reused} if tree or reused else None
 
     def load_gradients(self, tree: Any) -> None:
         """Give each parameter its saved gradient, or none.
@@ -92,12 +94,13 @@ class TorchUpdateWatch:
         Raises:
             RestoreError: gradients of parameters that are not there.
         """
-        saved = {(owner, key): grad for owner, grads in (tree or {}).items() for key, grad in grads.items()}
+        tree = tree or {"grad": {}, "reused": {}}
+        saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         for owner, key, parameter in self._parameters():
             grad = saved.pop((owner, key), None)
             parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
-        for watched in self._own.values():
-            watched.marks = []
+        for owner, watched in self._own.items():
+            watched.marks, watched.reused = [], tree["reused"].get(owner)
         if saved:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
@@ -133,9 +136,13 @@ class _Watched:
         self.optimizer = optimizer
         self.sentinels: list[Tensor] = []
         self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
+        self.reused: bool | None = None
+        """Whether the last two updates used the same gradient objects; None before the second."""
 
     def stepped(self) -> None:
         """Remember the sentinels' gradients: weakly, for an address alone may be used again."""
+        if self.marks and (last := self.marks[0]) is not None:
+            self.reused = last[0]() is self.sentinels[0].grad
         self.marks = [
             None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
             for parameter in self.sentinels
@@ -151,7 +158,9 @@ class _Watched:
         return bool(having)
 
     def used_up(self) -> bool:
-        """Whether nothing has touched the gradients since the last step."""
+        """Whether nothing has touched the gradients since the last step, and the next has its own."""
+        if self.reused is not False:
+            return False
         for parameter, mark in zip(self.sentinels, self.marks, strict=False):
             grad = parameter.grad
             if mark is None:

@@ -109,18 +109,19 @@ class WorkerBatches:
 
     def __next__(self) -> Any:
         if self.died:
-            raise self._death()
+            raise self.death()
         self.fetching = threading.current_thread() is threading.main_thread()
         try:
             return next(self._batches)
-        except StopIteration:
+        except (StopIteration, DataError):  # a DataError: the signal handler's, or the user's own
             raise
         except Exception as error:
+            self.fetching = False
             if isinstance(error, OSError | EOFError):  # its files close before it counts as dead
                 for worker in self.workers:
                     worker.join(0.1)
             if self.dead():
-                raise self._death() from error
+                raise self.death() from error
             raise
         finally:
             self.fetching = False
@@ -131,7 +132,8 @@ class WorkerBatches:
             return []
         return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
 
-    def _death(self) -> DataError:
+    def death(self) -> DataError:
+        """The error that says which workers died, and how."""
         how = ", ".join(f"pid {worker.pid} {_ending(worker.exitcode)}" for worker in self.dead())
         return DataError(
             f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
@@ -189,8 +191,8 @@ class _Watch:
         struck = [batches for batches in self._open if batches.dead()]
         for batches in struck:
             batches.died = True
-        if any(batches.fetching for batches in struck):
-            raise error or RuntimeError("a loader worker died")
+            if batches.fetching:
+                raise batches.death() from error
         if error is not None and not struck:
             raise error  # a worker of a loader that is not ours
 
