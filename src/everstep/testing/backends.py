@@ -1,0 +1,332 @@
+"""`check_backend`: does a framework's backend keep its contract?  For anyone who writes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from everstep import backends
+from everstep.contracts import Backend, Entry, HostArray, Mismatch
+from everstep.errors import MetricError
+from everstep.state import Encoded, decode, digest, encode, isolated
+
+_NUMPY_READS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64", "C64"}
+_ROUNDS = 3
+
+State = Mapping[str, Any]
+
+
+def check_backend(
+    backend: Backend,
+    *,
+    arrays: Sequence[Any],
+    draw: Callable[[], Any],
+    make: Callable[[], State],
+    update: Callable[[State], object],
+    accumulate: Callable[[State], object] | None = None,
+) -> None:
+    """Check every member of `everstep.contracts.Backend`.
+
+    1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its
+       own; the host buffer is used again where it fits, and only there.
+    2. The global random state comes back, also through a checkpoint's encoding; a seed determines it.
+    3. A metric value is one real number, copied; anything else is a `MetricError`.
+    4. The framework's own objects have entries that restore them to the bit and refuse what does not
+       fit; a foreign object has none.
+    5. Updates are counted where they happen, until the watch is closed; open gradients come back.
+    6. Evaluation mode, the table of parameters and the description change nothing.
+
+    Args:
+        backend: the one to check; its framework is imported.
+        arrays: one array of each dtype and memory order that the framework has.
+        draw: random numbers from the framework's global state, as an array or a number.
+        make: the framework's own objects as a user passes them in `state=`, made as a new process
+            would make them; called many times.
+        update: one step of training them, an optimizer's step included where there are optimizers.
+        accumulate: computes gradients without a step; None where the framework keeps no gradients.
+
+    Raises:
+        AssertionError: says which rule is broken, and with what.
+    """
+    with isolated():
+        _check_facts(backend)
+        for array in arrays:
+            _check_round_trip(backend, array)
+        _check_reuse(backend, arrays)
+        _check_random_state(backend, draw)
+        _check_scalars(backend, {backend.to_host(array, None).dtype for array in arrays})
+        _check_entries(backend, make, update)
+        _check_watch(backend, make, update)
+        if accumulate is not None:
+            _check_gradients(backend, make, update, accumulate)
+        _check_evaluation_mode(backend, make(), update)
+
+
+def _check_facts(backend: Backend) -> None:
+    assert isinstance(backend.name, str) and backend.name, f"name {backend.name!r}: give a text"
+    types = backend.array_types
+    assert isinstance(types, tuple) and all(isinstance(t, type) for t in types), f"array_types {types!r}"
+    facts = backend.describe()
+    texts = all(isinstance(text, str) for pair in facts.items() for text in pair)
+    assert facts and texts, f"describe() gives {facts!r}: give texts by name"
+    assert backend.entry(object()) is None, "entry() takes an object that is not the framework's"
+    assert backend.pack(object()) is None, "pack() takes an object that is not the framework's"
+
+
+# ----------------------------------------------------------------------------------------- arrays
+
+
+def _check_round_trip(backend: Backend, array: Any) -> None:
+    what = f"{array.dtype} {tuple(array.shape)}"
+    assert issubclass(type(array), backend.array_types), f"{what}: {type(array)} is not among array_types"
+    host = backend.to_host(array, None)
+    data = host.data
+    plain = data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous and data.flags.writeable
+    assert plain, f"{what}: the host data must be uint8, 1-D, contiguous and writable"
+    assert host.backend == backend.name, f"{what}: the host array names the backend {host.backend!r}"
+    assert host.shape == tuple(array.shape), f"{what}: the host array has shape {host.shape}"
+    _require_values(array, host, what)
+    again = backend.from_host(host)
+    same = type(again) is type(array) and again.dtype == array.dtype and again.shape == array.shape
+    assert same, f"{what}: comes back as a {type(again).__name__} {again.dtype} {tuple(again.shape)}"
+    _require_host(backend.to_host(again, None), host, f"{what}: what comes back differs")
+    if host.dtype != "BOOL":
+        _check_all_bits(backend, host, what)
+    data[:] ^= 1
+    _require_host(backend.to_host(again, None), _flipped(host), f"{what}: shares memory with the host array")
+    data[:] ^= 1
+
+
+def _require_values(array: Any, host: HostArray, what: str) -> None:
+    """The host bytes are the array's elements in C order, read by somebody else."""
+    if host.dtype in _NUMPY_READS and "dtype" not in host.extra:
+        read = backends.get("numpy").from_host(dataclasses.replace(host, extra={}))
+        values = repr(array.tolist())
+        assert repr(read.tolist()) == values, f"{what}: the host bytes read {read.tolist()}, not {values}"
+
+
+def _check_all_bits(backend: Backend, host: HostArray, what: str) -> None:
+    """Whatever the elements are (negative zeros, payloads of NaNs), every bit of them travels."""
+    noise = np.random.default_rng(0).integers(0, 256, host.data.size, np.uint8)
+    top, size = np.zeros_like(host.data), max(host.data.size // max(math.prod(host.shape), 1), 1)
+    top[size - 1 :: size] = 0x80
+    for bits in (noise, top):
+        given = dataclasses.replace(host, data=bits)
+        _require_host(backend.to_host(backend.from_host(given), None), given, f"{what}: bits are lost")
+
+
+def _flipped(host: HostArray) -> HostArray:
+    return dataclasses.replace(host, data=host.data ^ np.uint8(1))
+
+
+def _require_host(got: HostArray, expected: HostArray, broken: str) -> None:
+    left, right = (
+        (h.dtype, h.shape, h.backend, sorted(h.extra.items()), h.data.tobytes()) for h in (got, expected)
+    )
+    assert left == right, f"{broken}: {left[:4]} {left[4][:16]!r} is not {right[:4]} {right[4][:16]!r}"
+
+
+def _check_reuse(backend: Backend, arrays: Sequence[Any]) -> None:
+    for array, other in product(arrays, arrays):
+        fresh, buffer = backend.to_host(array, None), backend.to_host(other, None)
+        memory, before = buffer.data, dataclasses.replace(buffer, data=buffer.data.copy())
+        copied = backend.to_host(array, buffer)
+        what = f"{array.dtype} {tuple(array.shape)} over {other.dtype} {tuple(other.shape)}"
+        _require_host(copied, fresh, f"{what}: copied into a kept buffer it differs")
+        if array is other:
+            assert copied.data is memory, f"{what}: the kept buffer fits and must be used again"
+        elif copied.data is not memory:
+            _require_host(buffer, before, f"{what}: a buffer that does not fit was written to")
+
+
+# ------------------------------------------------------------------------- random state, scalars
+
+
+def _check_random_state(backend: Backend, draw: Callable[[], Any]) -> None:
+    def drawn() -> str:
+        return digest(encode([draw() for _ in range(3)]))
+
+    backend.seed(2**40 + 1)
+    first, second = drawn(), drawn()
+    assert first != second, "draw() gives the same numbers twice; it must use the global random state"
+    backend.seed(2**40 + 1)
+    assert drawn() == first, "the same seed gives other numbers"
+    backend.seed(2**40 + 2)
+    assert drawn() != first, "another seed gives the same numbers"
+    saved = encode(backend.random_state())
+    expected = drawn()
+    drawn()
+    backend.set_random_state(decode(saved))
+    assert drawn() == expected, "set_random_state() does not bring back what random_state() returned"
+
+
+def _check_scalars(backend: Backend, dtypes: set[str]) -> None:
+    numpy_dtypes = {"F16": "f2", "F32": "f4", "F64": "f8", "I32": "i4", "I64": "i8", "U8": "u1"}
+    for dtype in dtypes & numpy_dtypes.keys():
+        for shape in ((), (1,), (1, 1)):
+            for value in (3.0, *([math.nan, -math.inf] if dtype[0] == "F" else [])):
+                array = _made(backend, dtype, shape, np.full(1, value, numpy_dtypes[dtype]))
+                kept = backend.scalar(array)
+                array += 1
+                (read,) = backend.read_scalars([kept])
+                assert type(read) is float, f"read_scalars() gives a {type(read).__name__}, not a float"
+                assert repr(read) == repr(value), f"a {dtype} {shape} metric of {value} is read as {read}"
+        refused = _made(backend, dtype, (2,), np.zeros(2, numpy_dtypes[dtype]))
+        _require_no_scalar(backend, refused, f"two {dtype} elements")
+    if "C64" in dtypes:
+        _require_no_scalar(backend, _made(backend, "C64", (), np.zeros(1, "c8")), "a complex number")
+    one = backend.scalar(_made(backend, "F32", (), np.full(1, 0.5, "f4")))
+    assert backend.read_scalars([1.0, one, 2.0, one]) == [1.0, 0.5, 2.0, 0.5], (
+        "read_scalars() mixes values up"
+    )
+    assert backend.read_scalars([]) == [], "read_scalars() of nothing must be nothing"
+
+
+def _made(backend: Backend, dtype: str, shape: tuple[int, ...], elements: Any) -> Any:
+    return backend.from_host(HostArray(dtype, shape, elements.view(np.uint8), backend.name))
+
+
+def _require_no_scalar(backend: Backend, array: Any, what: str) -> None:
+    try:
+        backend.scalar(array)
+    except MetricError:
+        return
+    raise AssertionError(f"{what}: scalar() must raise MetricError")
+
+
+# --------------------------------------------------------------------------- entries and updates
+
+
+def _check_entries(backend: Backend, make: Callable[[], State], update: Callable[[State], object]) -> None:
+    state = make()
+    fresh = _saved(backend, state)
+    update(state)
+    saved = _saved(backend, state)
+    assert digest(saved) != digest(fresh), "update() changed nothing that the entries save"
+    tree, restored = decode(saved), make()
+    for name, entry in _entries(backend, restored).items():
+        found = entry.check(tree[name])
+        assert found == Mismatch([], [], []), f"entry {name!r} does not fit what it saved itself: {found}"
+        entry.load(tree[name])
+        _require_refused(entry, name)
+    _require_state(_saved(backend, restored), saved, "what was restored is not what was saved")
+    for _ in range(_ROUNDS):
+        with isolated():
+            update(state)
+        update(restored)
+        _require_state(
+            _saved(backend, restored), _saved(backend, state), "what was restored goes another way"
+        )
+
+
+def _entries(backend: Backend, state: State) -> dict[str, Entry]:
+    found = {name: backend.entry(value) for name, value in state.items()}
+    lacking = [f"{name!r} (a {type(state[name]).__name__})" for name in state if found[name] is None]
+    assert not lacking, f"entry() gives None for {', '.join(lacking)}"
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+def _saved(backend: Backend, state: State) -> Encoded:
+    return encode({name: entry.save() for name, entry in _entries(backend, state).items()})
+
+
+def _require_refused(entry: Entry, name: str) -> None:
+    try:
+        if any(entry.check({"no such part": 0})):
+            return
+        entry.load({"no such part": 0})
+    except Exception:
+        return
+    raise AssertionError(f"entry {name!r} takes a state that is not its own")
+
+
+def _require_state(got: Encoded, expected: Encoded, broken: str) -> None:
+    assert digest(got) == digest(expected), broken
+
+
+def _check_watch(backend: Backend, make: Callable[[], State], update: Callable[[State], object]) -> None:
+    state = make()
+    watch = backend.watch_updates(state)
+    if watch is None:
+        return
+    try:
+        assert watch.updates == 0, f"a new watch has counted {watch.updates} updates"
+        counts = []
+        for _ in range(_ROUNDS):
+            update(state)
+            counts.append(watch.updates)
+        even = counts[0] > 0 and counts == [counts[0] * n for n in range(1, _ROUNDS + 1)]
+        assert even or not watch.optimizers, f"after 1, 2, 3 update() the watch has counted {counts}"
+        assert watch.strangers() == [], f"the state's own optimizers are strangers: {watch.strangers()}"
+        update(make())
+        assert watch.updates == counts[-1], "updates of another state are counted"
+    finally:
+        watch.close()
+    update(state)
+    assert watch.updates == counts[-1], "a closed watch still counts"
+
+
+def _check_gradients(
+    backend: Backend,
+    make: Callable[[], State],
+    update: Callable[[State], object],
+    accumulate: Callable[[State], object],
+) -> None:
+    for state, watch in _watched(backend, make()):
+        update(state)
+        accumulate(state)
+        saved = encode(watch.gradients())
+        assert saved.arrays, "after accumulate() gradients() is empty: an open window would be lost"
+        objects = _saved(backend, state)
+    for state, watch in _watched(backend, make()):
+        for name, entry in _entries(backend, state).items():
+            entry.load(decode(objects)[name])
+        watch.load_gradients(decode(saved))
+        _require_state(encode(watch.gradients()), saved, "load_gradients() does not bring back gradients()")
+        watch.load_gradients(None)
+        assert not encode(watch.gradients()).arrays, "load_gradients(None) must clear them"
+
+
+def _watched(backend: Backend, state: State) -> Iterator[tuple[State, Any]]:
+    watch = backend.watch_updates(state)
+    assert watch is not None, "watch_updates() gives None for a state that accumulates gradients"
+    try:
+        yield state, watch
+    finally:
+        watch.close()
+
+
+def _check_evaluation_mode(backend: Backend, state: State, update: Callable[[State], object]) -> None:
+    update(state)
+    names = [name for name, _, _ in backend.parameters(state)]
+    strange = [name for name in names if name.split("/", 1)[0] not in state]
+    assert not strange and len(set(names)) == len(names), f"parameters() names {strange or names}"
+    before = _saved(backend, state)
+    modes = _modes(state)
+    for fails in (False, True):
+        try:
+            with backend.evaluation_mode(state):
+                if fails:
+                    raise _Planted
+        except _Planted:
+            pass
+        assert _modes(state) == modes, "evaluation_mode() does not put every mode back"
+    _require_state(_saved(backend, state), before, "evaluation_mode() changes the state")
+
+
+class _Planted(Exception):
+    """Raised inside an evaluation."""
+
+
+def _modes(state: State) -> list[Any]:
+    """The `training` flags, where the framework has such."""
+    found = []
+    for value in state.values():
+        parts = value.modules() if callable(getattr(value, "modules", None)) else [value]
+        found += [getattr(part, "training", None) for part in parts]
+    return found
