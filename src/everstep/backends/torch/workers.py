@@ -191,6 +191,7 @@ class _Watch:
         struck = [batches for batches in self._open if batches.dead()]
         for batches in struck:
             batches.died = True
+        for batches in struck:
             if batches.fetching:
                 raise batches.death() from error
         if error is not None and not struck:
