@@ -50,7 +50,7 @@ def _parse(spec: str) -> Callable[[str], None]:
     first, _, last = span.partition("-")
     number = None if kind == "kill" else getattr(errno, kind, None)
     if not point or not first.isdigit() or (kind != "kill" and number is None):
-        raise ConfigError(f"hazard {spec!r} is not 'kill:POINT:N' or 'ERRNO:POINT:N' or 'trace:FILE'")
+        raise ConfigError(f"hazard {spec!r}: give 'kill:POINT:N' or 'ERRNO:POINT:N' or 'trace:FILE'")
     hits = range(int(first), int(last or first) + 1)
     count = 0
 

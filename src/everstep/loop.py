@@ -556,7 +556,9 @@ class TrainLoop(Supervisor):
         Raises:
             UsageError: always.
         """
-        raise UsageError("advance() is a Supervisor's; in a TrainLoop iter_steps() completes each step")
+        raise UsageError(
+            "advance() is a Supervisor's; leave it out: in a TrainLoop iter_steps() completes each step"
+        )
 
     def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
         self._note_durations()

@@ -68,7 +68,7 @@ class Console(Service):
     ) -> None:
         super().__init__(name, Every(seconds=1) if every is None else every)
         if not plain_seconds > 0:
-            raise ConfigError(f"plain_seconds={plain_seconds!r} is not a positive number of seconds")
+            raise ConfigError(f"plain_seconds={plain_seconds!r}: give a positive number of seconds")
         self._plain_seconds = plain_seconds
         self._sink = sink
         self._lock = threading.RLock()
