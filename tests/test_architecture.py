@@ -197,9 +197,9 @@ REMEDIED_ELSEWHERE = {"DamagedCheckpointError", "RestoreError", "Interrupted", "
 exit is no fault."""
 
 REMEDY = re.compile(
-    r"\b(as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|encode|enter|free|give|hold|"
-    r"initialise|install|known:|leave|loop with|lower|make|move|pass|put|raise|reduce|resume|return|run|save|"
-    r"set|start|submit|upgrade|use|nearest\(|one epoch loop|one step loop|is there after)",
+    r"\b(as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|encode|"
+    r"enter|free|give|hold|initialise|install|is there after|known:|leave|loop with|lower|make|move|nearest|"
+    r"one epoch loop|one step loop|pass|put|raise|reduce|resume|return|run|save|set|start|submit|upgrade|use)\b",
     re.IGNORECASE,
 )
 

@@ -504,5 +504,5 @@ def test_a_full_disk_is_said_once_and_the_log_comes_back(
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_plain_seconds_must_be_positive(seconds: float) -> None:
-    with pytest.raises(ConfigError, match=r"plain_seconds=.* is not a positive number"):
+    with pytest.raises(ConfigError, match=r"plain_seconds=.*: give a positive number"):
         Console(plain_seconds=seconds)
