@@ -312,8 +312,9 @@ class Boundary:
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
         final: True when the run is closing (the last boundary of all).
-        payload: of a data event, what was collected, added or printed; of AFTER_CHECKPOINT, the
-            checkpoint's name; else None.
+        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data); of a
+            data event, what was collected, added or printed; of AFTER_CHECKPOINT, the checkpoint's
+            name; of EXIT_LOOP, the `Ending`; else None.
     """
 
     moment: Moment

@@ -96,7 +96,6 @@ class TrainLoop(Supervisor):
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
         self._slot: StreamSlot | None = None
-        self._step_data: Any = None
         self._pass_unfinished = False
         self._tail_ready = False
 
@@ -295,7 +294,7 @@ class TrainLoop(Supervisor):
                 f"the checkpoint stands inside iter_steps() over stream {current.stream!r}, this one reads "
                 f"{reads!r}; run the program that made the checkpoint"
             )
-        self._slot = slot
+        self._slot, self._step_data = slot, None
         self._in_steps = True
         return self._steps(slot)
 
@@ -337,7 +336,7 @@ class TrainLoop(Supervisor):
                 self._open_step = step = current.step + 1
                 self._step_began = began
                 if self._synchronous:
-                    self._announce(Moment.BEFORE_STEP)
+                    self._announce(Moment.BEFORE_STEP, self._step_data)
                 yield step if slot is None else (step, batch)
                 if self._open_step != step:
                     raise UsageError(
@@ -485,6 +484,7 @@ class TrainLoop(Supervisor):
         with isolated(), self._user.evaluation_mode():
             yield
         self._estimator.exclude(self.clock() - began)
+        self._fire(Moment.AFTER_EVALUATION)
 
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
@@ -508,7 +508,7 @@ class TrainLoop(Supervisor):
         else:
             self._enter_outside("print_logs")
             lines = self._epoch_lines
-            lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began, 1.0)
+            lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began)
         self._note_durations()
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
         lines.clear()

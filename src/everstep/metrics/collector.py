@@ -86,9 +86,9 @@ class Reader:
             if not finite:
                 self._note(name, steps, values)
 
-    def add_outside(self, name: str, step: int, value: float, weight: float) -> None:
+    def add_outside(self, name: str, step: int, value: float) -> None:
         if self._outside:
-            self._window(name).add(value, weight)
+            self._window(name).add(value)
             self._values.setdefault(name, []).append(value)
             if not math.isfinite(value):
                 self._note(name, [step], [value])
@@ -173,22 +173,26 @@ class Collector:
         """The consumer is gone."""
         del self._readers[name]
 
-    def outside(self, phase: str, step: int, name: str, value: Any, weight: float = 1.0) -> float:
-        """Take a value collected outside steps: read at once, one row of its own; returns the float.
+    def outside(self, phase: str, step: int, name: str, value: Any, *, wall: bool = False) -> None:
+        """Take a value collected outside steps: read at once, one row of its own.
 
         Rows of one name are told apart by `seq`, its ordinal since the last boundary.
+
+        Args:
+            wall: it depends on the clock though its name does not say so: recorded, and kept out of
+                whatever is saved or decides.
         """
         self.read()
         number = value if type(value) is float else self._resolve([value])[0]
         for reader in self._readers.values():
-            reader.add_outside(name, step, number, weight)
+            if not (wall and reader.saved):
+                reader.add_outside(name, step, number)
         key = f"{phase}/{name}"
         seq = self._seqs.get(key, 0)
         self._seqs[key] = seq + 1
-        self.emit(Rows(phase, name, is_wall(name), [step], [number], [1], [seq]))
-        for seen in self._watchers.get(name, ()):
+        self.emit(Rows(phase, name, wall or is_wall(name), [step], [number], [1], [seq]))
+        for seen in () if wall else self._watchers.get(name, ()):
             seen(number)
-        return number
 
     def note_step_times(self, seconds: Iterable[float]) -> None:
         """Add durations of steps to the windows, without rows (times are recorded per range of steps)."""
@@ -199,7 +203,7 @@ class Collector:
     def note_epoch_time(self, seconds: float) -> None:
         """Add the duration of an epoch to the windows of those who look outside steps, without a row."""
         for reader in self._readers.values():
-            reader.add_outside("epoch_time", 0, seconds, 1.0)
+            reader.add_outside("epoch_time", 0, seconds)
 
     def new_boundary(self) -> None:
         """A boundary has passed: ordinals outside steps start at 0 again."""

@@ -19,6 +19,9 @@ SYNCHRONOUS = frozenset(
 )
 """The moments that are announced at once, to observers that only look."""
 
+OBSERVED = SYNCHRONOUS | {Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP}
+"""The moments at which nobody may act."""
+
 
 class FunctionService(Service):
     """Calls `fn(boundary)` at one moment.

@@ -6,9 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from everstep.contracts import Action, Boundary, Json, Moment, Outcome, RunView, Service, Stage
+from everstep.contracts import (
+    Action,
+    Boundary,
+    Json,
+    Moment,
+    Outcome,
+    RunView,
+    Save,
+    SaveBest,
+    Service,
+    Stage,
+)
 from everstep.errors import ConfigError, ServiceError, UsageError
-from everstep.metrics.collector import Collector, Reader
+from everstep.metrics.collector import Collector, Reader, to_scalar
 from everstep.schedule import NEVER, Schedule, When, earliest
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
@@ -122,13 +133,11 @@ class ServiceBoard:
                 raise UsageError(
                     f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
                 )
+            wall = service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
-                self._collector.outside(f"eval/{service.name}", boundary.step, name, float(value))
-            if outcome.actions and not service.controller and service.stage < Stage.SAVE:
-                raise UsageError(
-                    f"service {service.name!r} asked for {outcome.actions} but is an observer; set "
-                    "controller = True in its class to say that it acts"
-                )
+                value = to_scalar(name, value)
+                self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
+            _require_may_act(service, outcome.actions)
             actions += [(service, action) for action in outcome.actions]
         return actions
 
@@ -198,3 +207,21 @@ class ServiceBoard:
         if errors:
             lines = "; ".join(f"{name!r}: {type(e).__name__}: {e}" for name, e in errors)
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
+
+
+def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
+    """Decisions fall up to DECIDE, and who takes them says so; SAVE only adds what to save.
+
+    Raises:
+        UsageError: names the service and what it asked for.
+    """
+    if service.stage is Stage.SAVE:
+        actions = [action for action in actions if not isinstance(action, Save | SaveBest)]
+    elif service.stage is not Stage.REPORT and service.controller:
+        return
+    if actions:
+        kind = "a controller" if service.controller else "an observer"
+        raise UsageError(
+            f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
+            "who acts has controller = True and stage = Stage.DECIDE or an earlier one in its class"
+        )

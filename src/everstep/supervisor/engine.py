@@ -43,7 +43,7 @@ from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
-from everstep.services.function import SCHEDULED, SYNCHRONOUS, FunctionService
+from everstep.services.function import OBSERVED, SCHEDULED, SYNCHRONOUS, FunctionService
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
@@ -115,11 +115,14 @@ class Run:
         self._user = UserState(state)
         self._progress = Progress(seed=seed or 0)
         self._open_step = 0
+        self._step_data: Any = None
+        """The batch of the open step, or of the last one."""
         self._next_due = 0
         self._collector = Collector(self._record_rows, lambda: self._open_step)
         self._board = ServiceBoard(self._collector, self._warn)
         self._add_services(list(services), default_services, max_time)
-        self._synchronous: dict[Moment, list[Service]] = {}
+        self._synchronous: set[Moment] = set()
+        """Those that somebody asked for; the others cost nothing."""
         self._estimator = Estimator(clock)
         self._ticker = Ticker(clock, self._wake)
         self._signals = SignalWatch(self._wake)
@@ -364,11 +367,11 @@ class Run:
         self._notice_signal()
         when = When(current.step, current.epoch, at_epoch_end, self._clock())
         due = self._board.due(moment, when)
-        view = self._viewer(moment)
+        view = self._viewer(moment, None if at_epoch_end else self._step_data)
         self._apply(self._board.run([s for s in due if s.stage <= Stage.DECIDE], view))
         soon, self._soon = self._soon, []
         self._apply(soon)
-        view = self._viewer(moment)
+        view = self._viewer(moment, None if at_epoch_end else self._step_data)
         self._mark_best()
         self._board.run([s for s in due if s.stage is Stage.REPORT], view)
         if can_save:
@@ -606,9 +609,13 @@ class Run:
 
     def _fire(self, moment: Moment, payload: Any = None) -> None:
         """Announce a moment that is no boundary to the services that asked for it."""
-        wanting = [s for s in self._board if moment in s.moments]
-        if wanting:
-            self._board.run(wanting, self._viewer(moment, payload))
+        actions = self._board.run(self._board.wanting(moment), self._viewer(moment, payload))
+        if actions and moment in OBSERVED:
+            raise UsageError(
+                f"{moment.name} is for observers, and {actions[0][0]!r} asked for {actions[0][1]}; "
+                "act at another moment, such as AFTER_STEP"
+            )
+        self._apply(actions)
 
     def _viewer(
         self, moment: Moment, payload: Any = None, *, final: bool = False
@@ -630,14 +637,13 @@ class Run:
         return view
 
     def _services_changed(self) -> None:
-        self._synchronous = {m: found for m in SYNCHRONOUS if (found := self._board.wanting(m))}
+        self._synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
         self._wake()
 
     def _announce(self, moment: Moment, payload: Any = None) -> None:
         """Tell synchronous observers, which may look but not act."""
-        services = self._synchronous.get(moment)
-        if services and self._board.run(services, self._viewer(moment, payload)):
-            raise UsageError(f"{moment.name} is for observers: return no actions from its functions")
+        if moment in self._synchronous:
+            self._fire(moment, payload)
 
     # ------------------------------------------------------------------------------------ exit
 
@@ -688,7 +694,12 @@ class Run:
             assert current.stop is not None
             ended = {"reason": current.stop.reason, "step": current.step, "epoch": current.epoch}
             self._journal.event("ended", ended)
-        self._journal.sync()
+        try:
+            self._journal.sync()
+        except OSError as error:
+            raise CheckpointError(
+                f"the end of the run could not be recorded ({error}); free space and start again: no step is lost"
+            ) from error
         self._restore_best()
 
     def _is_over(self) -> bool:
