@@ -94,12 +94,13 @@ class Best(Service):
     def open(self, run: RunView) -> None:
         self._run = run
         run.watch(self.metric, self._seen)
-        if self._inferred:
-            word = "smaller" if self.mode == "min" else "larger"
-            run.println(f"best {self.metric}: {word} is better (inferred from its name)")
 
     def _seen(self, value: float) -> None:
         assert self._run is not None
+        if self._inferred and self.value is None:
+            self._inferred = False
+            word = "smaller" if self.mode == "min" else "larger"
+            self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
         if better(value, self.value, self.mode):
             self.value, self.step, self.epoch = value, self._run.step, self._run.epoch
             self.is_new = self._unsaved = True
