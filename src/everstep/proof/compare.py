@@ -1,0 +1,110 @@
+"""Whether two runs are one run: every leaf of the last state, every row, the best weights, the end."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from everstep.checkpoint import Checkpoint, Store, read_checkpoint
+from everstep.record import RunDir, RunJournal
+from everstep.state import Encoded, leaves
+
+ABSENT = "absent"
+
+_Facts: TypeAlias = dict[str, list[bytes]]
+"""What a run has, by path; a second value under one path is one too many."""
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same in both runs, or that a run has twice.
+
+    Attributes:
+        path: what it is: "leaf/PATH", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH", "ended"
+            or "checkpoint".
+        a, b: what it is in each run, in a few words; "absent" where one has none.
+    """
+
+    path: str
+    a: str
+    b: str
+
+
+def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
+    """Compare two runs bit for bit; an empty list says that they are the same run.
+
+    Compared are the newest checkpoint's state tree outside `wall/`, the valid journal rows that do
+    not depend on the clock (each key once), the best weights that the checkpoint speaks of, and how
+    the run ended.
+
+    Args:
+        a, b: run directories; only read.
+        shared: leave out what only one of them has: for runs with different services.
+
+    Raises:
+        RunDirError: one is no run directory.
+        DamagedCheckpointError: the newest checkpoint, or the best weights, are damaged.
+    """
+    found = list(_differences(_facts(Path(a)), _facts(Path(b))))
+    return [one for one in found if ABSENT not in (one.a, one.b)] if shared else found
+
+
+def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Path -> bytes of every leaf of a checkpoint's state tree, `wall/` included."""
+    encoded = Encoded(checkpoint.structure, checkpoint.arrays)
+    return {path: bytes(data) for path, data in leaves(encoded)}
+
+
+def _differences(a: _Facts, b: _Facts) -> Iterator[Difference]:
+    for path in sorted(a.keys() | b.keys()):
+        left, right = a.get(path, []), b.get(path, [])
+        if left != right or len(left) > 1:
+            yield Difference(path, _shown(left, right), _shown(right, left))
+
+
+def _facts(run_dir: Path) -> _Facts:
+    RunDir.open(run_dir, create=False)
+    facts = {**_rows(run_dir), "ended": [repr(RunJournal(run_dir).ended()).encode()]}
+    store = Store(run_dir, 0, lambda _: None)
+    names = store.names()
+    if not names:
+        return facts
+    last = store.read(names[-1])
+    facts["checkpoint"] = [str(last.name).encode()]
+    for path, data in state_leaves(last).items():
+        if path.split("/")[0].removesuffix("#") != "wall":
+            facts[f"leaf/{path}"] = [data]
+    return facts | _best(run_dir, last)
+
+
+def _rows(run_dir: Path) -> _Facts:
+    rows: _Facts = defaultdict(list)
+    for row in RunJournal(run_dir).rows():
+        if not row.wall:
+            key = f"row/{row.epoch}/{row.step}/{row.phase}/{row.name}/{row.seq}"
+            rows[key].append(struct.pack(">dq", row.value, row.count))
+    return rows
+
+
+def _best(run_dir: Path, last: Checkpoint) -> _Facts:
+    meta: Any = last.meta
+    facts: _Facts = {}
+    for metric, name in meta["best"].items():
+        saved = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
+        facts[f"best/{metric}"] = [name.encode()]
+        facts |= {f"best/{metric}/{path}": [data] for path, data in state_leaves(saved).items()}
+    return facts
+
+
+def _shown(values: list[bytes], other: list[bytes]) -> str:
+    """The first value, or of a long one the bytes around the first that differs; and how many there are."""
+    if not values:
+        return ABSENT
+    value, with_what = values[0], other[0] if other else b""
+    at = next((i for i, (x, y) in enumerate(zip(value, with_what, strict=False)) if x != y), 0)
+    text = value[at : at + 16]
+    shown = text.decode() if text.isascii() and text.decode().isprintable() else text.hex()
+    place = f" at byte {at} of {len(value)}" if len(value) > 16 else ""
+    return shown + place + (f" ({len(values)} times)" if len(values) > 1 else "")

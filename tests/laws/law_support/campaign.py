@@ -1,0 +1,245 @@
+"""Kill a training script from outside, start it again, until it ends: is it the run that was never killed?
+
+A campaign is a series of chains.  A chain is one run: started, killed, started again ..., and compared at
+its end with the undisturbed run of the same scenario.  What a chain does is drawn from (seed, scenario,
+chain number) alone, so that one kill can be aimed again (the machine's timing is its own).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from law_support import diary
+from law_support.forkserver import ForkServer, Victim
+
+from everstep.proof.compare import compare_runs
+
+CLASSES = ("start-up", "body", "commit", "tail", "shutdown")
+_CLASS_OF = {"opening": "start-up", "over": "shutdown"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A victim and its options; `cold`: each start is a fresh interpreter, else most are forked."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    script: str = "victim"
+    cold: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Where it can be killed: a Supervisor's loop has no tail."""
+        tail = self.script == "victim" and "supervisor" not in self.arguments
+        return CLASSES if tail else tuple(name for name in CLASSES if name != "tail")
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("arrays, early stop", ("--data", "arrays", "--patience", "50")),
+        Scenario("loader", ("--data", "loader")),
+        Scenario("loader, 2 workers", ("--data", "loader", "--workers", "2")),
+        Scenario("accumulation", ("--accumulate", "3", "--every", "4", "--data", "loader")),
+        Scenario("plain DataLoader", ("--data", "plain", "--evaluate", "bare")),
+        Scenario("plain DataLoader, 2 workers", ("--data", "plain", "--workers", "2")),
+        Scenario("plain DataLoader, own generator", ("--data", "plain", "--generator")),
+        Scenario("StatefulDataLoader", ("--data", "stateful")),
+        Scenario(
+            "prefetch, bare evaluation", ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")
+        ),
+        Scenario("Supervisor", ("--door", "supervisor", "--data", "loader", "--accumulate", "2")),
+        Scenario("Supervisor, plain DataLoader", ("--door", "supervisor", "--data", "plain")),
+        Scenario("Supervisor, NumPy", script="victim_numpy", cold=True),
+    )
+}
+
+
+class Aim(NamedTuple):
+    """When to kill: `fraction` of the undisturbed wall time, or within a phase, its `nth` time."""
+
+    phase: str | None
+    fraction: float
+    nth: int = 1
+
+
+class Kill(NamedTuple):
+    """One kill: where it was aimed and where it struck."""
+
+    chain: int
+    aim: Aim
+    struck: str
+    counted: bool
+
+
+@dataclass
+class Timing:
+    """Seconds of the undisturbed run: all of it, and each phase once."""
+
+    total: float
+    phase: dict[str, float]
+
+    @classmethod
+    def of(cls, entries: list[diary.Entry], began: float) -> Timing:
+        phases: dict[str, list[float]] = {"start-up": [_first(entries, "body") - began]}
+        for entry, after in zip(entries, entries[1:], strict=False):
+            phases.setdefault(entry.phase, []).append(after.time - entry.time)
+        means = {phase: sum(times) / len(times) for phase, times in phases.items() if phase != "opening"}
+        return cls(entries[-1].time - began, {**means, "start-up": phases["start-up"][0]})
+
+
+def _first(entries: list[diary.Entry], phase: str) -> float:
+    return next(entry.time for entry in entries if entry.phase == phase)
+
+
+@dataclass
+class Campaign:
+    """The kills of one scenario.
+
+    Attributes:
+        folder: where runs, logs and diaries lie; a chain that was exact is deleted.
+        kills: all that struck, in order.
+    """
+
+    server: ForkServer
+    scenario: Scenario
+    folder: Path
+    seed: int
+    kills: list[Kill] = field(default_factory=list)
+    longest: int = 0
+
+    def prepare(self) -> None:
+        """Run the undisturbed run, and time a warm one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("undisturbed", "timed"):
+            victim, note, began = self._start(name, 1, cold=name == "undisturbed")
+            assert victim.wait(60) == 0, self._log(name).read_text()
+        self.timing = Timing.of(diary.read(note), began)
+
+    def until(self, uniform: int, per_class: int, chains: int = 40) -> None:
+        """Run chains until so many kills count at uniformly random times, and in each class.
+
+        Raises:
+            AssertionError: a run was not exact, or `chains` chains were not enough.
+        """
+        for number in range(1, chains + 1):
+            self.chain(number)
+            struck = self.counts()
+            enough = all(struck[name] >= per_class for name in self.scenario.classes)
+            if enough and sum(kill.counted and kill.aim.phase is None for kill in self.kills) >= uniform:
+                return
+        raise AssertionError(f"{chains} chains did not strike often enough: {self.kills}")
+
+    def counts(self) -> Counter[str]:
+        """How many counted kills struck in each class."""
+        return Counter(kill.struck for kill in self.kills if kill.counted)
+
+    def chain(self, number: int, aims: list[Aim] | None = None) -> None:
+        """One run, killed at each aim it lives to see, then left to end; exact or AssertionError."""
+        name = f"chain-{number}"
+        aims = list(self.aims(number)) if aims is None else aims
+        kills = 0
+        for start, aim in enumerate(aims, 1):
+            victim, note, began = self._start(name, start, cold=start == 2 and number % 4 == 1)
+            if not self._wait_for(aim, victim, note, began, self.folder / name):
+                break
+            os.kill(victim.pid, signal.SIGKILL)
+            if victim.wait(60) == -signal.SIGKILL:
+                kills += 1
+                self.kills.append(Kill(number, aim, self._struck(name, note, victim.pid), self._counts(name)))
+        else:
+            victim, _, _ = self._start(name, len(aims) + 1)
+        status = victim.wait(60)
+        self.longest = max(self.longest, kills)
+        self._require_exact(name, status)
+
+    def aims(self, number: int) -> Iterator[Aim]:
+        """Uniform in wall time, and in between aimed at the phases that are short."""
+        draw = random.Random(f"{self.seed}/{self.scenario.name}/{number}")
+        short = "tail" if number % 2 and "tail" in self.scenario.classes else "commit"
+        for phase in (None, "start-up", short, None, "shutdown"):
+            yield Aim(phase, draw.random(), draw.randint(1, 2))
+
+    # ------------------------------------------------------------------------------ one kill
+
+    def _start(self, name: str, start: int, cold: bool = False) -> tuple[Victim, Path, float]:
+        cold = cold or self.scenario.cold
+        note = self.folder / f"{name}.{start}.diary"
+        arguments = [str(self.folder / name), "--diary", str(note), *self.scenario.arguments]
+        began = time.monotonic()
+        return self.server.start(self.scenario.script, arguments, self._log(name), cold=cold), note, began
+
+    def _wait_for(self, aim: Aim, victim: Victim, note: Path, began: float, run_dir: Path) -> bool:
+        """Wait until the aim has come; False if the victim ended before."""
+        if aim.phase is None:
+            time.sleep(max(0.0, began + aim.fraction * self.timing.total - time.monotonic()))
+        elif aim.phase == "start-up":
+            time.sleep(aim.fraction * self.timing.phase["start-up"])
+        else:
+            while not self._in_phase(aim, note, run_dir, victim.pid):
+                if victim.poll() is not None:
+                    return False
+                time.sleep(0.0005)
+            time.sleep(aim.fraction * self.timing.phase.get(aim.phase, 0.001))
+        return victim.poll() is None
+
+    def _in_phase(self, aim: Aim, note: Path, run_dir: Path, pid: int) -> bool:
+        if aim.phase == "commit":
+            past = sum(entry.phase == "body" for entry in diary.read(note)) > 10 * aim.fraction
+            return past and _committing(run_dir, pid)
+        return sum(entry.phase == aim.phase for entry in diary.read(note)) >= aim.nth
+
+    def _struck(self, name: str, note: Path, pid: int) -> str:
+        if _committing(self.folder / name, pid):
+            return "commit"
+        phase = diary.phase_of(note)
+        return _CLASS_OF.get(phase, phase)
+
+    def _counts(self, name: str) -> bool:
+        """Whether a scheduled checkpoint was committed by now."""
+        folder = self.folder / name / "checkpoints"
+        names = os.listdir(folder) if folder.exists() else []
+        return any(not n.startswith(".") and not n.endswith("step-00000000") for n in names)
+
+    # ------------------------------------------------------------------------------ the verdict
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _require_exact(self, name: str, status: int) -> None:
+        log = self._log(name).read_text()
+        different = compare_runs(self.folder / "undisturbed", self.folder / name) if status == 0 else []
+        told = [line for line in log.splitlines() if "resume differs" in line or "warning:" in line]
+        if status or different or told:
+            what = "\n".join(map(str, (*different[:20], *told)))
+            kills = "\n".join(str(kill) for kill in self.kills if f"chain-{kill.chain}" == name)
+            raise AssertionError(
+                f"{self.scenario.name!r}, seed {self.seed}, {name} in {self.folder}: status {status}, "
+                f"{len(different)} differences\n{what}\n{kills}\n{log[-4000:]}"
+            )
+        shutil.rmtree(self.folder / name)
+
+
+def _committing(run_dir: Path, pid: int) -> bool:
+    """Whether process `pid` has begun to write a checkpoint, or best weights, and not ended."""
+    return any(run_dir.glob(f"checkpoints/.tmp-*-{pid}")) or any(run_dir.glob(f"best/*/.tmp-*-{pid}"))
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    """Counted kills by scenario and class, with totals."""
+    rows = [*counts.items(), ("all", sum(counts.values(), Counter()))]
+    width = max(len(name) for name, _ in rows)
+    lines = [" " * width + "".join(f"{name:>10}" for name in (*CLASSES, "all"))]
+    for name, row in rows:
+        cells = [row[kind] for kind in CLASSES]
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>10}" for cell in (*cells, sum(cells))))
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""A torch training script as a user writes it, to be killed and started again: `python victim.py RUN_DIR ...`.
+
+Dropout, Adam, a learning rate per step and one per epoch, an EMA, and augmentation from the three global
+generators.  The options choose what else; sleeps make short phases long enough to be hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import everstep
+from law_support.diary import Diary
+
+SAMPLES, FEATURES, CLASSES = 128, 8, 3
+
+
+def options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir")
+    parser.add_argument("--diary", default=None)
+    parser.add_argument("--door", choices=("loop", "supervisor"), default="loop")
+    parser.add_argument(
+        "--data", choices=("arrays", "loader", "plain", "stateful", "prefetch"), default="arrays"
+    )
+    parser.add_argument("--generator", action="store_true", help="the DataLoader has a generator of its own")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--evaluate", choices=("bare", "isolated", "none"), default="isolated")
+    parser.add_argument("--patience", type=int, default=0, help="of the early stop; 0: none")
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
+    parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
+    return parser.parse_args(arguments)
+
+
+class Augmented:
+    """Samples with noise from the three global generators."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, slow: float = 0.0) -> None:
+        self.x, self.y, self.slow = x, y, slow
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(self.slow)
+        return augment(self.x[index]), self.y[index]
+
+
+def augment(x: torch.Tensor) -> torch.Tensor:
+    noise = 0.1 * torch.randn(x.shape) + random.gauss(0, 0.1) + float(np.random.normal(0, 0.1))
+    return x + noise
+
+
+def batches(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor) -> Any:
+    slow = float(args.slow.removeprefix("sample:")) if args.slow.startswith("sample:") else 0.0
+    dataset = Augmented(x, y, slow)
+    own: dict[str, Any] = {"generator": torch.Generator().manual_seed(9)} if args.generator else {}
+    if args.data == "loader":
+        return everstep.data.loader(dataset, args.batch, shuffle=True, num_workers=args.workers)
+    if args.data == "plain":
+        return torch.utils.data.DataLoader(dataset, args.batch, shuffle=True, num_workers=args.workers, **own)
+    if args.data == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(dataset, args.batch, shuffle=True, num_workers=args.workers)
+    arrays = everstep.data.arrays(x, y, batch_size=args.batch, shuffle=True)
+    return everstep.data.prefetch(arrays) if args.data == "prefetch" else arrays
+
+
+class Training:
+    """The user's objects and the user's step."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(1)
+        self.args = args
+        self.augment = args.data in ("arrays", "prefetch")  # there the step augments, not the dataset
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(FEATURES, 16),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(16, CLASSES),
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.per_step = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 500)
+        self.per_epoch = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.notes = {"longest": 0.0, "seen": 0}
+        self.x = torch.randn(SAMPLES, FEATURES)
+        self.y = self.x[:, :CLASSES].argmax(dim=1)
+
+    def state(self) -> dict[str, Any]:
+        names = ("model", "optimizer", "per_step", "per_epoch", "ema", "notes")
+        return {name: getattr(self, name) for name in names}
+
+    def step(self, step: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        x = augment(x) if self.augment else x
+        loss = cross_entropy(self.model(x), y) / self.args.accumulate
+        loss.backward()
+        if step % self.args.accumulate == 0:
+            self.optimizer.step()
+            self.per_step.step()
+            self.optimizer.zero_grad()
+            self.ema.update_parameters(self.model)
+        self.notes["seen"] += len(x)
+        self.notes["longest"] = max(self.notes["longest"], float(x.norm()))
+        time.sleep(self.args.sleep)
+        return {"loss": loss, "batch": x.sum()}
+
+    def evaluate(self) -> float:
+        """A loss under dropout, drawn from the global generator: it matters whether it is isolated."""
+        with torch.no_grad():
+            logits = self.model(self.x) + random.random() * 0.01
+            return float(cross_entropy(torch.nn.functional.dropout(logits, 0.1), self.y))
+
+
+def services(args: argparse.Namespace) -> list[everstep.Service]:
+    when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
+    found: list[everstep.Service] = [everstep.Checkpoints(when)]
+    if args.patience:
+        found.append(everstep.EarlyStop("valid_loss", patience=args.patience))
+        found.append(everstep.Best("valid_loss"))
+    return found
+
+
+def phases(args: argparse.Namespace) -> Any:
+    """Notes that a phase began, and takes the time that `--slow` gives it."""
+    diary = Diary(args.diary)
+    where, _, seconds = args.slow.partition(":")
+
+    def begins(phase: str, step: int = 0) -> None:
+        diary(phase, step)
+        if phase == where:
+            time.sleep(float(seconds))
+
+    return begins
+
+
+def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:
+    data = batches(args, training.x, training.y)
+    loop = everstep.TrainLoop(
+        args.run_dir,
+        training.state(),
+        max_epoch=args.epochs,
+        seed=args.seed,
+        services=services(args),
+        local_init_fn=lambda: begins("opening"),
+    )
+    with loop:
+        for _ in loop.iter_epochs():
+            for step, (x, y) in loop.iter_steps(data):
+                begins("body", step)
+                loop.collect_metrics(training.step(step, x, y))
+            begins("tail", loop.step)
+            training.per_epoch.step()
+            if args.evaluate == "isolated":
+                with loop.evaluation():
+                    loop.collect_metrics(valid_loss=training.evaluate())
+            elif args.evaluate == "bare":
+                loop.collect_metrics(valid_loss=training.evaluate())
+            time.sleep(5 * args.sleep)
+            loop.print_logs()
+        begins("shutdown", loop.step)
+
+
+def supervise(args: argparse.Namespace, training: Training, begins: Any) -> None:
+    passes = everstep.Supervisor(
+        args.run_dir,
+        training.state(),
+        seed=args.seed,
+        services=services(args),
+        local_init_fn=lambda: begins("opening"),
+    )
+    with passes as supervisor:
+        train: Iterator[Any] = supervisor.stream(batches(args, training.x, training.y), passes=args.epochs)
+        while not supervisor.should_stop():
+            try:
+                x, y = next(train)
+            except StopIteration:
+                break
+            begins("body", supervisor.step + 1)
+            supervisor.advance(**training.step(supervisor.step + 1, x, y))
+        begins("shutdown", supervisor.step)
+
+
+def main(arguments: list[str]) -> None:
+    args = options(arguments)
+    begins = phases(args)
+    begins("start-up")
+    torch.set_num_threads(1)
+    training = Training(args)
+    (train_loop if args.door == "loop" else supervise)(args, training, begins)
+    begins("over")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
