@@ -197,9 +197,10 @@ REMEDIED_ELSEWHERE = {"DamagedCheckpointError", "RestoreError", "Interrupted", "
 exit is no fault."""
 
 REMEDY = re.compile(
-    r"\b(as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|encode|"
-    r"enter|free|give|hold|initialise|install|is there after|known:|leave|loop with|lower|make|move|nearest|"
-    r"one epoch loop|one step loop|pass|put|raise|reduce|resume|return|run|save|set|start|submit|upgrade|use)\b",
+    r"\b(act|as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|"
+    r"encode|enter|free|give|has|hold|initialise|install|is there after|known:|leave|looks like|loop with|"
+    r"lower|make|move|nearest|one epoch loop|one step loop|open|pass|put|raise|reduce|resume|return|run|"
+    r"save|set|start|submit|upgrade|use)\b",
     re.IGNORECASE,
 )
 

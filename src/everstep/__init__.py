@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep import data as data, schedule as schedule, testing as testing
+    from everstep import data as data, errors as errors, schedule as schedule, testing as testing
     from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
@@ -71,6 +71,7 @@ _HOMES = {
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {
     "data": "everstep.data",
+    "errors": "everstep.errors",
     "schedule": "everstep.schedule",
     "testing": "everstep.testing",
     "torch": "everstep.backends.torch",
