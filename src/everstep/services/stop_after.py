@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Boundary, Interrupt, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts import Boundary, Interrupt, Json, Outcome, RunView, Service, Stage, Stop
 from everstep.errors import ConfigError
 from everstep.schedule import At, Every, Schedule
 
@@ -51,6 +51,11 @@ class StopAfter(Service):
         self.steps, self.epochs, self.seconds = steps, epochs, seconds
         self._run: RunView | None = None
         self._opened = 0.0
+
+    def config(self) -> Json:
+        if self.steps is None and self.epochs is None:
+            return None  # a time budget changes nothing but when to start again
+        return {"steps": self.steps, "epochs": self.epochs}
 
     def open(self, run: RunView) -> None:
         self._run, self._opened = run, run.clock()

@@ -16,7 +16,8 @@ from everstep import backends
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, UsageError
-from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, facts as run_facts
+from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
+from everstep.record import facts as run_facts
 from everstep.state import Encoded, decode
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
@@ -166,7 +167,7 @@ class Opening:
         stored: Any = checkpoint.meta
         stop, reopened = progress.stop, None
         if stop is not None:
-            reopened = _reopened(stop, limits, board.controllers(), stored["controllers"])
+            reopened = _reopened(stop, limits, board, stored["controllers"])
             if reopened is not None and checkpoint.partial:
                 inside = CheckpointName(checkpoint.name.step)
                 self._say(f"{reopened}: the epoch goes on from {inside}")
@@ -233,9 +234,10 @@ class Opening:
         where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
         if finished:
             assert progress.stop is not None
+            remedy = "raise a limit" if progress.stop.by is None else f"change or remove {progress.stop.by!r}"
             self._say(
-                f"this run is finished at {where} ({progress.stop.reason}); no step is run. "
-                "Raise a limit to continue"
+                f"this run is finished at {where} ({progress.stop.reason}); no step is run; "
+                f"to continue, {remedy}"
             )
         else:
             self._say(f"resuming {where}, from {checkpoint.path}")
@@ -291,14 +293,14 @@ class Opening:
 
 
 def _reopened(
-    stop: StopRecord,
-    limits: Mapping[str, int | None],
-    given: Mapping[str, Json],
-    stored: Mapping[str, Json],
+    stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:
     """Why a run that was ending goes on, None if it does not."""
-    if stop.by is not None and stop.by in stored:
-        return None if given.get(stop.by) == stored[stop.by] else f"{stop.by!r} was changed or removed"
+    if stop.by is not None:  # a service decided: only its change reopens the run
+        present = any(service.name == stop.by for service in board)
+        if present and board.controllers().get(stop.by) == stored.get(stop.by):
+            return None
+        return f"{stop.by!r} was {'changed' if present else 'removed'}"
     for name, old in stop.limits.items():
         new = limits[name]
         if old is not None and (new is None or new > old):
