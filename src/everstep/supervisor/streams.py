@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep.contracts import Cursor, Stream
 from everstep.data import as_stream
-from everstep.errors import ConfigError, DataError, UsageError, nearest
+from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.state import isolated
 
 
@@ -27,6 +27,10 @@ class StreamSlot:
         self.pass_index = 0
         self.cursor: Cursor | None = None
         self._saved: Any = None
+        self._left: Any = None
+        """Where the pass before ended, if the next one depends on it; or why that cannot be told."""
+        self._must_return = False
+        """Whether the source still has to be brought there."""
         self._seed, self._say = seed, say
 
     def open(self) -> Cursor:
@@ -38,17 +42,31 @@ class StreamSlot:
         if self.cursor is None:
             assert self.stream is not None
             if self._saved is None:
+                if self._must_return:
+                    self._open_at(self.pass_index - 1, self._left).close()
                 self.cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
             else:
-                with isolated():
-                    self.cursor = self.stream.open(self.name, self.pass_index, self._saved, seed=self._seed)
+                self.cursor = self._open_at(self.pass_index, self._saved)
                 self._saved = None
-                if note := getattr(self.cursor, "note", None):
-                    self._say(f"stream {self.name!r}: {note}")
+            self._left, self._must_return = None, False
         return self.cursor
+
+    def _open_at(self, pass_index: int, position: Any) -> Cursor:
+        assert self.stream is not None
+        with isolated():
+            cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
+        if note := getattr(cursor, "note", None):
+            self._say(f"stream {self.name!r}: {note}")
+        return cursor
 
     def end_pass(self) -> None:
         """This pass is over; the next `open` begins the next one."""
+        if getattr(self.stream, "carries_over", False):
+            self._must_return = self.cursor is None
+            try:
+                self._left = self._position()
+            except NotResumableError as error:
+                self._left = error
         self.close()
         self._saved = None
         self.pass_index += 1
@@ -66,12 +84,17 @@ class StreamSlot:
 
     def tree(self) -> dict[str, Any]:
         """Its branch of the state tree, after the batches handed out so far."""
-        position = self._saved if self.cursor is None else self.cursor.position()
-        return {"pass": self.pass_index, "position": position}
+        if isinstance(self._left, NotResumableError):
+            raise self._left
+        return {"pass": self.pass_index, "position": self._position(), "left": self._left}
 
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
-        self.pass_index, self._saved = tree["pass"], tree["position"]
+        self.pass_index, self._saved, self._left = tree["pass"], tree["position"], tree["left"]
+        self._must_return = self._left is not None
+
+    def _position(self) -> Any:
+        return self._saved if self.cursor is None else self.cursor.position()
 
 
 class Streams:
