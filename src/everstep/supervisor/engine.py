@@ -142,6 +142,7 @@ class Run:
         self._soon: list[tuple[Service | None, Action]] = []
         self._snapshot: Snapshot | None = None
         """The last one taken, at a boundary or where an epoch's steps ended; in the kept buffers."""
+        self._reserved = False
         self._kept_only = False
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
@@ -382,6 +383,7 @@ class Run:
             self._save(saves, "epoch" if at_epoch_end else "step")
             if at_epoch_end:
                 self._keep_snapshot("epoch")
+            self._reserve_buffers()
         self._board.fired(due, when)
         self._collector.new_boundary()
         self._schedule_next()
@@ -421,8 +423,9 @@ class Run:
     def _decide_stop(
         self, reason: str, kind: str, by: Service | None = None, *, failed: bool = False
     ) -> None:
-        """The first reason counts."""
-        if self._progress.stop is None:
+        """The first reason counts, but for a failure, which an orderly end must not hide."""
+        stop = self._progress.stop
+        if stop is None or (failed and not stop.failed):
             name = None if by is None else by.name
             self._progress.stop = StopRecord(reason, kind, name, self._limits(), failed)
             self._journal.event("stop", {"reason": reason, "kind": kind, "by": name, "step": self.step})
@@ -461,10 +464,7 @@ class Run:
         """One snapshot for all that asked for one here."""
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
-        if self._tainted or not (best or whole):
-            return
-        self._announce_commits(wait=True)  # the kept buffers are needed; what is found may taint the state
-        if self._tainted:
+        if not (best or whole) or not self._is_good():
             return
         self._save_asked = False
         name = self._name(phase)
@@ -478,13 +478,12 @@ class Run:
     def _keep_snapshot(self, phase: Phase) -> None:
         """Copy the state as it is here, to be committed if an interruption comes before the next boundary."""
         name = self._name(phase)
-        if self._tainted or (self._snapshot is not None and self._snapshot.name == name):
+        if self._snapshot is not None and self._snapshot.name == name:
             return
         if self._recovered.checkpoint == str(name):
             return
         self._await_trial()
-        self._announce_commits(wait=True)
-        if self._tainted:
+        if not self._is_good():
             return
         try:
             self._snapshot = self._take_snapshot(phase)
@@ -492,11 +491,30 @@ class Run:
         except NotResumableError:
             self._snapshot = None  # an error only where a save is really asked for
 
+    def _is_good(self) -> bool:
+        """Whether the state may be saved: forces the guard, and the findings on what is being written.
+
+        Afterwards the kept buffers are free.
+        """
+        guard = self._board.find(NaNGuard)
+        if guard is not None:
+            self._apply(self._board.run([guard], self._viewer(Moment.AFTER_STEP)))
+        self._announce_commits(wait=True)
+        return not self._tainted
+
     def _commit_kept(self) -> None:
         """Commit the kept snapshot, if it is not."""
-        if self._kept_only and self._snapshot is not None:
+        if self._kept_only and self._snapshot is not None and not self._tainted:
             self._saver.commit(self._snapshot)
             self._kept_only = False
+
+    def _reserve_buffers(self) -> None:
+        """Optimizers have their moments since the first update: the first save of them must not stall."""
+        if not self._reserved and self._user.updates:
+            self._reserved = True
+            if self._snapshot is None or self._snapshot.name.step == 0:
+                self._announce_commits(wait=True)
+                self._saver.reserve(self._user.arrays())
 
     def _name(self, phase: Phase) -> CheckpointName:
         current = self._progress
