@@ -1,0 +1,203 @@
+"""Law 5: no non-finite state is committed as good, whenever it arises and whenever it is saved."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Every
+from everstep.checkpoint import CheckpointName, read_checkpoint
+from everstep.errors import GuardStop, NonFiniteError
+
+EPOCHS, STEPS = 3, 4
+CADENCES = {
+    "every step": Every(steps=1),
+    "every 3 steps": Every(steps=3),
+    "every epoch": Every(epochs=1),
+    "at the end": everstep.Never(),
+}
+Kind = Literal["loss", "parameter", "moment"]
+
+
+class Program:
+    """Trains a small model; at step `bad` something becomes NaN or infinite."""
+
+    def __init__(self, run_dir: Path, bad: int, kind: Kind, value: float, **arguments: Any) -> None:
+        torch.manual_seed(0)
+        self.run_dir, self.bad, self.kind, self.value = run_dir, bad, kind, value
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.services = arguments.pop("services")
+        self.arguments = arguments
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+
+    def step(self, step: int) -> float:
+        loss = self.model(torch.rand(2, 3)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if step == self.bad and self.kind == "parameter":
+            self.model.weight.data[0, 1] = self.value
+        if step == self.bad and self.kind == "moment":
+            self.optimizer.state[self.model.weight]["exp_avg_sq"][0, 0] = self.value
+        return self.value if step == self.bad and self.kind == "loss" else 0.5
+
+    def train_loop(self) -> everstep.Ending:
+        data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
+        arguments = {"max_epoch": EPOCHS, "services": self.services, **self.arguments}
+        with everstep.TrainLoop(self.run_dir, self.state, **arguments) as loop:
+            for epoch in loop.iter_epochs():
+                for step, _ in loop.iter_steps(data):
+                    loop.collect_metrics(loss=self.step(step))
+                loop.collect_metrics(valid_loss=1 / epoch)
+        return loop.ending
+
+    def supervise(self) -> everstep.Ending:
+        arguments = {"max_step": EPOCHS * STEPS, "services": self.services, **self.arguments}
+        with everstep.Supervisor(self.run_dir, self.state, **arguments) as sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(STEPS), batch_size=1))
+            while not sv.should_stop():
+                next(batches)
+                sv.advance(loss=self.step(sv.step + 1))
+        return sv.ending
+
+
+def committed(run_dir: Path) -> list[CheckpointName]:
+    """The names of everything committed, checkpoints and best weights; each is finite."""
+    names = []
+    for manifest in sorted(run_dir.rglob("manifest.json")):
+        checkpoint = read_checkpoint(manifest.parent)
+        names.append(checkpoint.name)
+        for name, array in checkpoint.arrays.items():
+            if name.startswith("user/") and array.dtype == "F32":
+                assert np.isfinite(array.data.view(np.float32)).all(), f"{checkpoint.name}: {name}"
+    return names
+
+
+@pytest.mark.parametrize("door", [Program.train_loop, Program.supervise])
+@pytest.mark.parametrize("kind", ["loss", "parameter", "moment"])
+@pytest.mark.parametrize("cadence", CADENCES)
+@pytest.mark.parametrize(("policy", "error"), [("raise", NonFiniteError), ("stop", GuardStop)])
+def test_nothing_non_finite_is_committed(
+    tmp_path: Path, door: Any, kind: Kind, cadence: str, policy: Any, error: type[BaseException]
+) -> None:
+    bad, value = 6, math.nan if policy == "raise" else math.inf
+
+    def start() -> None:
+        services = [everstep.Checkpoints(CADENCES[cadence], keep_last=None), everstep.NaNGuard(policy)]
+        door(Program(tmp_path, bad, kind, value, services=services))
+
+    for _ in range(2):  # started again, it comes to the same step and stops there again
+        with pytest.raises(error, match=r"step 6|after step"):
+            start()
+        assert max(committed(tmp_path)).step < bad
+
+
+def test_the_step_is_named_however_late_it_is_noticed(tmp_path: Path) -> None:
+    services = [everstep.Checkpoints(everstep.Never())]
+    with pytest.raises(NonFiniteError, match="'loss' is nan at step 6;"):
+        Program(tmp_path, 6, "loss", math.nan, services=services).train_loop()
+
+
+def test_an_interruption_in_the_tail_commits_no_unguarded_state(tmp_path: Path) -> None:
+    """Nothing was due since the NaN of the last step, and the snapshot of the steps' end is committed."""
+    program = Program(tmp_path, STEPS, "loss", math.nan, services=[everstep.Checkpoints(everstep.Never())])
+    data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
+
+    def train() -> None:
+        with everstep.TrainLoop(tmp_path, program.state, max_epoch=1, services=program.services) as loop:
+            for _epoch in loop.iter_epochs():
+                for step, _ in loop.iter_steps(data):
+                    loop.collect_metrics(loss=program.step(step))
+                os.kill(os.getpid(), signal.SIGTERM)
+                loop.collect_metrics(valid_loss=1.0)
+
+    with pytest.raises(NonFiniteError, match="at step 4"):
+        train()
+    assert max(committed(tmp_path)).step == 0
+
+
+def test_leaving_a_supervisor_loop_early_saves_no_unguarded_state(tmp_path: Path) -> None:
+    program = Program(tmp_path, 2, "loss", math.nan, services=[])
+
+    def train() -> None:
+        with everstep.Supervisor(tmp_path, program.state) as sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(STEPS), batch_size=1))
+            while not sv.should_stop():
+                next(batches)
+                sv.advance(loss=program.step(sv.step + 1))
+                if sv.step == 2:
+                    break
+
+    with pytest.raises(NonFiniteError, match="at step 2"):
+        train()
+    assert max(committed(tmp_path)).step == 0
+
+
+class EvaluatesToNaN(everstep.Service):
+    stage = everstep.Stage.EVALUATE
+
+    def __init__(self) -> None:
+        super().__init__("eval", Every(steps=2))
+
+    def run(self, boundary: everstep.Boundary) -> everstep.Outcome:
+        return everstep.Outcome({"valid_loss": math.nan if boundary.step == 4 else 1.0})
+
+
+def test_what_a_service_measures_is_guarded_before_that_boundary_is_saved(tmp_path: Path) -> None:
+    services = [EvaluatesToNaN(), everstep.Checkpoints(Every(steps=1))]
+    with pytest.raises(NonFiniteError, match="'valid_loss' is nan at step 4"):
+        Program(tmp_path, 99, "loss", math.nan, services=services).train_loop()
+    assert max(committed(tmp_path)).step == 3
+
+
+def test_best_weights_are_guarded_too(tmp_path: Path) -> None:
+    services = [everstep.Best("loss", every=Every(steps=1)), everstep.Checkpoints(everstep.Never())]
+    with pytest.raises(NonFiniteError, match="user/model/weight"):
+        Program(tmp_path, 1, "parameter", math.inf, services=services).train_loop()
+    assert max(committed(tmp_path)).step == 0
+
+
+def test_the_initial_state_is_guarded(tmp_path: Path) -> None:
+    program = Program(tmp_path, 99, "loss", 0.0, services=[])
+    program.model.bias.data[0] = math.nan
+    with pytest.raises(NonFiniteError, match=r"after step 0, .*user/model/bias"):
+        program.train_loop()
+    assert committed(tmp_path) == []
+
+
+def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
+    program = Program(tmp_path, 99, "loss", 0.0, services=[everstep.Checkpoints(Every(steps=1))])
+    program.model.register_buffer("mask", torch.full((2,), -math.inf, dtype=torch.float64))
+    assert program.train_loop().finished
+
+
+def test_a_metric_that_nobody_guards_may_be_nan(tmp_path: Path) -> None:
+    services = [everstep.NaNGuard(metrics=["valid_*"]), everstep.Checkpoints(Every(steps=1))]
+    assert Program(tmp_path, 3, "loss", math.nan, services=services).train_loop().finished
+
+
+@pytest.mark.parametrize("kind", ["loss", "parameter"])
+def test_an_interruption_at_the_bad_step_does_not_save_it(tmp_path: Path, kind: Kind) -> None:
+    program = Program(tmp_path, 3, kind, math.nan, services=[everstep.Checkpoints(everstep.Never())])
+    data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
+
+    def train() -> None:
+        with everstep.TrainLoop(tmp_path, program.state, max_epoch=1, services=program.services) as loop:
+            for _epoch in loop.iter_epochs():
+                for step, _ in loop.iter_steps(data):
+                    loop.collect_metrics(loss=program.step(step))
+                    if step == 3:
+                        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(NonFiniteError):
+        train()
+    assert max(committed(tmp_path)).step == 0
