@@ -510,11 +510,9 @@ class Run:
 
     def _reserve_buffers(self) -> None:
         """Optimizers have their moments since the first update: the first save of them must not stall."""
-        if not self._reserved and self._user.updates:
+        if not self._reserved and self._user.updates and not self._saver.busy:
             self._reserved = True
-            if self._snapshot is None or self._snapshot.name.step == 0:
-                self._announce_commits(wait=True)
-                self._saver.reserve(self._user.arrays())
+            self._saver.reserve(self._user.arrays())
 
     def _name(self, phase: Phase) -> CheckpointName:
         current = self._progress
@@ -716,7 +714,8 @@ class Run:
             self._journal.sync()
         except OSError as error:
             raise CheckpointError(
-                f"the end of the run could not be recorded ({error}); free space and start again: no step is lost"
+                f"the end of the run could not be recorded ({error}); free space and start again: "
+                "no step is lost"
             ) from error
         self._restore_best()
 
