@@ -44,6 +44,16 @@ class Buffers:
     def __init__(self) -> None:
         self.kept: dict[str, HostArray] = {}
 
+    def reserve(self, arrays: Mapping[str, Any]) -> None:
+        """Have memory for arrays that the next `encode` will name so; their values are copied in vain.
+
+        New memory costs more than the copy: reserved in the background, it does not stall a save.
+        """
+        for name, array in arrays.items():
+            backend = backends.of(array)
+            if name not in self.kept and backend is not None:
+                self.kept[name] = backend.to_host(array, None)
+
 
 @dataclass
 class Encoded:

@@ -78,6 +78,10 @@ class Saver:
         self._writer.wait()
         return encode(tree, self._buffers)
 
+    def reserve(self, arrays: dict[str, Any]) -> None:
+        """Let the writer thread make buffers for arrays that came to be since the last snapshot."""
+        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
+
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""
         self._writer.submit(lambda: self._write(snapshot, best, whole), self._done, self._failed)
@@ -145,6 +149,11 @@ class Saver:
         """What was committed and not announced yet, oldest first."""
         taken, self._committed = self._committed, []
         return taken
+
+    @property
+    def busy(self) -> bool:
+        """Whether the writer thread is at work."""
+        return self._writer.busy
 
     def settle(self, *, wait: bool) -> None:
         """Raise the unexpected error of a write, if there is one; `wait` for the running one first."""

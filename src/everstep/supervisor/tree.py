@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from everstep import backends
@@ -66,6 +68,15 @@ class UserState:
             "user": {name: entry.save() for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
         }
+
+    def arrays(self) -> dict[str, Any]:
+        """The live arrays of the `user` branch, by the names they have in a checkpoint."""
+        found = {}
+        for name, entry in self.entries.items():
+            tree = entry.save()
+            for path in _array_paths(tree):
+                found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
+        return found
 
     def guarded(self, user: Mapping[str, Any]) -> frozenset[str]:
         """Names of the arrays of a saved `user` branch that must be finite."""
