@@ -87,6 +87,8 @@ class TrainLoop(Supervisor):
         self._waited = 0.0
         self._in_epochs = self._left_epochs = False
         self._in_steps = False
+        self._step_loops = 0
+        """How many were entered or closed: the number of the one that may act."""
         self._left_open = False
         """A step's body was left by `break` or `return` (or by an exception: then nothing follows)."""
         self._epoch_open = False
@@ -168,6 +170,7 @@ class TrainLoop(Supervisor):
         try:
             while self._open_epoch():
                 yield self.epoch
+                self._require_open("iter_epochs")
                 self._close_epoch()
         finally:
             self._in_epochs = False
@@ -204,6 +207,8 @@ class TrainLoop(Supervisor):
     def _close_epoch(self) -> None:
         """The tail is over: the after_epoch boundary."""
         self._left_open = self._left_open or self._open_step != 0
+        self._step_loops += 1  # one that is kept alive is not this epoch's any more
+        self._in_steps = False
         self._settle()
         if self._replaying:
             self._require_calls()
@@ -270,11 +275,10 @@ class TrainLoop(Supervisor):
             Interrupted: a signal, or the time budget; the state is saved.
         """
         self._require_open("iter_steps")
-        if not self._epoch_open:
+        if not (self._epoch_open and self._in_epochs):
             raise UsageError("iter_steps() outside an epoch; put it inside: for epoch in loop.iter_epochs():")
         self._settle()
-        if self._in_steps:
-            raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
+        self._require_no_steps()
         if data is None and self._max_step is None and not self._steps_per_epoch:
             raise UsageError(
                 "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
@@ -295,8 +299,11 @@ class TrainLoop(Supervisor):
                 f"{reads!r}; run the program that made the checkpoint"
             )
         self._slot, self._step_data = slot, None
-        self._in_steps = True
         return self._steps(slot)
+
+    def _require_no_steps(self) -> None:
+        if self._in_steps:
+            raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
         """The resume point inside an epoch: streams stand where they stood, then random state."""
@@ -306,6 +313,10 @@ class TrainLoop(Supervisor):
 
     def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
         """The one loop body: fetch, yield, count."""
+        self._require_no_steps()
+        self._step_loops += 1
+        number = self._step_loops
+        self._in_steps = True
         current, clock, durations = self._progress, self._clock, self._durations
         end = NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
         if self._replaying:
@@ -338,7 +349,7 @@ class TrainLoop(Supervisor):
                 if self._synchronous:
                     self._announce(Moment.BEFORE_STEP, self._step_data)
                 yield step if slot is None else (step, batch)
-                if self._open_step != step:
+                if self._step_loops != number or self._open_step != step:
                     raise UsageError(
                         f"the step loop of step {step} went on after its epoch had ended; do not keep it"
                     )
@@ -347,11 +358,12 @@ class TrainLoop(Supervisor):
                 self._complete_step()
             finished = True
         finally:
-            self._in_steps = False
-            if finished:
-                self._end_steps()
-            elif self._open_step:
-                self._left_open = True
+            if self._step_loops == number:
+                self._in_steps = False
+                if finished:
+                    self._end_steps()
+                elif self._open_step:
+                    self._left_open = True
 
     def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
         """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""
