@@ -1,0 +1,228 @@
+"""Law 7: no thread, file handle, lock, signal handler or hook outlives the `with` block, however it ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+import everstep
+from everstep import Every
+from everstep.contracts import Interrupt
+from everstep.errors import EverstepError, Interrupted
+from everstep.record import RunLock
+from everstep.testing import armed, nothing_left
+
+Disturb = Callable[[Any, int], object]
+
+
+@contextmanager
+def nothing_at_all_left(run_dir: Path) -> Iterator[None]:
+    """Besides what `nothing_left` sees: worker processes, torch's hooks, Python's own, and the lock."""
+    streams = (sys.stdout, sys.stderr, sys.excepthook)
+    hooks = set(torch_optimizer._global_optimizer_post_hooks)
+    with nothing_left():
+        yield
+        gc.collect()  # torch leaves the pipes of workers that have ended to the garbage collector
+    assert multiprocessing.active_children() == []
+    assert set(torch_optimizer._global_optimizer_post_hooks) == hooks
+    assert (sys.stdout, sys.stderr, sys.excepthook) == streams
+    lock = RunLock(run_dir)
+    lock.acquire()
+    lock.release()
+
+
+def make_state() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    return {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index))
+
+
+def make_data(workers: int) -> Any:
+    return everstep.data.loader(Samples(), 4, num_workers=workers)
+
+
+def services() -> list[everstep.Service]:
+    return [
+        everstep.Checkpoints(Every(steps=2) | Every(seconds=600)),
+        everstep.Best("valid_loss"),
+        everstep.EarlyStop("valid_loss", patience=9),
+        everstep.StopAfter(seconds=900),
+    ]
+
+
+def update(state: dict[str, Any], batch: Any) -> Any:
+    loss = state["model"](batch).square().mean()
+    state["optimizer"].zero_grad()
+    loss.backward()
+    state["optimizer"].step()
+    return loss
+
+
+def train_loop(run_dir: Path, disturb: Disturb, workers: int) -> None:
+    state, data = make_state(), make_data(workers)
+    with everstep.TrainLoop(run_dir, state, max_epoch=2, services=services()) as loop:
+        loop.loop(60, lambda: None)
+        loop.on("AFTER_STEP", lambda boundary: None)
+        for epoch in loop.iter_epochs():
+            for step, batch in loop.iter_steps(data):
+                loop.collect_metrics(loss=update(state, batch))
+                disturb(loop, step)
+            with loop.evaluation():
+                loop.collect_metrics(valid_loss=1 / epoch)
+            loop.print_logs()
+
+
+def supervise(run_dir: Path, disturb: Disturb, workers: int) -> None:
+    state = make_state()
+    with everstep.Supervisor(run_dir, state, max_step=6, services=services()) as sv:
+        sv.loop(60, lambda: None)
+        batches = sv.stream(make_data(workers))
+        while not sv.should_stop():
+            loss = update(state, next(batches))
+            disturb(sv, sv.step + 1)
+            sv.advance(loss=loss)
+
+
+class Boom(Exception):
+    pass
+
+
+def nothing(loop: Any, step: int) -> None:
+    pass
+
+
+def boom(loop: Any, step: int) -> None:
+    if step == 2:
+        raise Boom
+
+
+def leave_python(loop: Any, step: int) -> None:
+    if step == 2:
+        raise SystemExit(5)
+
+
+def interrupt(loop: Any, step: int) -> None:
+    if step == 2:
+        loop.call_soon(Interrupt("for a test"))
+
+
+def terminate(loop: Any, step: int) -> None:
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop(loop: Any, step: int) -> None:
+    if step == 2:
+        loop.request_stop("for a test")
+
+
+ENDS: list[tuple[Disturb, type[BaseException] | None]] = [
+    (nothing, None),
+    (stop, None),
+    (boom, Boom),
+    (leave_python, SystemExit),
+    (interrupt, Interrupted),
+    (terminate, Interrupted),
+]
+
+
+@pytest.mark.parametrize("door", [train_loop, supervise])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("disturb", "error"), ENDS, ids=[end.__name__ for end, _ in ENDS])
+def test_nothing_outlives_the_block(
+    tmp_path: Path, door: Any, workers: int, disturb: Disturb, error: type[BaseException] | None
+) -> None:
+    with nothing_at_all_left(tmp_path):
+        if error is None:
+            door(tmp_path, disturb, workers)
+        else:
+            with pytest.raises(error):
+                door(tmp_path, disturb, workers)
+
+
+@pytest.mark.parametrize("door", [train_loop, supervise])
+@pytest.mark.parametrize("point", ["checkpoint.rename", "journal.fsync", "journal.write"])
+def test_nothing_outlives_a_failing_disk(tmp_path: Path, door: Any, point: str) -> None:
+    with nothing_at_all_left(tmp_path), armed(f"ENOSPC:{point}:2-99"):
+        with pytest.raises(EverstepError):
+            door(tmp_path, nothing, 0)
+
+
+class FailsToOpen(everstep.Service):
+    def __init__(self) -> None:
+        super().__init__("fails")
+
+    def open(self, run: Any) -> None:
+        raise Boom
+
+
+class FailsToClose(everstep.Service):
+    def __init__(self) -> None:
+        super().__init__("fails")
+
+    def close(self) -> None:
+        raise Boom
+
+
+@pytest.mark.parametrize("kind", [everstep.TrainLoop, everstep.Supervisor])
+def test_nothing_outlives_an_entry_that_fails(tmp_path: Path, kind: Any) -> None:
+    def not_ready() -> str:
+        return "the queue is not there"
+
+    for arguments in ({"services": [FailsToOpen()]}, {"ready": not_ready}, {"init_from": tmp_path / "none"}):
+        with nothing_at_all_left(tmp_path), pytest.raises((Boom, EverstepError)):
+            with kind(tmp_path, make_state(), **arguments):
+                raise AssertionError("it was entered")
+
+
+@pytest.mark.parametrize("kind", [everstep.TrainLoop, everstep.Supervisor])
+def test_nothing_outlives_a_second_holder(tmp_path: Path, kind: Any) -> None:
+    with nothing_at_all_left(tmp_path), kind(tmp_path, make_state()):
+        with nothing_left(), pytest.raises(everstep.errors.RunLockedError):
+            kind(tmp_path, make_state()).__enter__()
+
+
+def test_all_is_given_back_though_a_service_fails_to_close(tmp_path: Path) -> None:
+    with nothing_at_all_left(tmp_path), pytest.raises(everstep.errors.ServiceError, match="'fails': Boom"):
+        with everstep.Supervisor(tmp_path, make_state(), services=[FailsToClose()]):
+            pass
+
+
+def test_handlers_of_the_users_come_back(tmp_path: Path) -> None:
+    def mine(number: int, frame: Any) -> None:
+        pass
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        supervise(tmp_path, nothing, 0)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_suite_of_loops_keeps_its_descriptors(tmp_path: Path) -> None:
+    """Twenty runs in one process: nothing piles up."""
+    with nothing_left():
+        for number in range(20):
+            with everstep.Supervisor(tmp_path / str(number), {"w": np.zeros(3)}, default_services=False):
+                pass
