@@ -1,0 +1,195 @@
+"""On a GPU: a step with nothing due waits for nothing, a resume is exact, and what a step and a save cost.
+
+    python bench/cuda_sync.py            prints one JSON line
+
+Law 6 is asked of torch itself: `torch.cuda.set_sync_debug_mode("error")` raises at any call that
+synchronises, around every step in which nothing is due.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import everstep
+from everstep.record import RunJournal
+
+QUIET: dict[str, Any] = {"default_services": False, "services": []}
+
+
+def net(width: int = 256, depth: int = 3) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Linear(width, 1)).cuda()
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def zero_synchronisation(folder: Path, steps: int = 500) -> dict[str, Any]:
+    """Steps with nothing due under torch's own guard, then the metrics, read in one transfer."""
+    torch.manual_seed(0)
+    model, x = net(), torch.randn(64, 256, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        train_step(model, optimizer, x)  # allocations, library handles
+    expected: list[torch.Tensor] = []
+    state = {"model": model, "optimizer": optimizer}
+    with everstep.TrainLoop(folder / "sync", state, max_step=steps, max_epoch=1, **QUIET) as loop:
+        for _epoch in loop.iter_epochs():
+            for step in loop.iter_steps():
+                if step == 20:  # the step-0 checkpoint is announced: from here on nothing is due
+                    torch.cuda.set_sync_debug_mode("error")
+                loss = train_step(model, optimizer, x)
+                loop.collect_metrics(loss=loss)
+                expected.append(loss.detach().clone())
+                if step == steps - 1:
+                    torch.cuda.set_sync_debug_mode("default")
+    _, found = RunJournal(folder / "sync").series("loss")
+    return {"steps_without_sync": steps - 21, "metrics_equal": found == torch.stack(expected).tolist()}
+
+
+def overhead(folder: Path, repeats: int = 7, steps: int = 300) -> dict[str, Any]:
+    """Wall time of a step under a TrainLoop with a metric, against the bare loop, in turns."""
+    model, x = net(2048, 6), torch.randn(512, 2048, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+
+    def bare() -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            train_step(model, optimizer, x)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / steps
+
+    def ours(number: int) -> float:
+        state = {"model": model, "optimizer": optimizer}
+        run = folder / f"overhead{number}"
+        services = [everstep.Checkpoints(everstep.Never()), everstep.Console(sink=lambda text: None)]
+        with everstep.TrainLoop(run, state, max_step=steps + 50, max_epoch=1, services=services) as loop:
+            for _epoch in loop.iter_epochs():
+                for step in loop.iter_steps():
+                    if step == 51:
+                        torch.cuda.synchronize()
+                        began = time.perf_counter()
+                    loop.collect_metrics(loss=train_step(model, optimizer, x))
+                    if step == steps + 50:
+                        torch.cuda.synchronize()
+                        took = (time.perf_counter() - began) / steps
+        return took
+
+    bare()
+    pairs = [(bare(), ours(i)) for i in range(repeats)]
+    base = statistics.median(b for b, _ in pairs)
+    extra = statistics.median(o - b for b, o in pairs)
+    return {
+        "bare_step_us": round(base * 1e6, 1),
+        "extra_us": round(extra * 1e6, 1),
+        "extra_percent": round(100 * extra / base, 2),
+    }
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """How long a save of 50 M parameters with Adam keeps the training thread, against one plain copy."""
+    model = nn.Sequential(*[nn.Linear(2500, 2500) for _ in range(8)]).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    x = torch.randn(16, 2500, device="cuda")
+    train_step(model, optimizer, x)
+    tensors = [p.detach() for p in model.parameters()]
+    tensors += [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+    copies, saves, before = [], [], 0.0
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for host, tensor in zip(hosts, tensors, strict=True):
+            host.copy_(tensor)
+        copies.append(time.perf_counter() - began)
+    state = {"model": model, "optimizer": optimizer}
+    services = [everstep.Checkpoints(everstep.Every(steps=20), keep_last=1)]
+    with everstep.TrainLoop(
+        folder / "snapshot", state, max_step=121, max_epoch=1, services=services, default_services=False
+    ) as loop:
+        for _epoch in loop.iter_epochs():
+            for step in loop.iter_steps():
+                if step % 20 == 1 and step > 1:
+                    saves.append(time.perf_counter() - before)
+                    time.sleep(2)  # let the write end: waiting for the disk is not the copy
+                train_step(model, optimizer, x)
+                torch.cuda.synchronize()
+                before = time.perf_counter()
+    return {
+        "megabytes": round(sum(t.nbytes for t in tensors) / 1e6),
+        "copy_ms": round(statistics.median(copies) * 1e3, 1),
+        "first_save_ms": round(saves[0] * 1e3, 1),
+        "save_ms": round(statistics.median(saves) * 1e3, 1),
+    }
+
+
+def resumable(run: Path, die_at: int) -> None:
+    """The child: dropout, Adam, shuffled data on the GPU with deterministic kernels."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    data = everstep.data.arrays(torch.randn(640, 256), batch_size=32, shuffle=True, seed=1)
+    services = [everstep.Checkpoints(everstep.Every(steps=7))]
+    state = {"model": model, "optimizer": optimizer}
+    with everstep.TrainLoop(
+        run, state, max_epoch=4, seed=3, services=services, default_services=False
+    ) as loop:
+        for _epoch in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                noise = 0.1 * torch.randn(32, 256, device="cuda")
+                loop.collect_metrics(loss=train_step(model, optimizer, x.cuda() + noise))
+                if step == die_at:
+                    os._exit(9)
+    print(loop.ending.digest)
+
+
+def exact_resume(folder: Path) -> dict[str, Any]:
+    """Killed twice and started again, against never killed: digests of every leaf of the last state."""
+
+    def child(run: str, die_at: int) -> str:
+        command = [sys.executable, __file__, str(folder / run), str(die_at)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 9):
+            raise RuntimeError(done.stderr)
+        return done.stdout.strip().rpartition("\n")[2]
+
+    undisturbed = child("undisturbed", 0)
+    child("killed", 33), child("killed", 58)
+    killed = child("killed", 0)
+    return {"undisturbed": undisturbed, "killed_twice": killed, "exact": undisturbed == killed}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        for part in (zero_synchronisation, exact_resume, overhead, snapshot):
+            result[part.__name__] = part(folder)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        resumable(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        main()
