@@ -21,6 +21,12 @@ def loop_in(run_dir: Path, **arguments: Any) -> everstep.TrainLoop:
     return everstep.TrainLoop(run_dir, services=services, **arguments)
 
 
+def run_over(loop: everstep.TrainLoop, data: Any, name: str = "train") -> None:
+    with loop:
+        for _ in loop.iter_epochs():
+            list(loop.iter_steps(data, name))
+
+
 def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
@@ -315,20 +321,20 @@ def interrupted(run_dir: Path) -> None:
 def test_another_stream_on_resume(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
     tiny = Tiny(tmp_path / "run", max_epoch=2)
-    with pytest.raises(
-        UsageError, match=r"over stream 'train', this one reads\s+'training'; run the program"
-    ):
-        with tiny.loop as loop:
-            for _ in loop.iter_epochs():
-                list(loop.iter_steps(tiny.data, "training"))
+    with pytest.raises(UsageError, match="over stream 'train', this one reads 'training'; run the program"):
+        run_over(tiny.loop, tiny.data, "training")
 
 
 def test_a_program_without_the_step_loop_on_resume(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
-    with pytest.raises(UsageError, match="stands in iter_steps.. loop number 1 of epoch 1.*entered only 0"):
-        with Tiny(tmp_path / "run", max_epoch=2).loop as loop:
-            for _ in loop.iter_epochs():
-                pass
+    tiny = Tiny(tmp_path / "run", max_epoch=2)
+
+    def forgets() -> None:
+        with tiny.loop as loop:
+            list(loop.iter_epochs())
+
+    with pytest.raises(UsageError, match=r"loop number 1 of epoch 1.*entered only 0; run the program"):
+        forgets()
 
 
 @pytest.mark.parametrize("samples", [6, 10])
@@ -350,17 +356,13 @@ def test_a_changed_batch_size_on_resume(tmp_path: Path) -> None:
 def test_data_without_any_batch(tmp_path: Path) -> None:
     for data in ([], iter(())):
         with pytest.raises(DataError, match="gave no batch in a whole pass; give it data"):
-            with loop_in(tmp_path / "run", max_epoch=1) as loop:
-                for _ in loop.iter_epochs():
-                    list(loop.iter_steps(data))
+            run_over(loop_in(tmp_path / "run", max_epoch=1), data)
 
 
 def test_an_iterator_that_is_used_up(tmp_path: Path) -> None:
     data = iter([1, 2])
     with pytest.raises(DataError):
-        with loop_in(tmp_path / "run", max_epoch=2) as loop:
-            for _ in loop.iter_epochs():
-                list(loop.iter_steps(data))
+        run_over(loop_in(tmp_path / "run", max_epoch=2), data)
 
 
 def test_a_plain_iterable_is_refused_at_the_first_save_inside_a_pass(tmp_path: Path) -> None:
@@ -369,14 +371,10 @@ def test_a_plain_iterable_is_refused_at_the_first_save_inside_a_pass(tmp_path: P
             return iter([1, 2, 3])
 
     saves = [everstep.Checkpoints(Every(steps=2))]
-    with loop_in(tmp_path / "run", max_epoch=2) as loop:  # saves between passes: fine
-        for _ in loop.iter_epochs():
-            list(loop.iter_steps(Plain()))
-    assert loop.step == 6
+    run_over(loop_in(tmp_path / "run", max_epoch=2), Plain())  # saves between passes: fine
+    loop = loop_in(tmp_path / "other", max_epoch=2, services=saves)
     with pytest.raises(NotResumableError, match=r"replay|state_dict"):
-        with loop_in(tmp_path / "other", max_epoch=2, services=saves) as loop:
-            for _ in loop.iter_epochs():
-                list(loop.iter_steps(Plain()))
+        run_over(loop, Plain())
     assert loop.step == 2
 
 
