@@ -120,6 +120,20 @@ def test_changed_data_is_refused(now, message):
         now.open("train", 0, cursor.position(), seed=0)
 
 
+class Drawing(Augmented):
+    def __getitem__(self, index):
+        torch.rand(3)
+        return super().__getitem__(index)
+
+
+def test_collate_has_random_state_of_its_own():
+    one, other = (
+        loader(d, 3, collate_fn=noisy_collate).open("t", 0, seed=0) for d in (Augmented(), Drawing())
+    )
+    for left, right in zip(one, other, strict=True):
+        assert fingerprint(left[1:]) == fingerprint(right[1:])
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

@@ -73,7 +73,12 @@ def _run(make_stream: Callable[[], Stream], seed: int, *, watched: bool = True) 
 
 
 def _drain(
-    cursor: Cursor, pass_index: int, events: list[Any], snapshots: list[_Snapshot] | None = None
+    cursor: Cursor,
+    pass_index: int,
+    events: list[Any],
+    snapshots: list[_Snapshot] | None = None,
+    *,
+    fresh: bool = True,
 ) -> None:
     """Take the rest of a pass as a training loop does, with random numbers drawn in each step."""
 
@@ -84,6 +89,8 @@ def _drain(
     remaining = cursor.remaining()
     taken = 0
     snapshot(False)
+    if fresh:  # a program may draw between the opening of a pass and its first batch
+        _draw_globals()
     while True:
         try:
             batch = next(cursor)
@@ -110,7 +117,7 @@ def _check_resume(make_stream: Callable[[], Stream], whole: _Trace, at: _Snapsho
     )
     _set_globals(at.globals)
     rest: list[Any] = []
-    _drain(cursor, at.pass_index, rest)
+    _drain(cursor, at.pass_index, rest, fresh=not at.batches and not at.ended)
     _close(cursor, str(at))
     expected = whole.passes[at.pass_index][at.batches :]
     _equal_events(expected, rest, f"resumed at {at}")
