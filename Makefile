@@ -29,7 +29,7 @@ check: .venv/.test
 
 # SEED=123 repeats a campaign whose seed was printed.
 torture: .venv/.test
-	@$(BIN)/python -m pytest -q -m torture $(if $(SEED),--kill-seed $(SEED)) $(ARGS)
+	@$(if $(SEED),EVERSTEP_SEED=$(SEED)) $(BIN)/python -m pytest -q -m torture $(ARGS)
 
 bench: .venv/.test
 	@$(BIN)/python bench/overhead.py $(ARGS)
