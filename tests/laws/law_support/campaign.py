@@ -7,6 +7,7 @@ chain number) alone, so that one kill can be aimed again (the machine's timing i
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -18,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.proof.compare import compare_runs
 from law_support import diary
 from law_support.forkserver import ForkServer, Victim
-
-from everstep.proof.compare import compare_runs
 
 CLASSES = ("start-up", "body", "commit", "tail", "shutdown")
 _CLASS_OF = {"opening": "start-up", "over": "shutdown"}
@@ -91,7 +91,7 @@ class Timing:
     @classmethod
     def of(cls, entries: list[diary.Entry], began: float) -> Timing:
         phases: dict[str, list[float]] = {"start-up": [_first(entries, "body") - began]}
-        for entry, after in zip(entries, entries[1:], strict=False):
+        for entry, after in itertools.pairwise(entries):
             phases.setdefault(entry.phase, []).append(after.time - entry.time)
         means = {phase: sum(times) / len(times) for phase, times in phases.items() if phase != "opening"}
         return cls(entries[-1].time - began, {**means, "start-up": phases["start-up"][0]})
@@ -165,8 +165,8 @@ class Campaign:
     def aims(self, number: int) -> Iterator[Aim]:
         """Uniform in wall time, and in between aimed at the phases that are short."""
         draw = random.Random(f"{self.seed}/{self.scenario.name}/{number}")
-        short = "tail" if number % 2 and "tail" in self.scenario.classes else "commit"
-        for phase in (None, "start-up", short, None, "shutdown"):
+        short = [name for name in ("start-up", "commit", "tail") if name in self.scenario.classes]
+        for phase in (None, *short, None, "shutdown"):
             yield Aim(phase, draw.random(), draw.randint(1, 2))
 
     # ------------------------------------------------------------------------------ one kill

@@ -38,8 +38,15 @@ class ForkServer:
     """Starts victims, warm or cold; `close` ends it and all that is left of them."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            env={**os.environ, **_ONE_THREAD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._groups: list[int] = []
+        self.ask({"do": "nothing"})  # it answers when it has imported everything
 
     def start(
         self, script: str, arguments: list[str], log: Path, *, hazard: str | None = None, cold: bool = False
@@ -61,28 +68,19 @@ class ForkServer:
             return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def _warm(self, job: dict[str, Any]) -> Victim:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                env={**os.environ, **_ONE_THREAD},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
         assert job["script"] == "victim", "only the torch victim is worth a warm start"
         return _Warm(self, self.ask({"do": "start", **job}))
 
     def ask(self, request: dict[str, Any]) -> Any:
         """One question to the server process, one answer."""
-        assert self._process is not None and self._process.stdin and self._process.stdout
+        assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
         """End the server, and every victim and loader worker that still runs."""
-        if self._process is not None:
-            self._process.communicate()
+        self._process.communicate()
         for group in self._groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
@@ -114,11 +112,11 @@ def serve() -> dict[str, Any] | None:
     """Answer questions until the client is gone; in a forked victim: return its job at once."""
     for line in sys.stdin:
         request = json.loads(line)
-        answer: int | None
+        answer: int | None = None
         if request["do"] == "poll":
             done, status = os.waitpid(request["pid"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
-        else:
+        elif request["do"] == "start":
             answer = os.fork()
             if answer == 0:
                 return dict(request)
@@ -143,9 +141,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
     import numpy as np
     import torch
-    from law_support import victim
 
     from everstep import hazard
+    from law_support import victim
 
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports torch._dynamo: half of a cold start
     if (job := serve()) is not None:

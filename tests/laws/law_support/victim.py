@@ -1,4 +1,4 @@
-"""A torch training script as a user writes it, to be killed and started again: `python victim.py RUN_DIR ...`.
+"""A torch training script as a user writes it, to be killed and started again: `python victim.py RUN_DIR`.
 
 Dropout, Adam, a learning rate per step and one per epoch, an EMA, and augmentation from the three global
 generators.  The options choose what else; sleeps make short phases long enough to be hit.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Iterator
