@@ -289,6 +289,7 @@ class TrainLoop(Supervisor):
         if self._replaying and self._calls <= current.calls:  # done before the checkpoint
             if self._calls == current.calls and not current.iterating:
                 self._resume_here()
+                self._tail_ready = True
             return iter(())
         reads = None if slot is None else slot.name
         if not self._replaying:
