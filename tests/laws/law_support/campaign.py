@@ -46,7 +46,7 @@ class Scenario:
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("arrays, early stop", ("--data", "arrays", "--patience", "50")),
+        Scenario("arrays, early stop", ("--patience", "1", "--epochs", "8")),
         Scenario("loader", ("--data", "loader")),
         Scenario("loader, 2 workers", ("--data", "loader", "--workers", "2")),
         Scenario("accumulation", ("--accumulate", "3", "--every", "4", "--data", "loader")),

@@ -133,7 +133,7 @@ def services(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
     found: list[everstep.Service] = [everstep.Checkpoints(when)]
     if args.patience:
-        found.append(everstep.EarlyStop("valid_loss", patience=args.patience))
+        found.append(everstep.EarlyStop("valid_loss", patience=args.patience, min_delta=0.08))
         found.append(everstep.Best("valid_loss"))
     return found
 
@@ -169,7 +169,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
             begins("tail", loop.step)
             training.per_epoch.step()
             if args.evaluate == "isolated":
-                with loop.evaluation():
+                with loop.evaluation(), loop.timeit("valid_time"):
                     loop.collect_metrics(valid_loss=training.evaluate())
             elif args.evaluate == "bare":
                 loop.collect_metrics(valid_loss=training.evaluate())

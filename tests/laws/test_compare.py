@@ -1,0 +1,246 @@
+"""The comparator itself: one flipped bit anywhere in a run is found; only the clock may differ."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from law_support.forkserver import ForkServer
+
+from everstep.checkpoint import Store
+from everstep.errors import DamagedCheckpointError, RunDirError
+from everstep.proof.compare import compare_runs, state_leaves
+from everstep.record import RunJournal, frames
+
+WALL = {"wall/segment", "wall/seconds"}
+"""The leaves that may differ between equal runs.  Law 1 is as strong as this list is short."""
+
+
+@pytest.fixture(scope="module")
+def run(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with every kind of leaf: its last state stands inside an accumulation window."""
+    folder = tmp_path_factory.mktemp("run")
+    options = ("--epochs", "2", "--sleep", "0", "--accumulate", "3", "--patience", "9", "--data", "plain")
+    assert server.run("victim", [str(folder / "a"), *options], folder / "log") == 0
+    return folder / "a"
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "b"))
+
+
+def test_a_run_equals_its_copy(run: Path, copied: Path) -> None:
+    assert compare_runs(run, copied) == []
+
+
+def test_only_these_leaves_depend_on_the_clock(run: Path) -> None:
+    store = Store(run, 0, print)
+    for name in store.names():
+        leaves = state_leaves(store.read(name))
+        assert {path for path in leaves if path.split("/")[0].removesuffix("#") == "wall"} == WALL
+
+
+# ---------------------------------------------------------------------------------------- leaves
+
+
+def tampered(run_dir: Path, change: Callable[[dict[str, Any], Any], None]) -> None:
+    """Commit the run's last checkpoint again, with `change(arrays, structure)` applied."""
+    store = Store(run_dir, 99, lambda _: None)
+    last = store.read(store.names()[-1])
+    structure: Any = copy.deepcopy(last.structure)
+    change(last.arrays, structure)
+    shutil.rmtree(last.path)
+    store.commit(
+        last.name,
+        structure,
+        last.arrays,
+        digest="0",
+        epoch=last.epoch,
+        phase=last.phase,
+        partial=last.partial,
+        meta=last.meta,
+    )
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "user/model/",
+        "user/optimizer/",
+        "user/ema/",
+        "gradients/",
+        "rng/rank0/python/",
+        "rng/rank0/numpy/",
+        "rng/rank0/torch/",
+    ],
+)
+def test_one_bit_of_an_array(run: Path, copied: Path, start: str) -> None:
+    flipped = []
+
+    def change(arrays: dict[str, Any], structure: Any) -> None:
+        name = next(name for name in arrays if name.startswith(start))
+        arrays[name].data[-1] ^= 1
+        flipped.append(name)
+
+    tampered(copied, change)
+    assert [one.path for one in compare_runs(run, copied)] == [f"leaf/{flipped[0]}"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "user/notes/seen",
+        "user/notes/longest",
+        "user/per_step/last_epoch",
+        "progress/step",
+        "progress/updates",
+        "streams/train/pass",
+        "rng/rank0/numpy/state/pos",
+        "services/early stop valid_loss/state/best",
+        "services/best valid_loss/state/step",
+        "services/metrics/state/readers/print steps/windows/loss/mean",
+    ],
+)
+def test_one_bit_of_a_value(run: Path, copied: Path, path: str) -> None:
+    def change(arrays: dict[str, Any], structure: Any) -> None:
+        *above, last = path.split("/")
+        for part in above:
+            structure = structure[part]
+        value = structure[last]
+        flipped = np.array(value).view(np.uint64) ^ np.uint64(1)
+        structure[last] = flipped.view(np.array(value).dtype).item()
+        assert structure[last] != value
+
+    tampered(copied, change)
+    assert [one.path for one in compare_runs(run, copied)] == [f"leaf/{path}"]
+
+
+def test_an_array_of_another_type_is_another_leaf(run: Path, copied: Path) -> None:
+    def change(arrays: dict[str, Any], structure: Any) -> None:
+        arrays["user/model/0.bias"].dtype = "I32"
+
+    tampered(copied, change)
+    assert [one.path for one in compare_runs(run, copied)] == ["leaf/user/model/0.bias#"]
+
+
+def test_a_leaf_that_is_gone(run: Path, copied: Path) -> None:
+    def change(arrays: dict[str, Any], structure: Any) -> None:
+        del structure["user"]["notes"]["seen"]
+
+    tampered(copied, change)
+    [found] = compare_runs(run, copied)
+    assert (found.path, found.b) == ("leaf/user/notes/seen", "absent")
+    assert compare_runs(run, copied, shared=True) == []
+
+
+def test_the_clock_may_differ(run: Path, copied: Path) -> None:
+    def change(arrays: dict[str, Any], structure: Any) -> None:
+        structure["wall"]["seconds"] += 1
+
+    tampered(copied, change)
+    assert compare_runs(run, copied) == []
+
+
+def test_damaged_best_weights(run: Path, copied: Path) -> None:
+    for weights in copied.glob("best/valid_loss/*/arrays.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(DamagedCheckpointError, match="best/valid_loss"):
+        compare_runs(run, copied)
+
+
+def test_other_best_weights(run: Path, copied: Path) -> None:
+    older, newer = sorted((copied / "best" / "valid_loss").iterdir())
+    shutil.copytree(older, newer, dirs_exist_ok=True)
+    found = [one.path for one in compare_runs(run, copied)]
+    assert "best/valid_loss/user/model/0.weight" in found
+    assert all(path.startswith("best/valid_loss/user/") for path in found)
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+def rewritten(run_dir: Path, change: Callable[[frames.Block], Iterator[frames.Block]]) -> None:
+    """Write the journal's only file again, each block replaced by those of `change(block)`."""
+    [path] = (run_dir / "journal").iterdir()
+    data = path.read_bytes()
+    out = bytearray(data[: frames.HEADER_SIZE])
+    for frame in frames.scan(data, frames.HEADER_SIZE):
+        assert isinstance(frame, frames.Frame)
+        payloads = [bytes(frame.payload)]
+        if frame.kind == frames.METRICS:
+            block = frames.unpack_block(frame.payload)
+            payloads = [frames.pack_block(each, 0.0) for each in change(block)]
+        for payload in payloads:
+            out += frames.pack_frame(frame.kind, frame.offset, payload)
+    path.write_bytes(out)
+
+
+def first(phase: str, apply: Callable[[frames.Block], list[frames.Block]]) -> Any:
+    """A change of the first block of a phase whose rows count."""
+    done: list[bool] = []
+
+    def change(block: frames.Block) -> Iterator[frames.Block]:
+        if block.phase == phase and not block.wall and not done:
+            done.append(True)
+            yield from apply(block)
+        else:
+            yield block
+
+    return change
+
+
+def flip_value(block: frames.Block) -> list[frames.Block]:
+    [bits] = np.array(block.values[:1]).view(np.uint64) ^ np.uint64(1)
+    return [block._replace(values=[float(np.uint64(bits).view(np.float64)), *block.values[1:]])]
+
+
+def flip_count(block: frames.Block) -> list[frames.Block]:
+    return [block._replace(counts=[block.counts[0] ^ 1, *block.counts[1:]])]
+
+
+def twice(block: frames.Block) -> list[frames.Block]:
+    return [
+        block,
+        block._replace(**{c: getattr(block, c)[:1] for c in ("steps", "values", "counts", "seqs")}),
+    ]
+
+
+def drop_first(block: frames.Block) -> list[frames.Block]:
+    rest = block._replace(**{c: getattr(block, c)[1:] for c in ("steps", "values", "counts", "seqs")})
+    return [rest] if rest.steps else []
+
+
+@pytest.mark.parametrize("change", [flip_value, flip_count, twice, drop_first])
+@pytest.mark.parametrize("phase", ["step", "tail", "epoch"])
+def test_one_row(run: Path, copied: Path, phase: str, change: Any) -> None:
+    rewritten(copied, first(phase, change))
+    [found] = compare_runs(run, copied)
+    assert found.path.startswith("row/") and f"/{phase}/" in found.path
+    assert (found.b == "absent") == (change is drop_first)
+    assert ("2 times" in found.b) == (change is twice)
+
+
+def test_a_row_that_both_have_twice_is_a_difference(run: Path, copied: Path, tmp_path: Path) -> None:
+    rewritten(copied, first("step", twice))
+    [found] = compare_runs(copied, Path(shutil.copytree(copied, tmp_path / "c")))
+    assert "2 times" in found.a and "2 times" in found.b
+
+
+def test_rows_of_the_clock_may_differ(run: Path, copied: Path) -> None:
+    def change(block: frames.Block) -> Iterator[frames.Block]:
+        yield block._replace(values=[value + 1 for value in block.values]) if block.wall else block
+
+    rewritten(copied, change)
+    assert any(row.wall for row in RunJournal(run).rows())
+    assert compare_runs(run, copied) == []
+
+
+def test_a_folder_that_is_no_run(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunDirError):
+        compare_runs(run, tmp_path)
