@@ -1,0 +1,88 @@
+"""What the snippets of the documentation may take for granted, by the names in their comments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+import everstep
+
+
+def digits() -> dict[str, Any]:
+    """A classifier small enough for a snippet: `x`, `y`, `model`, `optimizer`, `valid`, `evaluate` ..."""
+    torch.manual_seed(0)
+    x, y = torch.randn(96, 16), torch.arange(96) % 4
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4))
+
+    def evaluate(model: torch.nn.Module, data: Any) -> float:
+        with torch.no_grad():
+            return float(cross_entropy(model(data[0]), data[1]))
+
+    return {
+        "everstep": everstep,
+        "torch": torch,
+        "cross_entropy": cross_entropy,
+        "x": x,
+        "y": y,
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters(), lr=1e-2),
+        "valid": (x[:24], y[:24]),
+        "evaluate": evaluate,
+    }
+
+
+def training() -> dict[str, Any]:
+    """`digits` with a stream `train` and a function `train_step(batch)` that returns the loss."""
+    names = digits()
+    model, optimizer = names["model"], names["optimizer"]
+
+    def train_step(batch: Any) -> torch.Tensor:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    train = everstep.data.arrays(names["x"], names["y"], batch_size=32, shuffle=True, seed=0)
+    return {**names, "train": train, "train_step": train_step}
+
+
+def trained() -> dict[str, Any]:
+    """`training`, and a run of two epochs in `runs/digits`, finished."""
+    names = training()
+    state = {"model": names["model"], "optimizer": names["optimizer"]}
+    with everstep.TrainLoop("runs/digits", state, max_epoch=2, default_services=False) as loop:
+        for _epoch in loop.iter_epochs():
+            for _step, batch in loop.iter_steps(names["train"]):
+                loop.collect_metrics(loss=names["train_step"](batch))
+            loop.collect_metrics(valid_loss=evaluate_now(names))
+    return {**names, "state": state}
+
+
+def evaluate_now(names: dict[str, Any]) -> float:
+    return float(names["evaluate"](names["model"], names["valid"]))
+
+
+def dataset() -> dict[str, Any]:
+    """`digits` with a map-style `Dataset` class, whose samples are drawn with augmentation."""
+    names = digits()
+
+    class Dataset(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(16) + index, index % 4
+
+    return {**names, "Dataset": Dataset}
+
+
+def bare() -> dict[str, Any]:
+    """Only the imports: `everstep`, `torch`, `numpy as np`."""
+    return {"everstep": everstep, "torch": torch, "np": np}
+
+
+SETUPS = {setup.__name__: setup for setup in (bare, digits, training, trained, dataset)}
