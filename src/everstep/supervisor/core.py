@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Moment, ServiceFunction
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, UsageError, nearest
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
 from everstep.services.function import SCHEDULED, FunctionService
 from everstep.supervisor.engine import Run, checked_limit
-from everstep.supervisor.streams import Endless
+from everstep.supervisor.progress import StopRecord
+from everstep.supervisor.streams import Endless, StreamSlot
 from everstep.supervisor.threads import PeriodicThread
 
 
@@ -92,11 +93,13 @@ class Supervisor(Run):
 
         Raises:
             Interrupted: a signal, or the time budget; the state is saved.
-            UsageError: before the first `should_stop()`.
+            UsageError: before the first `should_stop()`, or after the step at which the loop was to end.
             MetricError: a value is not one real number.
         """
         if self._phase != "open" or not self._begun:
             self._require_begun()
+        if self._progress.stop is not None:
+            self._require_goes_on(self._progress.stop)
         if metrics:
             step = self._progress.step + 1
             self._collector.pending.extend([(step, n, to_scalar(n, v)) for n, v in metrics.items()])
@@ -119,9 +122,26 @@ class Supervisor(Run):
         if self._streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._streams.bind(data, name)
+        self._passes_changed(slot, passes)
         endless = Endless(slot, passes, self._require_begun, lambda: self._stream_ended(name, passes or 0))
         self._endless.append(endless)
         return endless
+
+    def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
+        """A run that had used up this stream's passes goes on where there are more now."""
+        stop = self._progress.stop
+        more = passes is None or slot.pass_index + slot.in_pass < passes
+        if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
+            self._progress.stop = None
+            self.println(f"stream {slot.name!r} has more passes now: the run goes on")
+
+    def _require_goes_on(self, stop: StopRecord) -> None:
+        """The step in which a stop was requested is completed; none is where a boundary decided it."""
+        if stop.kind not in ("request", "stream"):
+            raise UsageError(
+                f"advance() after the loop was to end ({stop.reason}); ask before each step: "
+                "while not sv.should_stop()"
+            )
 
     def request_stop(self, reason: str = "request_stop() was called") -> None:
         """End the loop's iterators.  What follows them runs, and the run is finished.

@@ -413,22 +413,21 @@ class Run:
     def _apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
         for service, action in actions:
             if isinstance(action, Stop):
-                self._decide_stop(action.reason, "service", service, failed=action.failed)
+                by = None if service is None else service.name
+                self._decide_stop(action.reason, "service", by, failed=action.failed)
                 self._tainted = self._tainted or action.failed
             elif isinstance(action, Interrupt):
                 self._interruption = self._interruption or action
             elif isinstance(action, Save):
                 self._save_asked = True
 
-    def _decide_stop(
-        self, reason: str, kind: str, by: Service | None = None, *, failed: bool = False
-    ) -> None:
+    def _decide_stop(self, reason: str, kind: str, by: str | None = None, *, failed: bool = False) -> None:
         """The first reason counts, but for a failure, which an orderly end must not hide."""
         stop = self._progress.stop
         if stop is None or (failed and not stop.failed):
-            name = None if by is None else by.name
-            self._progress.stop = StopRecord(reason, kind, name, self._limits(), failed)
-            self._journal.event("stop", {"reason": reason, "kind": kind, "by": name, "step": self.step})
+            self._progress.stop = StopRecord(reason, kind, by, self._limits(), failed)
+            self._journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": self.step})
+            self._save_asked = True  # so that a restart ends the same way
             self._wake()
 
     def _limits_changed(self) -> None:
@@ -442,7 +441,7 @@ class Run:
         self._wake()
 
     def _stream_ended(self, name: str, passes: int) -> None:
-        self._decide_stop(f"stream {name!r} ended after {passes} passes", "stream")
+        self._decide_stop(f"stream {name!r} ended after {passes} passes", "stream", name)
 
     def _check_optimizers(self, at_epoch_end: bool) -> None:
         """Every optimizer that steps the state must be in it, and one that is in it must step."""
@@ -725,11 +724,12 @@ class Run:
         return stop is not None and not stop.failed
 
     def _save_last(self) -> None:
-        """Save the state after the last completed step, where no boundary has."""
+        """Save the state after the last completed step, where no boundary has or a stop came later."""
         current = self._progress
-        if not self._begun or current.step in (0, self._recovered.step):
+        saved = self._recovered.step if self._snapshot is None else self._snapshot.name.step
+        if not self._begun:
             return
-        if self._snapshot is not None and self._snapshot.name.step == current.step:
+        if saved == current.step and not self._save_asked:
             self._commit_kept()
             return
         if sum(endless.drawn for endless in self._endless) != self._drawn:
@@ -737,7 +737,7 @@ class Run:
                 "a batch was drawn and its step not completed by advance(): it is not part of the last save"
             )
             return
-        self._save([(None, Save())], "step")
+        self._save([(None, Save())], "step" if current.step else "epoch")
 
     def _restore_best(self) -> None:
         service, best = self._board.find(Best), self.best

@@ -234,10 +234,10 @@ class Opening:
         where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
         if finished:
             assert progress.stop is not None
-            remedy = "raise a limit" if progress.stop.by is None else f"change or remove {progress.stop.by!r}"
+            stop = progress.stop
+            remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
             self._say(
-                f"this run is finished at {where} ({progress.stop.reason}); no step is run; "
-                f"to continue, {remedy}"
+                f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
             )
         else:
             self._say(f"resuming {where}, from {checkpoint.path}")
@@ -296,7 +296,7 @@ def _reopened(
     stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:
     """Why a run that was ending goes on, None if it does not."""
-    if stop.by is not None:  # a service decided: only its change reopens the run
+    if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
         present = any(service.name == stop.by for service in board)
         if present and board.controllers().get(stop.by) == stored.get(stop.by):
             return None

@@ -16,7 +16,7 @@ class StopRecord:
     Attributes:
         reason: in words, as shown to the user.
         kind: "max_step", "max_epoch", "stream" (a stream's passes are used up), "service" or "request".
-        by: name of the service that decided, None for the others.
+        by: name of the service that decided, or of the stream that ended; None for the others.
         limits: max_step and max_epoch when it was decided; raising one of them reopens the run,
             unless a service decided.
         failed: whether the process must exit with status 1.

@@ -1,0 +1,444 @@
+"""A loop of one's own under a Supervisor: its few calls, their order, streams, threads, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Every, Supervisor
+from everstep.errors import ConfigError, DataError, Interrupted, MetricError, NotResumableError, UsageError
+from everstep.testing import ManualClock, nothing_left
+from tiny_runs import Boom, events, rows
+
+Hook = Callable[[Supervisor, int], object]
+
+
+class Walk:
+    """A Supervisor program with a stream, noise and momentum; call `run` once."""
+
+    def __init__(self, run_dir: Path, *, passes: int | None = None, **arguments: Any) -> None:
+        self.run_dir, self.passes = run_dir, passes
+        self.w, self.momentum = np.zeros(3), np.zeros(3)
+        self.data = everstep.data.arrays(np.arange(10), batch_size=2, shuffle=True)
+        self.seen: list[tuple[int, ...]] = []
+        self.lines: list[str] = []
+        arguments = {"seed": 3, "state": {"w": self.w, "momentum": self.momentum}, **arguments}
+        services = [*arguments.pop("services", ()), everstep.Console(sink=self.lines.append)]
+        self.sv = Supervisor(run_dir, services=services, **arguments)
+
+    def run(self, inside: Hook = lambda sv, step: None) -> Walk:
+        with self.sv as sv:
+            batches = sv.stream(self.data, passes=self.passes)
+            while not sv.should_stop():
+                (ids,) = next(batches)
+                gradient = self.w - ids.mean() + np.random.standard_normal(3)
+                self.momentum[:] = 0.9 * self.momentum + gradient
+                self.w -= 0.1 * self.momentum
+                inside(sv, sv.step + 1)
+                sv.advance(loss=float(gradient @ gradient))
+                self.seen.append(tuple(int(i) for i in ids))
+        return self
+
+    def result(self) -> Any:
+        return self.w.tobytes(), self.sv.ending.digest, rows(self.run_dir)
+
+
+def boom_at(at: int, error: type[BaseException] = Boom) -> Hook:
+    def hook(sv: Supervisor, step: int) -> None:
+        if step == at:
+            raise error(f"at {at}")
+
+    return hook
+
+
+def quiet(run_dir: Path, **arguments: Any) -> Supervisor:
+    return Supervisor(run_dir, services=[everstep.Console(sink=lambda line: None)], **arguments)
+
+
+# ------------------------------------------------------------------------------------------- the loop
+
+
+def test_a_loop_of_ones_own_stops_at_the_exact_step_and_saves_the_last(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", max_step=12).run()
+    ending = walk.sv.ending
+    assert (ending.step, ending.finished, ending.reason) == (12, True, "max_step 12 is reached")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000012").is_dir()
+    assert [r[1] for r in rows(tmp_path / "run", "step")] == list(range(1, 13))
+    again = Walk(tmp_path / "run", max_step=12).run()
+    assert again.seen == [] and again.w.tobytes() == walk.w.tobytes()
+
+
+@pytest.mark.parametrize("every", [1, 4, 100])
+@pytest.mark.parametrize("at", [1, 2, 6, 11])
+def test_a_crash_at_any_step_resumes_exactly(tmp_path: Path, every: int, at: int) -> None:
+    def start(name: str) -> Walk:
+        return Walk(tmp_path / name, max_step=13, services=[everstep.Checkpoints(Every(steps=every))])
+
+    straight = start("straight").run()
+    with pytest.raises(Boom):
+        start("run").run(boom_at(at))
+    again = start("run").run()
+    assert again.sv.resumed and again.sv.segment == 2
+    assert again.seen == straight.seen[(at - 1) // every * every :]
+    assert again.result() == straight.result()
+
+
+def test_a_raised_max_step_is_a_straight_run(tmp_path: Path) -> None:
+    straight = Walk(tmp_path / "straight", max_step=13).run()
+    for limit in (3, 5, 11, 13):
+        walk = Walk(tmp_path / "run", max_step=limit).run()
+    assert walk.result() == straight.result()
+
+
+def test_progress_and_eta(tmp_path: Path) -> None:
+    clock = ManualClock()
+    seen = []
+
+    def inside(sv: Supervisor, step: int) -> None:
+        clock.advance(2.0)
+        seen.append(sv.get_progress())
+        if step == 6:
+            eta = sv.get_eta()
+            assert eta is not None and eta == pytest.approx(2 * 5 - 2)
+
+    walk = Walk(tmp_path / "run", max_step=10, clock=clock)
+    walk.sv.on("AFTER_STEP", lambda b: None)
+    walk.run(inside)
+    assert seen == [i / 10 for i in range(10)]
+
+
+def test_request_stop_ends_the_loop_after_the_step(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run").run(lambda sv, step: sv.request_stop("enough") if step == 4 else None)
+    assert (walk.sv.step, walk.sv.ending.reason, walk.sv.ending.finished) == (4, "enough", True)
+    assert [e["reason"] for e in events(tmp_path / "run", "stop")] == ["enough"]
+
+
+def test_metric_values_are_checked(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=1) as sv:
+        sv.should_stop()
+        with pytest.raises(MetricError, match="'loss' is 'high'"):
+            sv.advance(loss="high")
+        assert sv.step == 0
+        sv.advance(loss=1.0)
+
+
+# ------------------------------------------------------------------------------------- order of use
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("should_stop", lambda sv: sv.should_stop()),
+        ("advance", lambda sv: sv.advance()),
+        ("stream", lambda sv: sv.stream([1])),
+        ("request_stop", lambda sv: sv.request_stop()),
+        ("make_checkpoint", lambda sv: sv.make_checkpoint()),
+        ("loop", lambda sv: sv.loop(1, print)),
+    ],
+)
+def test_use_before_and_after_the_with_block(
+    tmp_path: Path, name: str, call: Callable[[Supervisor], object]
+) -> None:
+    sv = quiet(tmp_path / "run", max_step=1)
+    with pytest.raises(UsageError, match=rf"{name}\(\) before the with block; enter it first"):
+        call(sv)
+    with sv:
+        sv.should_stop()
+        sv.advance()
+    with pytest.raises(UsageError, match=rf"{name}\(\) after the with block has ended; make a new"):
+        call(sv)
+
+
+def test_drawing_or_advancing_before_the_first_should_stop(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=1) as sv:
+        batches = sv.stream([1, 2])
+        with pytest.raises(UsageError, match=r"before the first should_stop\(\)"):
+            next(batches)
+        with pytest.raises(UsageError, match=r"before the first should_stop\(\)"):
+            sv.advance()
+        assert not sv.should_stop()
+        assert next(batches) == 1
+        sv.advance()
+
+
+def test_a_step_after_the_stop_is_refused(tmp_path: Path) -> None:
+    sv = quiet(tmp_path / "run", max_step=3)
+
+    def never_asks() -> None:
+        with sv:
+            sv.should_stop()
+            for _ in range(10):
+                sv.advance()
+
+    with pytest.raises(UsageError, match=r"max_step 3 is reached.*while not sv.should_stop\(\)"):
+        never_asks()
+    assert sv.ending.step == 3
+    with quiet(tmp_path / "run", max_step=3) as again:
+        assert again.should_stop()
+        with pytest.raises(UsageError, match="max_step 3 is reached"):
+            again.advance()
+
+
+def test_no_stream_is_warned_once(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=3) as sv:
+        while not sv.should_stop():
+            sv.advance()
+    assert len(sv.ending.warnings) == 1
+    assert "no stream is registered" in sv.ending.warnings[0] and "sv.stream(data)" in sv.ending.warnings[0]
+
+
+def test_a_loop_left_by_break_saves_its_last_step(tmp_path: Path) -> None:
+    def train(run_dir: Path, leave: int | None) -> Walk:
+        walk = Walk(run_dir, max_step=9, services=[everstep.Checkpoints(everstep.Never())])
+        with walk.sv as sv:
+            batches = sv.stream(walk.data)
+            while not sv.should_stop():
+                (ids,) = next(batches)
+                walk.w += ids.mean() + np.random.standard_normal(3)
+                sv.advance(loss=1.0)
+                if sv.step == leave:
+                    break
+        return walk
+
+    straight = train(tmp_path / "straight", None)
+    left = train(tmp_path / "run", 5)
+    assert not left.sv.ending.finished
+    again = train(tmp_path / "run", None)
+    assert again.sv.ending.resumed_from == "step-00000005"
+    assert again.result() == straight.result()
+
+
+def test_a_batch_without_its_advance_is_not_part_of_the_last_save(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", max_step=9)
+    with walk.sv as sv:
+        batches = sv.stream(walk.data)
+        for _ in range(3):
+            sv.should_stop()
+            next(batches)
+            sv.advance()
+        next(batches)
+    assert any("its step not completed by advance()" in w for w in walk.sv.ending.warnings)
+
+
+# ------------------------------------------------------------------------------------------- streams
+
+
+def test_passes_end_the_loop_cleanly(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", passes=2).run()
+    ending = walk.sv.ending
+    assert (ending.step, ending.finished, ending.reason) == (10, True, "stream 'train' ended after 2 passes")
+    assert sorted(i for ids in walk.seen[:5] for i in ids) == list(range(10))
+    assert sorted(i for ids in walk.seen[5:] for i in ids) == list(range(10))
+    assert walk.seen[:5] != walk.seen[5:]
+    again = Walk(tmp_path / "run", passes=2).run()
+    assert again.seen == [] and again.sv.ending.finished
+
+
+def test_passes_resume_exactly(tmp_path: Path) -> None:
+    straight = Walk(tmp_path / "straight", passes=2).run()
+    for at in (2, 5, 6, 10):
+        with pytest.raises(Boom):
+            Walk(tmp_path / "run", passes=2, services=[everstep.Checkpoints(Every(steps=1))]).run(boom_at(at))
+    again = Walk(tmp_path / "run", passes=2, services=[everstep.Checkpoints(Every(steps=1))]).run()
+    assert again.result() == straight.result()
+
+
+def test_more_passes_continue_a_run_that_used_its_up(tmp_path: Path) -> None:
+    straight = Walk(tmp_path / "straight", passes=3).run()
+    Walk(tmp_path / "run", passes=2).run()
+    walk = Walk(tmp_path / "run", passes=3).run()
+    assert walk.seen == straight.seen[10:]
+    assert walk.result() == straight.result()
+
+
+def test_a_stop_iteration_of_the_users_own_is_an_error(tmp_path: Path) -> None:
+    def inside(sv: Supervisor, step: int) -> None:
+        next(iter(()))
+
+    with pytest.raises((StopIteration, RuntimeError)):
+        Walk(tmp_path / "run", max_step=3).run(inside)
+
+
+@pytest.mark.parametrize("passes", [0, -1, 1.5])
+def test_passes_must_be_positive(tmp_path: Path, passes: Any) -> None:
+    with quiet(tmp_path / "run", max_step=1) as sv:
+        with pytest.raises(ConfigError, match=f"passes={passes}"):
+            sv.stream([1], passes=passes)
+
+
+def test_two_streams_need_two_names(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=2) as sv:
+        first = sv.stream([1, 2])
+        with pytest.raises(ConfigError, match=r"'train' is in use.*name=\"train2\""):
+            sv.stream([3, 4])
+        second = sv.stream([3, 4], "train2")
+        pairs = []
+        while not sv.should_stop():
+            pairs.append((next(first), next(second)))
+            sv.advance()
+    assert pairs == [(1, 3), (2, 4)]
+
+
+def test_a_stream_that_the_program_forgot_on_resume(tmp_path: Path) -> None:
+    Walk(tmp_path / "run", max_step=3).run()
+    with quiet(tmp_path / "run", max_step=5, seed=3, state={"w": np.zeros(3), "momentum": np.zeros(3)}) as sv:
+        sv.stream(everstep.data.arrays(np.arange(10), batch_size=2, shuffle=True), "training")
+        with pytest.raises(UsageError, match=r"stream 'train'.*did you mean 'training'"):
+            sv.should_stop()
+
+
+def test_a_stream_without_batches(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=1) as sv:
+        batches = sv.stream([])
+        sv.should_stop()
+        with pytest.raises(DataError, match="gave no batch in a whole pass"):
+            next(batches)
+
+
+def test_a_plain_iterable_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    class Plain:
+        def __iter__(self) -> Any:
+            return iter([1, 2, 3])
+
+    sv = quiet(tmp_path / "run", max_step=2)
+
+    def train() -> None:
+        with sv:
+            batches = sv.stream(Plain())
+            while not sv.should_stop():
+                next(batches)
+                sv.advance()
+
+    with pytest.raises(NotResumableError, match="replay"):
+        train()
+
+
+# ------------------------------------------------------------------------------------------ threads
+
+
+def test_a_periodic_function_runs_at_once_and_again_until_the_end(tmp_path: Path) -> None:
+    calls: list[str] = []
+    twice = threading.Event()
+
+    def beat() -> None:
+        calls.append(threading.current_thread().name)
+        if len(calls) >= 2:
+            twice.set()
+
+    with nothing_left():
+        walk = Walk(tmp_path / "run", max_step=2)
+        with walk.sv as sv:
+            sv.loop(0.001, beat)
+            assert twice.wait(10)
+    assert all("beat" in name for name in calls)
+
+
+def test_a_failing_periodic_function_ends_the_training_with_its_own_traceback(tmp_path: Path) -> None:
+    failed = threading.Event()
+
+    def breaks_here() -> None:
+        failed.set()
+        raise Boom("in the background")
+
+    walk = Walk(tmp_path / "run", max_step=100_000)
+
+    def inside(sv: Supervisor, step: int) -> None:
+        if step == 3:
+            sv.loop(60, breaks_here)
+            assert failed.wait(10)
+
+    with nothing_left(), pytest.raises(Boom, match="in the background") as raised:
+        walk.run(inside)
+    assert "breaks_here" in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert not walk.sv.ending.finished and 3 <= walk.sv.ending.step < 100_000
+
+
+def test_an_error_in_a_thread_of_ones_own(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", max_step=100_000)
+
+    def work(sv: Supervisor) -> None:
+        with sv.stop_on_exception():
+            raise Boom("elsewhere")
+
+    def inside(sv: Supervisor, step: int) -> None:
+        if step == 2:
+            thread = threading.Thread(target=work, args=(sv,))
+            thread.start()
+            thread.join()
+
+    with pytest.raises(Boom, match="elsewhere"):
+        walk.run(inside)
+    assert walk.sv.ending.step == 2
+
+
+def test_an_error_that_comes_after_the_last_step_surfaces_too(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", max_step=2)
+
+    def train() -> None:
+        with walk.sv as sv:
+            sv.stream(walk.data)
+            with sv.stop_on_exception():
+                raise Boom("late")
+
+    with pytest.raises(Boom, match="late"):
+        train()
+
+
+@pytest.mark.parametrize("seconds", [-1, "1", None, True, float("nan")])
+def test_the_interval_of_a_periodic_function(tmp_path: Path, seconds: Any) -> None:
+    with quiet(tmp_path / "run", max_step=1) as sv:
+        with pytest.raises(ConfigError, match=r"give a number of seconds, 0 or more"):
+            sv.loop(seconds, print)
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_saves_after_the_step_and_ends_with_its_exit_code(tmp_path: Path, number: int) -> None:
+    straight = Walk(tmp_path / "straight", max_step=8).run()
+    walk = Walk(tmp_path / "run", max_step=8, services=[everstep.Checkpoints(everstep.Never())])
+    with nothing_left(), pytest.raises(Interrupted) as raised:
+        walk.run(lambda sv, step: os.kill(os.getpid(), number) if step == 5 else None)
+    assert raised.value.code == 128 + number
+    assert walk.sv.ending.step == 5
+    assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
+    assert any("start again to go on" in line for line in walk.lines)
+    again = Walk(tmp_path / "run", max_step=8).run()
+    assert again.seen == straight.seen[5:] and again.result() == straight.result()
+
+
+def test_a_signal_that_comes_while_the_loop_ends_still_gives_its_exit_code(tmp_path: Path) -> None:
+    walk = Walk(tmp_path / "run", max_step=2)
+
+    def train() -> None:
+        with walk.sv as sv:
+            batches = sv.stream(walk.data)
+            while not sv.should_stop():
+                next(batches)
+                sv.advance()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as raised:
+        train()
+    assert raised.value.code == 128 + signal.SIGTERM
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+def test_a_supervisor_in_another_thread_installs_no_handlers(tmp_path: Path) -> None:
+    results: list[Walk] = []
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=lambda: results.append(Walk(tmp_path / "run", max_step=2).run()))
+    thread.start()
+    thread.join()
+    assert results[0].sv.ending.finished
+    assert before == {n: signal.getsignal(n) for n in before}
