@@ -52,6 +52,13 @@ class InitFrom:
         for name in self.reset:
             if name not in _RESETS:
                 raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
+        for name in ("include", "exclude"):
+            try:
+                re.compile(getattr(self, name) or "")
+            except re.error as error:
+                raise ConfigError(
+                    f"InitFrom({name}={getattr(self, name)!r}): {error}; give a regular expression"
+                ) from error
         for name in ("on_missing", "on_unexpected", "on_reshaped"):
             if getattr(self, name) not in ("error", "warn", "skip"):
                 raise ConfigError(f'InitFrom({name}={getattr(self, name)!r}): give "error", "warn" or "skip"')

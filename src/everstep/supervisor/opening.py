@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from everstep import backends
-from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, trial_write
+from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
@@ -137,6 +137,10 @@ class Opening:
                 self.store.supersede_all()
                 self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
+        if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
+            asked = Path(asked)
+            if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
+                asked = asked.name
         checkpoint, notes = self.store.find(asked)
         for note in notes:
             self._say(note)
@@ -171,7 +175,7 @@ class Opening:
             if reopened is not None and checkpoint.partial:
                 inside = CheckpointName(checkpoint.name.step)
                 self._say(f"{reopened}: the epoch goes on from {inside}")
-                checkpoint = self.store.read(inside)
+                checkpoint = read_checkpoint(checkpoint.path.with_name(str(inside)))
                 tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
                 progress = Progress.from_tree(tree["progress"])
             if reopened is not None:
@@ -180,10 +184,10 @@ class Opening:
         self._compare(progress, board, meta["controllers"], reopened)
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
         user.load(tree, progress.updates)
-        ours = checkpoint.path == self.store.path(checkpoint.name)
-        if ours:
-            self.store.supersede_after(checkpoint.name)
-        parent = Position(*meta["journal"]) if ours else None
+        if checkpoint.path != self.store.path(checkpoint.name):
+            meta = self._adopt(checkpoint)
+        self.store.supersede_after(checkpoint.name)
+        parent = None if meta["journal"] is None else Position(*meta["journal"])
         finished = stop is not None and self._journal.ended() is not None
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
@@ -195,7 +199,7 @@ class Opening:
             checkpoint=str(checkpoint.name),
             random=tree["rng"]["rank0"],
             parent=parent,
-            replay=Replay(self._journal.superseded_after(parent) if ours else {}),
+            replay=Replay({} if parent is None else self._journal.superseded_after(parent)),
             collector=tree["services"]["metrics"]["state"],
             services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
             streams=tree["streams"],
@@ -203,6 +207,23 @@ class Opening:
             digest=checkpoint.digest,
             wall=tree["wall"],
         )
+
+    def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
+        """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
+        foreign: Any = checkpoint.meta
+        meta: dict[str, Json] = {**foreign, "journal": None}
+        self.store.commit(
+            checkpoint.name,
+            checkpoint.structure,
+            checkpoint.arrays,
+            digest=checkpoint.digest,
+            epoch=checkpoint.epoch,
+            phase=checkpoint.phase,
+            partial=checkpoint.partial,
+            meta=meta,
+        )
+        self._say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
+        return meta
 
     def _compare(
         self, progress: Progress, board: ServiceBoard, stored: dict[str, Json], reopened: str | None
