@@ -1,0 +1,49 @@
+"""docs/capabilities.md names tests that exist and run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TESTS = ROOT / "tests"
+
+ROWS = {
+    int(line.split("|")[1]): re.findall(r"`([\w/]+\.py::\w+)`", line)
+    for line in (ROOT / "docs" / "capabilities.md").read_text().splitlines()
+    if re.match(r"\| \d+ \|", line)
+}
+EXPECTED = {1, *range(3, 6), 12, *range(15, 22), *range(23, 28), 31, 32, 36, *range(40, 43)} | {
+    *(55, 56),
+    *range(59, 63),
+    *range(64, 68),
+    *range(81, 84),
+}
+
+
+@cache
+def tests_of(path: Path) -> dict[str, str]:
+    """The test functions of a file, with the source of their decorators and bodies."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            found[node.name] = ast.unparse(node)
+    return found
+
+
+def test_every_row_is_there() -> None:
+    assert EXPECTED <= ROWS.keys()
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_the_rows_tests_exist_and_run(number: int) -> None:
+    assert ROWS[number], "a row without a test"
+    for each in ROWS[number]:
+        path, _, name = each.partition("::")
+        source = tests_of(TESTS / path).get(name)
+        assert source is not None, f"there is no {each}"
+        assert not re.search(r"mark\.(skip|xfail)|pytest\.(skip|xfail)", source), f"{each} does not run"
