@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import hazard
-from everstep.errors import JournalError, UsageError
+from everstep.errors import JournalError, RunDirError, UsageError
 from everstep.record.durable import fsync_folder
 from everstep.record.frames import (
     EVENT,
@@ -116,16 +116,20 @@ class Journal:
 
         Raises:
             JournalError: the segment exists; `facts` are not JSON.
-            OSError: the file cannot be created.
+            RunDirError: the file cannot be created.
         """
         event = pack_event("segment", {"parent": parent, "facts": facts}, True, time.time())
         path = segment_path(run_dir, segment)
-        hazard.reach("journal.create")
-        path.parent.mkdir(exist_ok=True)
         try:
+            hazard.reach("journal.create")
+            path.parent.mkdir(exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError as error:
             raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
+        except OSError as error:
+            raise RunDirError(
+                error.errno, f"the journal cannot be created: {error.strerror}; see to the disk", str(path)
+            ) from error
         journal = cls(descriptor, path, segment, warn, limit)
         journal._push(_Frame(pack_header(segment, parent), 0))
         journal._add(EVENT, event)
