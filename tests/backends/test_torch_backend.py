@@ -94,27 +94,26 @@ def test_seed_and_describe() -> None:
     assert TORCH.describe()["torch"] == str(torch.__version__)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_device_a_scalar_is_a_copy_that_waits_for_nobody() -> None:
-    value = torch.ones((), device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        kept = TORCH.scalar(value)
-        value += 1
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert TORCH.read_scalars([kept, 2.0]) == [1.0, 2.0]
+if torch.cuda.is_available():
 
+    def test_on_a_device_a_scalar_is_a_copy_that_waits_for_nobody() -> None:
+        value = torch.ones((), device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            kept = TORCH.scalar(value)
+            value += 1
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert TORCH.read_scalars([kept, 2.0]) == [1.0, 2.0]
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_device_tensors_and_random_state_come_back() -> None:
-    tensor = torch.arange(6.0, device="cuda").view(2, 3).t()
-    host = TORCH.to_host(tensor, None)
-    assert TORCH.to_host(tensor, host) is host
-    restored = TORCH.from_host(host)
-    assert restored.device == tensor.device and restored.stride() == tensor.stride()
-    assert torch.equal(restored, tensor)
-    state = TORCH.random_state()
-    drawn = torch.rand(3, device="cuda")
-    TORCH.set_random_state(state)
-    assert torch.equal(torch.rand(3, device="cuda"), drawn)
+    def test_on_a_device_tensors_and_random_state_come_back() -> None:
+        tensor = torch.arange(6.0, device="cuda").view(2, 3).t()
+        host = TORCH.to_host(tensor, None)
+        assert TORCH.to_host(tensor, host) is host
+        restored = TORCH.from_host(host)
+        assert restored.device == tensor.device and restored.stride() == tensor.stride()
+        assert torch.equal(restored, tensor)
+        state = TORCH.random_state()
+        drawn = torch.rand(3, device="cuda")
+        TORCH.set_random_state(state)
+        assert torch.equal(torch.rand(3, device="cuda"), drawn)

@@ -57,12 +57,9 @@ def test_a_run_directory_that_is_a_file_or_missing(tmp_path: Path) -> None:
         trial_write(tmp_path / "missing")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+def test_a_directory_without_permission(read_only_dir: Path) -> None:
     with pytest.raises(RunDirError, match="permissions"):
-        trial_write(tmp_path)
-    tmp_path.chmod(0o700)
+        trial_write(read_only_dir)
 
 
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:

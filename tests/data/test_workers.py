@@ -151,9 +151,6 @@ def test_the_interpreter_ends_though_a_worker_hangs():
     wait_until_gone(pid)
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="the kernel's word to the workers is Linux's"
-)
 def test_workers_die_with_a_killed_parent():
     child, pid = run_script("sys.stdin.read()")
     child.kill()
