@@ -26,8 +26,8 @@ class TorchUpdateWatch:
     Gradients need saving while they are still to be used.  They are used up where the optimizer has
     stepped and its parameters' gradients are the objects, unchanged, that it stepped with (no backward
     pass came after), in a program that makes new ones for each update, as `zero_grad()` does.  Where the
-    same objects serve update after update (zeroed in place, or never), they are always saved; which of
-    the two a program does shows at its second update and is saved too.
+    same objects served two updates once (zeroed in place, now and then, or never), they are always saved;
+    which of the two a program does shows at its second update and is saved too.
 
     Attributes:
         updates: how many steps the state's optimizers have made.
@@ -85,7 +85,7 @@ class TorchUpdateWatch:
         for owner, key, parameter in self._parameters():
             if parameter.grad is not None and owner not in used_up:
                 tree.setdefault(owner, {})[key] = parameter.grad
-        reused = {owner: watched.reused for owner, watched in self._own.items()}
+        reused = {owner: [watched.reused, watched.holds()] for owner, watched in self._own.items()}
         return {"grad": tree, "reused": reused} if tree or reused else None
 
     def load_gradients(self, tree: Any) -> None:
@@ -100,7 +100,7 @@ class TorchUpdateWatch:
             grad = saved.pop((owner, key), None)
             parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
         for owner, watched in self._own.items():
-            watched.marks, watched.reused = [], tree["reused"].get(owner)
+            watched.resume(*tree["reused"].get(owner, (None, False)))
         if saved:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
@@ -137,18 +137,30 @@ class _Watched:
         self.sentinels: list[Tensor] = []
         self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
         self.reused: bool | None = None
-        """Whether the last two updates used the same gradient objects; None before the second."""
+        """Whether two updates in a row ever used the same gradient objects; None before the second."""
 
     def stepped(self) -> None:
         """Remember the sentinels' gradients: weakly, for an address alone may be used again."""
-        if self.marks and (last := self.marks[0]) is not None:
-            self.reused = last[0]() is self.sentinels[0].grad
+        if self.marks and self.marks[0] is not None and not self.reused:
+            self.reused = self.holds()
         self.marks = [
             None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
             for parameter in self.sentinels
         ]
         if not any(self.marks) and self._choose():
             self.stepped()
+
+    def holds(self) -> bool:
+        """Whether the gradients are still the objects of the last update."""
+        last = self.marks[0] if self.marks else None
+        grad = self.sentinels[0].grad if last is not None else None
+        return last is not None and grad is not None and last[0]() is grad
+
+    def resume(self, reused: bool | None, held: bool) -> None:
+        """Go on from what was saved; the restored gradients are to be used, whatever they were."""
+        self.reused, self.marks = reused, []
+        if held and self._choose():
+            self.marks = [(weakref.ref(p.grad), -1) for p in self.sentinels if p.grad is not None]
 
     def _choose(self) -> bool:
         """Some parameters with a gradient, spread evenly over all."""
