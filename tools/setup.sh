@@ -21,4 +21,4 @@ echo "Setting up .venv for make $1, once: this installs PyTorch, which takes a m
   echo "No virtual environment could be made with $found; on Debian: apt install python3-venv" >&2
   exit 2
 }
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$1]" -c constraints.txt
+.venv/bin/python -m pip install -qq --disable-pip-version-check -e ".[$1]" -c constraints.txt
