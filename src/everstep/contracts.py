@@ -388,6 +388,11 @@ class Service:
         self.name = type(self).__name__.lower() if name is None else name
         if not self.name or "/" in self.name:
             raise ConfigError(f"service name {self.name!r}: give a name without '/', not empty")
+        if not isinstance(schedule, Schedule | None):
+            raise ConfigError(
+                f"every={schedule!r} of service {self.name!r} is no schedule; give everstep.Every(steps=...), "
+                "Every(epochs=...) or Every(seconds=...)"
+            )
         self.schedule = Never() if schedule is None else schedule
 
     def config(self) -> Json:

@@ -414,10 +414,11 @@ class TrainLoop(Supervisor):
             values: the same as keywords.
 
         Raises:
-            MetricError: a value is not one real number, or a name is given twice.
+            MetricError: a value is not one real number, or a name is no text or given twice.
             UsageError: outside an epoch.
         """
         if metrics is not None:
+            _require_metrics(metrics)
             if both := metrics.keys() & values.keys():
                 raise MetricError(
                     f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once"
@@ -613,6 +614,14 @@ class MetricMean:
         """The mean so far, None before the first value."""
         stats = self._window.stats()
         return None if stats is None else stats.mean
+
+
+def _require_metrics(metrics: Mapping[str, Any]) -> None:
+    if not isinstance(metrics, Mapping):
+        raise MetricError(f"collect_metrics({metrics!r}): give a mapping of names to values, or keywords")
+    for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise MetricError(f"metric name {name!r}: give a text, not empty")
 
 
 def _no_batch(name: str) -> DataError:

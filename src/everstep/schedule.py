@@ -70,9 +70,11 @@ class Schedule:
         return _Both(self, other)
 
 
-def _positive(what: str, value: float | None) -> None:
-    if value is not None and (isinstance(value, bool) or value <= 0):
-        raise ConfigError(f"{what}={value!r} is not a positive number; give {what}=1 or more")
+def _positive(what: str, value: float, *, whole: bool) -> None:
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not (number and value > 0):
+        kind, least = ("whole number", "1 or more") if whole else ("number", "more than 0")
+        raise ConfigError(f"{what}={value!r} is not a positive {kind}; give {what} {least}")
 
 
 @dataclass(eq=True)
@@ -100,9 +102,7 @@ class Every(Schedule):
                 f"Every() takes exactly one of steps, epochs, seconds; got {given or 'none'}. "
                 "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
             )
-        _positive(given[0], getattr(self, given[0]))
-        if self.seconds is None and not isinstance(getattr(self, given[0]), int):
-            raise ConfigError(f"Every({given[0]}={getattr(self, given[0])!r}): give a whole number")
+        _positive(given[0], getattr(self, given[0]), whole=self.seconds is None)
 
     def due(self, when: When) -> bool:
         if self.steps is not None:
@@ -141,7 +141,7 @@ class At(Schedule):
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
         for step in steps:
-            _positive("step", step)
+            _positive("step", step, whole=True)
         self.steps = tuple(sorted(set(steps)))
 
     def due(self, when: When) -> bool:

@@ -78,7 +78,7 @@ class Best(Service):
         restore_at_end: bool = False,
         every: Schedule | None = None,
     ) -> None:
-        super().__init__(f"best {metric}".replace("/", "."), every or Every(epochs=1))
+        super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
         self.metric = metric
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.restore_at_end = save, restore_at_end

@@ -31,7 +31,7 @@ class Checkpoints(Service):
         keep_every: Schedule | None = None,
         keep_best: tuple[str, str, int] | None = None,
     ) -> None:
-        super().__init__("checkpoints", every or Every(epochs=1) | Every(seconds=600))
+        super().__init__("checkpoints", Every(epochs=1) | Every(seconds=600) if every is None else every)
         self.retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
 
     def run(self, boundary: Boundary) -> Outcome:

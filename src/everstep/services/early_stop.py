@@ -43,7 +43,9 @@ class EarlyStop(Service):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or f"early stop {metric}".replace("/", "."), every or Every(epochs=1))
+        super().__init__(
+            name or f"early stop {metric}".replace("/", "."), Every(epochs=1) if every is None else every
+        )
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
             raise ConfigError(f"EarlyStop(patience={patience!r}): give a whole number, 1 or more")
         if min_delta < 0:

@@ -450,8 +450,13 @@ class Run:
                 f"{', '.join(strangers)} updates the state's parameters but is not part of it, so a resume "
                 "would lose its moments; add it, as in state={..., 'optimizer': optimizer}"
             )
-        first_epoch = at_epoch_end and self._progress.epoch == 1 and self._progress.step
-        if first_epoch and self._user.watches_optimizers and not self._user.updates:
+        if at_epoch_end and self._progress.epoch == 1:
+            self._check_updates()
+
+    def _check_updates(self) -> None:
+        """Asked after the first epoch; of a loop without epochs at its end."""
+        counted = self._progress.step > self._recovered.step
+        if counted and self._user.watches_optimizers and not self._user.updates:
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
@@ -695,6 +700,8 @@ class Run:
         """A clean end: the last state is committed, the last reports run, `ended` is recorded."""
         self._require_no_error()
         self._await_trial()
+        if not self._progress.epoch:
+            self._check_updates()
         self._save_last()
         self._await_commit()
         replay = self._recovered.replay
