@@ -140,7 +140,7 @@ def _require_folder(folder: Path, create: bool) -> None:
         raise RunDirError(f"{folder} is a file; give a directory for the run")
     if create:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise RunDirError(
                 f"{folder} cannot be written (read-only); change its permissions or choose another"
             )
