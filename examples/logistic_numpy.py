@@ -18,7 +18,8 @@ def probabilities(weights: Array, bias: Array, x: Array) -> Array:
     scores = x @ weights + bias
     scores -= scores.max(axis=1, keepdims=True)
     likelihood = np.exp(scores)
-    return likelihood / likelihood.sum(axis=1, keepdims=True)
+    total: Array = likelihood.sum(axis=1, keepdims=True)
+    return likelihood / total
 
 
 def main() -> None:

@@ -200,7 +200,7 @@ REMEDY = re.compile(
     r"\b(act|as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|"
     r"encode|enter|free|give|has|hold|initialise|install|is there after|known:|leave|looks like|loop with|"
     r"lower|make|move|nearest|one epoch loop|one step loop|open|pass|put|raise|reduce|resume|return|run|"
-    r"save|set|start|submit|upgrade|use)\b",
+    r"see to|save|set|start|submit|upgrade|use)\b",
     re.IGNORECASE,
 )
 
@@ -252,6 +252,6 @@ def test_nothing_is_left_for_later() -> None:
         'contracts: raise NotImplementedError(f"{type(self).__name__}.run")',
         "schedule: raise NotImplementedError(type(self).__name__)",
     }
-    silenced = re.compile(r"xfail|importorskip|mark\.skip\b")
-    skipped = [p.name for p in sorted((ROOT / "tests").rglob("*.py")) if silenced.search(p.read_text())]
-    assert skipped == [Path(__file__).name]
+    silenced = re.compile(r"pytest\.(xfail|importorskip)|mark\.(skip|xfail)\b")
+    skipped = {path.name for path in (ROOT / "tests").rglob("*.py") if silenced.search(path.read_text())}
+    assert not skipped

@@ -22,7 +22,7 @@ from everstep.schedule import Never, Schedule, When
 if TYPE_CHECKING:
     from everstep.metrics.statistics import Stats
 
-Json: TypeAlias = None | bool | int | float | str | list[Any] | dict[str, Any]
+Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """A value that JSON can hold (tuples, int keys, bytes ... are the state codec's business)."""
 
 
@@ -390,7 +390,7 @@ class Service:
             raise ConfigError(f"service name {self.name!r}: give a name without '/', not empty")
         if not isinstance(schedule, Schedule | None):
             raise ConfigError(
-                f"every={schedule!r} of service {self.name!r} is no schedule; give everstep.Every(steps=...), "
+                f"every={schedule!r} of service {self.name!r} is no schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
         self.schedule = Never() if schedule is None else schedule
