@@ -27,6 +27,7 @@ def checked_keywords(
         forwards_to: where `function` hands its `**` arguments: its keywords are known too.
     """
     known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
+
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
