@@ -168,7 +168,8 @@ def exact_resume(folder: Path) -> dict[str, Any]:
 
     def child(run: str, die_at: int) -> str:
         command = [sys.executable, __file__, str(folder / run), str(die_at)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # else cuBLAS is refused
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode not in (0, 9):
             raise RuntimeError(done.stderr)
         return done.stdout.strip().rpartition("\n")[2]
