@@ -7,15 +7,18 @@ starts no thread and computes nothing.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 HERE = Path(__file__).resolve().parent
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -124,8 +127,12 @@ def serve() -> dict[str, Any] | None:
     return None
 
 
-def become(job: dict[str, Any]) -> None:
-    """Turn this forked process into a run of the job's script."""
+def become(job: dict[str, Any]) -> NoReturn:
+    """Turn this forked process into a run of the job's script.
+
+    It ends as `python script.py` ends, but for taking down torch's modules, which takes longer than the
+    run; cold victims do that too.
+    """
     os.setsid()
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -134,7 +141,17 @@ def become(job: dict[str, Any]) -> None:
     np.random.seed()  # as in a fresh interpreter; Python reseeds its own generator after a fork
     sys.argv = [f"{job['script']}.py", *job["arguments"]]
     hazard.arm(job["hazard"])
-    victim.main(job["arguments"])
+    status = 0
+    try:
+        victim.main(job["arguments"])
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
@@ -142,9 +159,13 @@ if __name__ == "__main__":
     import numpy as np
     import torch
 
+    import everstep
     from everstep import hazard
     from law_support import victim
 
+    for name in everstep.__all__:  # everything public is imported at its first use
+        getattr(everstep, name)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports torch._dynamo: half of a cold start
+    gc.freeze()  # or each victim's collector would copy the pages of all that was imported
     if (job := serve()) is not None:
         become(job)

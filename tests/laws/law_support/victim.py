@@ -151,6 +151,11 @@ def phases(args: argparse.Namespace) -> Any:
     return begins
 
 
+def linger(args: argparse.Namespace, run: everstep.Supervisor) -> None:
+    """Leaving the `with` block takes its time, so that it can be hit."""
+    run.on(everstep.Moment.EXIT_LOOP, lambda _: time.sleep(4 * args.sleep))
+
+
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:
     data = batches(args, training.x, training.y)
     loop = everstep.TrainLoop(
@@ -162,6 +167,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
         local_init_fn=lambda: begins("opening"),
     )
     with loop:
+        linger(args, loop)
         for _ in loop.iter_epochs():
             for step, (x, y) in loop.iter_steps(data):
                 begins("body", step)
@@ -179,14 +185,15 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
 
 
 def supervise(args: argparse.Namespace, training: Training, begins: Any) -> None:
-    passes = everstep.Supervisor(
+    supervisor = everstep.Supervisor(
         args.run_dir,
         training.state(),
         seed=args.seed,
         services=services(args),
         local_init_fn=lambda: begins("opening"),
     )
-    with passes as supervisor:
+    with supervisor:
+        linger(args, supervisor)
         train: Iterator[Any] = supervisor.stream(batches(args, training.x, training.y), passes=args.epochs)
         while not supervisor.should_stop():
             try:

@@ -1,0 +1,62 @@
+"""Laws 1 and 4, exhaustively: killed, or refused by the disk, at every I/O operation of a run."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from law_support.forkserver import ForkServer
+from law_support.points import Points
+
+SHARDS = 4
+"""So many tests share the points, for pytest-xdist."""
+
+STARTS = {"first start": None, "resumed start": "checkpoint.fsync:20"}
+"""Which start is struck; the resumed one goes on from a start that was killed inside a commit."""
+
+
+@pytest.fixture(params=STARTS)
+def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -> Points:
+    return Points(server, tmp_path, STARTS[request.param])
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_killed_at_every_point(points: Points, shard: int) -> None:
+    struck = 0
+    for strike in itertools.islice(points.strikes(), shard, None, SHARDS):
+        run_dir = points.fresh()
+        # The threads' race may reach a point less often than when it was traced.
+        struck += points.start(run_dir, f"kill:{strike}") == -9
+        assert points.start(run_dir) == 0, f"{strike}\n{points.log.read_text()}"
+        points.require_exact(run_dir, strike)
+        points.require_clean(run_dir, strike)
+    assert struck > 6
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
+    """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
+    for number, strike in enumerate(itertools.islice(points.strikes(), shard, None, SHARDS)):
+        run_dir = points.fresh()
+        status = points.start(run_dir, f"{('ENOSPC', 'EIO')[number % 2]}:{strike}")
+        if status:
+            said = points.log.read_text()
+            where = f"{strike}: status {status}\n{said}"
+            refused = points.steps(run_dir) <= 1 and ("RunDirError" in said or "the trial save" in said)
+            assert refused or "start again" in said.splitlines()[-1], where
+            assert points.start(run_dir) == 0, where
+        points.require_exact(run_dir, strike)
+
+
+@pytest.mark.parametrize(
+    "operation", ["checkpoint.write", "checkpoint.open", "checkpoint.rename", "journal.write"]
+)
+def test_a_disk_that_is_full_for_a_while(server: ForkServer, tmp_path: Path, operation: str) -> None:
+    points = Points(server, tmp_path, None)
+    first = round(0.4 * points.counts()[operation])
+    outage = f"ENOSPC:{operation}:{first}-{first + 2}"  # a refused operation ends its save: three saves fail
+    run_dir = points.fresh()
+    assert points.start(run_dir, outage) == 0, points.log.read_text()
+    assert "No space left" in points.log.read_text()
+    points.require_exact(run_dir, outage)
