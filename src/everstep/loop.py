@@ -191,6 +191,7 @@ class TrainLoop(Supervisor):
         current.epoch += 1
         current.epoch_start = current.step
         current.calls, current.iterating, current.stream = 0, False, None
+        self._collector.begin_epoch()
         self._enter_epoch()
         return True
 
@@ -324,7 +325,7 @@ class TrainLoop(Supervisor):
             self._resume_here()
         self._check_limits(False)
         pass_began = -1 if slot is None or slot.in_pass else current.step
-        finished = False
+        finished = exhausted = False
         try:
             while current.stop is None and current.step < end:
                 asked = clock()
@@ -336,6 +337,7 @@ class TrainLoop(Supervisor):
                             raise _no_batch(slot.name) from None
                         slot.end_pass()
                         if self._steps_per_epoch is None:
+                            exhausted = True
                             break
                         pass_began = current.step
                         continue
@@ -358,6 +360,8 @@ class TrainLoop(Supervisor):
                     durations.append(clock() - began)
                 self._complete_step()
             finished = True
+            if not exhausted and current.step < end:
+                self._cut_short(slot)
         finally:
             if self._step_loops == number:
                 self._in_steps = False
@@ -378,15 +382,16 @@ class TrainLoop(Supervisor):
             self._commit_kept()
             self._leave(self._interruption)
 
+    def _cut_short(self, slot: StreamSlot | None) -> None:
+        """A stop ended the step loop, maybe exactly where its pass would have ended anyway."""
+        cursor = None if slot is None or self._steps_per_epoch is not None else slot.cursor
+        if cursor is None or cursor.remaining() != 0:
+            self._pass_unfinished = True
+
     def _end_steps(self) -> None:
         """The step loop has ended; what follows in the epoch is its tail."""
-        current, slot = self._progress, self._slot
-        if slot is not None and current.stop is not None and slot.cursor is not None:
-            self._pass_unfinished = slot.cursor.remaining() != 0
-        elif slot is None or self._steps_per_epoch is not None:
-            self._pass_unfinished = current.stop is not None
+        current = self._progress
         current.iterating, current.calls = False, self._calls
-        self._collector.new_boundary()
         self._keep_snapshot("step")
         self._tail_ready = True
 
@@ -399,7 +404,6 @@ class TrainLoop(Supervisor):
         if self._slot is not None and self._steps_per_epoch is None:
             self._slot.end_pass()
         self._progress.iterating, self._progress.calls = False, self._calls
-        self._collector.new_boundary()
         self._tail_ready = False
 
     # ----------------------------------------------------------------------- metrics and timers
@@ -573,6 +577,15 @@ class TrainLoop(Supervisor):
         raise UsageError(
             "advance() is a Supervisor's; leave it out: in a TrainLoop iter_steps() completes each step"
         )
+
+    def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
+        """Not in a TrainLoop: `iter_steps` reads the data.
+
+        Raises:
+            UsageError: always.
+        """
+        self._require_open("stream")
+        raise UsageError("stream() is a Supervisor's; in a TrainLoop give the data to iter_steps()")
 
     def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
         self._note_durations()

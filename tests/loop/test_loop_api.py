@@ -475,7 +475,6 @@ ANYWHERE = {
     "print_training_summary": lambda loop: loop.print_training_summary(),
     "should_stop": lambda loop: loop.should_stop(),
     "loop": lambda loop: loop.loop(1, print),
-    "stream": lambda loop: loop.stream([1]),
 }
 
 
@@ -523,6 +522,8 @@ def test_advance_belongs_to_the_supervisor(make: Make) -> None:
     with make(max_epoch=1) as loop:
         with pytest.raises(UsageError, match="iter_steps"):
             loop.advance()
+        with pytest.raises(UsageError, match="iter_steps"):
+            loop.stream([1])
 
 
 def test_entering_twice(make: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import everstep
@@ -432,3 +433,87 @@ def test_the_best_survives_a_resume_that_never_improves(tmp_path: Path) -> None:
     straight.train(tail=tail)
     assert tiny.w.tobytes() == straight.w.tobytes() == weights[0]
     assert tiny.loop.best_valid_metric == 3.0
+
+
+# ------------------------------------------------------------------- epochs that a limit cut short
+
+
+@pytest.mark.parametrize("first", range(1, 10))
+@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+def test_an_epoch_of_two_loops_that_was_cut_goes_on_where_it_was_cut(
+    tmp_path: Path, first: int, steps_per_epoch: int | None
+) -> None:
+    """Also where the limit fell exactly between the two, or stood at the end of an epoch of fixed size."""
+
+    def train(name: str, max_step: int) -> Tiny:
+        tiny = Tiny(tmp_path / name, samples=6, max_step=max_step, steps_per_epoch=steps_per_epoch)
+        other = everstep.data.arrays(np.arange(10, 14), batch_size=2, shuffle=True)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for data, stream in ((tiny.data, "train"), (other, "extra")):
+                    for step, (ids,) in loop.iter_steps(data, stream):
+                        tiny.update(ids)
+                        tiny.seen.append((loop.epoch, step, tuple(ids)))
+                    loop.collect_metrics(gap=float(tiny.w.sum()))
+                loop.print_logs()
+        return tiny
+
+    straight = train("straight", 12)
+    train("run", first)
+    tiny = train("run", 12)
+    assert tiny.seen[0][1] == first + 1
+    assert tiny.result() == straight.result()
+
+
+def test_rows_of_one_name_at_one_step_have_each_their_own_key(tmp_path: Path) -> None:
+    """A second loop without steps, and a service that is due after the step and after its epoch."""
+    both = Every(steps=2) | Every(epochs=1)
+    measure = Measure("norms", both)
+    tiny = Tiny(tmp_path / "run", samples=8, max_epoch=2, max_step=6, services=[measure])
+    with tiny.loop as loop:
+        for _ in loop.iter_epochs():
+            for data, stream in ((tiny.data, "train"), (tiny.data, "again")):
+                for _, (ids,) in loop.iter_steps(data, stream):
+                    tiny.update(ids)
+                loop.collect_metrics(gap=1.0)
+    keys = [(r[0], r[1], r[2], r[3], r[4]) for r in rows(tmp_path / "run")]
+    assert len(keys) == len(set(keys))
+    assert [k[1:] for k in keys if k[2] == "eval/norms"][-2:] == [
+        (6, "eval/norms", "norm", 0),
+        (6, "eval/norms", "norm", 1),
+    ]
+
+
+class Measure(Service):
+    stage = Stage.MEASURE
+
+    def run(self, boundary: Boundary) -> Outcome:
+        return Outcome({"norm": float(boundary.step)})
+
+
+def test_a_cut_epoch_without_a_checkpoint_inside_says_so_and_the_next_begins(tmp_path: Path) -> None:
+    def train(max_step: int) -> Tiny:
+        tiny = Tiny(tmp_path / "run", max_step=max_step)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for step, (ids,) in loop.iter_steps(tiny.data):
+                    tiny.update(ids)
+                    if step == 3:
+                        break  # a step that is left has no snapshot, and here the limit ends the run, too
+                list(loop.iter_steps([7, 8], "extra"))
+        return tiny
+
+    train(3)
+    tiny = train(5)
+    assert any("epoch 1 stays cut short and the next one begins" in line for line in tiny.lines)
+    assert tiny.loop.ending.step == 5
+
+
+def test_a_stop_that_is_decided_anew_is_saved_at_the_same_boundary(tmp_path: Path) -> None:
+    straight = Tiny(tmp_path / "straight", max_epoch=2).train()
+    Tiny(tmp_path / "run", max_step=8).train()
+    tiny = Tiny(tmp_path / "run", max_epoch=2).train()
+    assert tiny.seen == [] and tiny.loop.ending.reason == "max_epoch 2 is reached"
+    assert tiny.result() == straight.result()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == "step-00000008"
+    assert "finished at epoch 2" in "".join(Tiny(tmp_path / "run", max_epoch=2).train().lines)

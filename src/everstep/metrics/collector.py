@@ -15,6 +15,8 @@ from everstep.errors import MetricError
 from everstep.metrics.statistics import Stats, Window
 
 Convert = Callable[[Any], Any]
+Ordinals = dict[str, dict[str, tuple[int, int]]]
+"""By phase and name: at which step, and how many rows there are already."""
 
 
 class Rows(NamedTuple):
@@ -156,7 +158,9 @@ class Collector:
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._open_rows: dict[str, tuple[int, float, int]] = {}
-        self._seqs: dict[str, int] = {}
+        self._seqs: Ordinals = {}
+        self._wall_seqs: Ordinals = {}
+        self._unclaimed: dict[str, Any] = {}
         self._watchers: dict[str, list[Callable[[float], None]]] = {}
 
     def watch(self, name: str, seen: Callable[[float], None]) -> None:
@@ -167,6 +171,8 @@ class Collector:
         """Let consumer `name` take part from now on; `saved`: its open window is part of the state."""
         self._readers[name] = reader
         reader.saved, reader._refresh = saved, self.read
+        if saved and name in self._unclaimed:
+            reader.load(self._unclaimed.pop(name))
         return reader
 
     def drop_reader(self, name: str) -> None:
@@ -176,7 +182,7 @@ class Collector:
     def outside(self, phase: str, step: int, name: str, value: Any, *, wall: bool = False) -> None:
         """Take a value collected outside steps: read at once, one row of its own.
 
-        Rows of one name are told apart by `seq`, its ordinal since the last boundary.
+        Rows of one phase and name at one step of an epoch are told apart by `seq`, their ordinal.
 
         Args:
             wall: it depends on the clock though its name does not say so: recorded, and kept out of
@@ -187,10 +193,12 @@ class Collector:
         for reader in self._readers.values():
             if not (wall and reader.saved):
                 reader.add_outside(name, step, number)
-        key = f"{phase}/{name}"
-        seq = self._seqs.get(key, 0)
-        self._seqs[key] = seq + 1
-        self.emit(Rows(phase, name, wall or is_wall(name), [step], [number], [1], [seq]))
+        clocked = wall or is_wall(name)
+        ordinals = (self._wall_seqs if clocked else self._seqs).setdefault(phase, {})
+        at, seq = ordinals.get(name, (step, 0))
+        seq = seq if at == step else 0
+        ordinals[name] = (step, seq + 1)
+        self.emit(Rows(phase, name, clocked, [step], [number], [1], [seq]))
         for seen in () if wall else self._watchers.get(name, ()):
             seen(number)
 
@@ -205,9 +213,10 @@ class Collector:
         for reader in self._readers.values():
             reader.add_outside("epoch_time", 0, seconds)
 
-    def new_boundary(self) -> None:
-        """A boundary has passed: ordinals outside steps start at 0 again."""
+    def begin_epoch(self) -> None:
+        """Ordinals outside steps start at 0 again."""
         self._seqs.clear()
+        self._wall_seqs.clear()
 
     def read(self) -> None:
         """Read everything pending into windows and rows."""
@@ -283,16 +292,19 @@ class Collector:
         return resolved
 
     def state(self) -> dict[str, Any]:
-        """The open windows (read first), as plain values."""
+        """The open windows (read first) and the ordinals, as plain values."""
         self.read()
         return {
             "epoch": self._epoch.state(),
+            "seqs": {phase: dict(ordinals) for phase, ordinals in self._seqs.items()},
             "readers": {name: reader.state() for name, reader in self._readers.items() if reader.saved},
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`; windows of consumers that are gone are dropped."""
+        """The inverse of `state`; a window waits for its consumer, which may come while the loop runs."""
         self._epoch.load(state["epoch"])
-        for name, saved in state["readers"].items():
-            if name in self._readers and self._readers[name].saved:
-                self._readers[name].load(saved)
+        self._seqs = {phase: dict(ordinals) for phase, ordinals in state["seqs"].items()}
+        self._unclaimed = dict(state["readers"])
+        for name, reader in self._readers.items():
+            if reader.saved and name in self._unclaimed:
+                reader.load(self._unclaimed.pop(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,6 +96,16 @@ class Run:
         self._max_step = checked_limit("max_step", max_step)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ConfigError(f"seed={seed!r}: give a whole number, 0 or more, or None to draw one")
+        if not isinstance(resume, bool | int | str | Path):
+            raise ConfigError(f"resume={resume!r}: give True, False, a step, a checkpoint's name or a path")
+        seconds = isinstance(max_time, int | float) and not isinstance(max_time, bool)
+        if max_time is not None and not (seconds and max_time > 0):
+            raise ConfigError(
+                f"max_time={max_time!r}: give a positive number of seconds, or None for no limit"
+            )
+        services = list(services)
+        if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
+            raise ConfigError("two Best services have restore_at_end=True; one can have the last word")
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
@@ -139,7 +150,7 @@ class Run:
         self._trial_open = False
         self._interruption: Interrupt | None = None
         self._error: BaseException | None = None
-        self._soon: list[tuple[Service | None, Action]] = []
+        self._soon: deque[tuple[Service | None, Action]] = deque()  # threads append
         self._snapshot: Snapshot | None = None
         """The last one taken, at a boundary or where an epoch's steps ended; in the kept buffers."""
         self._reserved = False
@@ -151,12 +162,15 @@ class Run:
 
     def _add_services(self, given: list[Service], defaults: bool, max_time: float | None) -> None:
         services: list[Service] = list(given)
-        kinds = {type(service) for service in services}
+
+        def lacks(kind: type[Service]) -> bool:
+            return not any(isinstance(service, kind) for service in services)
+
         if max_time is not None:
             services.append(StopAfter(seconds=max_time, name="max_time"))
         if defaults:
-            services += [kind() for kind in (NaNGuard, Console) if kind not in kinds]
-        if Checkpoints not in kinds:
+            services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
+        if lacks(Checkpoints):
             services.append(Checkpoints())
         for service in (*services, Record(lambda: self._journal.flush())):
             self._board.add(service)
@@ -207,7 +221,10 @@ class Run:
     def best(self) -> BestRecord | None:
         """The best of the first `Best` service; None if there is none yet."""
         service = self._board.find(Best)
-        if service is None or service.value is None:
+        return None if service is None else self._best_record(service)
+
+    def _best_record(self, service: Best) -> BestRecord | None:
+        if service.value is None:
             return None
         folder = self._opening.best_folder(service.metric) / (service.saved_as or "")
         path = str(folder) if service.saved_as is not None and folder.exists() else None
@@ -243,6 +260,7 @@ class Run:
             raise UsageError(f"this {type(self).__name__} was entered before; make a new one to run again")
         try:
             with ExitStack() as stack:
+                stack.callback(self._mark_closed)  # if it fails to open
                 self._open(stack)
                 self._fire(Moment.ENTER_LOOP)
                 if self._recovered.checkpoint is not None:
@@ -251,6 +269,9 @@ class Run:
         finally:
             self._say_unsaid()
         return self
+
+    def _mark_closed(self) -> None:
+        self._phase = "closed"
 
     def _open(self, stack: ExitStack) -> None:
         """Take what is needed, in this order; given back in the reverse, also if a later one fails."""
@@ -276,6 +297,7 @@ class Run:
         if recovered.checkpoint is not None:
             self._board.load(recovered.services, self.println)
             self._collector.load(recovered.collector)
+            self._last_values = dict(recovered.last_values)
         self._board.open(self, self._clock())
         self._say_unsaid()
         self._services_changed()
@@ -367,11 +389,11 @@ class Run:
         self._check_limits(at_epoch_end)
         self._notice_signal()
         when = When(current.step, current.epoch, at_epoch_end, self._clock())
-        due = self._board.due(moment, when)
+        due = [s for s in self._board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
         view = self._viewer(moment, None if at_epoch_end else self._step_data)
         self._apply(self._board.run([s for s in due if s.stage <= Stage.DECIDE], view))
-        soon, self._soon = self._soon, []
-        self._apply(soon)
+        while self._soon:
+            self._apply([self._soon.popleft()])
         view = self._viewer(moment, None if at_epoch_end else self._step_data)
         self._mark_best()
         self._board.run([s for s in due if s.stage is Stage.REPORT], view)
@@ -385,7 +407,6 @@ class Run:
                 self._keep_snapshot("epoch")
             self._reserve_buffers()
         self._board.fired(due, when)
-        self._collector.new_boundary()
         self._schedule_next()
         if self._interruption is not None and can_save:
             self._leave(self._interruption)
@@ -420,6 +441,8 @@ class Run:
                 self._interruption = self._interruption or action
             elif isinstance(action, Save):
                 self._save_asked = True
+            else:
+                raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt or Save")
 
     def _decide_stop(self, reason: str, kind: str, by: str | None = None, *, failed: bool = False) -> None:
         """The first reason counts, but for a failure, which an orderly end must not hide."""
@@ -744,14 +767,17 @@ class Run:
                 "a batch was drawn and its step not completed by advance(): it is not part of the last save"
             )
             return
-        self._save([(None, Save())], "step" if current.step else "epoch")
+        self._save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
 
     def _restore_best(self) -> None:
-        service, best = self._board.find(Best), self.best
-        if service is not None and service.restore_at_end and best is not None and best.path is not None:
-            saved = read_checkpoint(Path(best.path))
-            self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
-            self.println(f"the best weights by {best.metric} ({best.value:.6g}, step {best.step}) are loaded")
+        for service in self._board.all(Best):
+            best = self._best_record(service)
+            if service.restore_at_end and best is not None and best.path is not None:
+                saved = read_checkpoint(Path(best.path))
+                self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
+                self.println(
+                    f"the best weights by {best.metric} ({best.value:.6g}, step {best.step}) are loaded"
+                )
 
     def _abandon(self) -> None:
         """After an exception: a pending commit is finished, none is started."""

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from everstep import backends
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, read_checkpoint, trial_write
 from everstep.contracts import Json
-from everstep.errors import ConfigError, UsageError
+from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
 from everstep.record import facts as run_facts
 from everstep.state import Encoded, decode
@@ -58,6 +56,7 @@ class Recovered:
         collector: saved metric windows, None for a fresh start.
         finished: the run was complete and nothing reopened it.
         digest: of the checkpoint's state.
+        last_values: the newest value of each metric collected outside steps.
         services, streams, wall: those branches of the saved tree.
     """
 
@@ -72,6 +71,7 @@ class Recovered:
     finished: bool = False
     digest: str | None = None
     wall: dict[str, Any] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.step, self.epoch = self.progress.step, self.progress.epoch
@@ -173,9 +173,7 @@ class Opening:
         if stop is not None:
             reopened = _reopened(stop, limits, board, stored["controllers"])
             if reopened is not None and checkpoint.partial:
-                inside = CheckpointName(checkpoint.name.step)
-                self._say(f"{reopened}: the epoch goes on from {inside}")
-                checkpoint = read_checkpoint(checkpoint.path.with_name(str(inside)))
+                checkpoint = self._inside(checkpoint, reopened)
                 tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
                 progress = Progress.from_tree(tree["progress"])
             if reopened is not None:
@@ -205,8 +203,26 @@ class Opening:
             streams=tree["streams"],
             finished=finished,
             digest=checkpoint.digest,
+            last_values=meta["metrics"],
             wall=tree["wall"],
         )
+
+    def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
+        """The after_step checkpoint of the step at which `closed` had cut its epoch short.
+
+        There is none where the epoch was cut after a step that the program had left by `break`, or by
+        a request after its steps.
+        """
+        name = CheckpointName(closed.name.step)
+        path = closed.path.with_name(str(name))
+        try:
+            inside = read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            why = error if path.exists() else f"there is no {name} inside it"
+            self._say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
+            return closed
+        self._say(f"{reopened}: the epoch goes on from {name}")
+        return inside
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
         """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
@@ -283,8 +299,8 @@ class Opening:
     def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
         """This start's segment of the journal."""
         config = {"controllers": board.controllers(), "services": [repr(s) for s in board]}
-        facts = run_facts(sys.argv, config, recovered.progress.seed)
-        facts["frameworks"] = {b.name: b.describe() for b in backends.active()}
+        frameworks = {b.name: b.describe() for b in backends.active()}
+        facts = run_facts(sys.argv, config, recovered.progress.seed, frameworks)
         facts["resumed_from"] = recovered.checkpoint
         return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
 
@@ -332,7 +348,6 @@ def _reopened(
 def _seed_globals(seed: int) -> None:
     """Seed the global generators, because the user gave a seed."""
     random.seed(seed)
-    np.random.seed(seed % (1 << 32))
     for backend in backends.active():
         backend.seed(seed)
 
