@@ -377,7 +377,7 @@ class Service:
     controller: bool = False
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after it ran; built-in services draw none."""
-    window: ClassVar[Literal["saved", "unsaved", "none"]] = "saved"
+    window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 
     def __init_subclass__(cls) -> None:

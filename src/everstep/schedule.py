@@ -224,6 +224,10 @@ class _Either(_Pair):
 class _Both(_Pair):
     word = "&"
 
+    def next_time(self) -> float | None:
+        # a side in steps or epochs brings the loop to a boundary by itself
+        return super().next_time() if self.left.wall and self.right.wall else None
+
     def due(self, when: When) -> bool:
         return self.left.due(when) and self.right.due(when)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO
 
 from everstep import hazard
 from everstep.contracts import Boundary, RunView, Service, Stage
@@ -56,7 +56,7 @@ class Console(Service):
 
     stage = Stage.REPORT
     isolate: ClassVar[bool] = False
-    window: ClassVar[Literal["saved", "unsaved", "none"]] = "unsaved"
+    window = "unsaved"
 
     def __init__(
         self,

@@ -38,6 +38,8 @@ class FunctionService(Service):
             every = Every(epochs=count) if moment is Moment.AFTER_EPOCH else Every(steps=count)
         super().__init__(name, every)
         self.moments = frozenset({moment})
+        if moment not in SCHEDULED:
+            self.window = "none"
         self._fn = fn
 
     def run(self, boundary: Boundary) -> Outcome | None:

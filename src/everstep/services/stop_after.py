@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Boundary, Interrupt, Json, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts import Boundary, Interrupt, Json, Moment, Outcome, RunView, Service, Stage, Stop
 from everstep.errors import ConfigError
-from everstep.schedule import At, Every, Schedule
+from everstep.schedule import At, Every, Schedule, When
 
 
 class StopAfter(Service):
@@ -57,6 +57,9 @@ class StopAfter(Service):
             return None  # a time budget changes nothing but when to start again
         return {"steps": self.steps, "epochs": self.epochs}
 
+    def due(self, when: When) -> bool:
+        return super().due(when) or (self.steps is not None and when.step >= self.steps)
+
     def open(self, run: RunView) -> None:
         self._run, self._opened = run, run.clock()
 
@@ -64,7 +67,8 @@ class StopAfter(Service):
         assert self._run is not None
         if self.steps is not None and boundary.step >= self.steps:
             return Outcome(actions=(Stop(f"stop after {self.steps} steps"),))
-        if self.epochs is not None and boundary.epoch >= self.epochs:
+        at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
+        if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
             return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
         if self.seconds is not None and self._run.clock() - self._opened >= self.seconds:
             return Outcome(actions=(Interrupt(f"time budget of {self.seconds:g} s is used up"),))

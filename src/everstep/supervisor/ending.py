@@ -31,7 +31,7 @@ class Ending:
         step, epoch: last completed step and epoch.
         finished: True if the run is complete: starting it again runs no step.
         best: the best record of the watched metric, None if there is none.
-        where: what lies where: "run", "checkpoint", "journal", "log", "best".
+        where: what lies where: "run", "checkpoints", "journal", "log", "best".
         digest: of every leaf of the last committed state outside `wall/`; equal digests are equal
             runs.  None if nothing was committed.
         resumed_from: name of the checkpoint this start went on from, None for a fresh start.

@@ -105,7 +105,7 @@ class Run:
             )
         services = list(services)
         if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
-            raise ConfigError("two Best services have restore_at_end=True; one can have the last word")
+            raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
@@ -285,6 +285,7 @@ class Run:
         self._progress = recovered.progress
         self._streams = opening.streams(recovered)
         stack.callback(self._streams.close)
+        self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
         retention = self._board.need(Checkpoints).retention

@@ -31,7 +31,7 @@ class StopRecord:
 
 @dataclass
 class Progress:
-    """The counters.  `Supervisor` is the only writer.
+    """The counters of a run; only the engine, and the loop for epochs, write them.
 
     Attributes:
         step: completed steps, from 0.

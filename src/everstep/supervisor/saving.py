@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Saver:
         self._wake, self._warn = wake, warn
         self._buffers = Buffers()
         self._writer = Writer(warn)
-        self._committed: list[CommittedCheckpoint] = []
+        self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
         self.last: CommittedCheckpoint | None = None
         self.digest: str | None = None
         self.failures = 0
@@ -147,8 +148,7 @@ class Saver:
 
     def take_committed(self) -> list[CommittedCheckpoint]:
         """What was committed and not announced yet, oldest first."""
-        taken, self._committed = self._committed, []
-        return taken
+        return [self._committed.popleft() for _ in range(len(self._committed))]
 
     @property
     def busy(self) -> bool:

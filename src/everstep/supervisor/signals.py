@@ -20,9 +20,8 @@ _installed: list[SignalWatch] = []
 
 def _reset_in_child() -> None:
     """A forked child (a loader worker) must not run the parent's handlers."""
-    for watch in _installed:
+    for watch in _installed[::-1]:
         watch.restore()
-    _installed.clear()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)

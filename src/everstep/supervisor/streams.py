@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Cursor, Stream
 from everstep.data import as_stream
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
-from everstep.state import isolated
+from everstep.state import isolated, make_entry
+
+
+class Generators:
+    """The generators that streams keep: brought back once, though several hold the same one.
+
+    Whatever draws from one after the resume (another stream, an evaluation over the same data) draws
+    from where the checkpoint had it, and going to a stream's position does not take that back.
+    """
+
+    def __init__(self) -> None:
+        self._back: list[Any] = []
+
+    def stand(self, objects: Iterable[Any]) -> None:
+        """These, and what is in them, are where the checkpoint had them."""
+        for each in objects:
+            if isinstance(each, dict | list):
+                self.stand(each.values() if isinstance(each, dict) else each)
+            else:
+                self._back.append(each)
+
+    @staticmethod
+    def states(stream: Stream) -> list[Any]:
+        """The states of the stream's generators, now."""
+        return [make_entry("generator", each).save() for each in getattr(stream, "generators", ())]
+
+    @contextmanager
+    def returning(self, stream: Stream, saved: list[Any]) -> Iterator[None]:
+        """Whatever the block draws, the stream's generators stand afterwards where they belong."""
+        held = getattr(stream, "generators", ())
+        now = self.states(stream)
+        yield
+        for generator, was, state in zip(held, saved, now, strict=True):
+            stands = any(generator is each for each in self._back)
+            make_entry("generator", generator).load(state if stands else was)
+        self.stand(held)
 
 
 class StreamSlot:
@@ -21,7 +57,7 @@ class StreamSlot:
         cursor: the open pass.
     """
 
-    def __init__(self, name: str, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, seed: int, say: Callable[[str], None], generators: Generators) -> None:
         self.name = name
         self.stream: Stream | None = None
         self.pass_index = 0
@@ -31,6 +67,9 @@ class StreamSlot:
         """Where the pass before ended, if the next one depends on it; or why that cannot be told."""
         self._must_return = False
         """Whether the source still has to be brought there."""
+        self._states: list[Any] | None = None
+        """Of the source's generators, as the checkpoint has them, until they stand there."""
+        self._generators = generators
         self._seed, self._say = seed, say
 
     def open(self) -> Cursor:
@@ -41,15 +80,29 @@ class StreamSlot:
         """
         if self.cursor is None:
             assert self.stream is not None
-            if self._saved is None:
-                if self._must_return:
-                    self._open_at(self.pass_index - 1, self._left).close()
+            self.go_back()
+            if self.cursor is None:
                 self.cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
-            else:
-                self.cursor = self._open_at(self.pass_index, self._saved)
-                self._saved = None
             self._left, self._must_return = None, False
         return self.cursor
+
+    def go_back(self) -> None:
+        """To the saved position, or to where the pass before left the source; once after a `load`."""
+        if self._states is None:
+            return
+        assert self.stream is not None
+        holds = len(getattr(self.stream, "generators", ()))
+        if holds != len(self._states):
+            raise DataError(
+                f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
+                f"holds {holds} now; give generator= as it was then"
+            )
+        with self._generators.returning(self.stream, self._states):
+            if self._saved is not None:
+                self.cursor, self._saved = self._open_at(self.pass_index, self._saved), None
+            elif self._must_return:
+                self._open_at(self.pass_index - 1, self._left).close()
+        self._must_return, self._states = False, None
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
@@ -86,11 +139,15 @@ class StreamSlot:
         """Its branch of the state tree, after the batches handed out so far."""
         if isinstance(self._left, NotResumableError):
             raise self._left
-        return {"pass": self.pass_index, "position": self._position(), "left": self._left}
+        here = {"pass": self.pass_index, "position": self._position(), "left": self._left}
+        if self._states is not None or self.stream is None:
+            return {**here, "generators": self._states or []}
+        return {**here, "generators": Generators.states(self.stream)}
 
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
         self.pass_index, self._saved, self._left = tree["pass"], tree["position"], tree["left"]
+        self._states = tree["generators"]
         self._must_return = self._left is not None
 
     def _position(self) -> Any:
@@ -104,6 +161,11 @@ class Streams:
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
         self._seed, self._say = seed, say
+        self._generators = Generators()
+
+    def stand(self, objects: Iterable[Any]) -> None:
+        """Objects that the checkpoint's state has restored already."""
+        self._generators.stand(objects)
 
     def bind(self, data: Any, name: str) -> StreamSlot:
         """The slot of `name`, now reading `data`.
@@ -115,7 +177,7 @@ class Streams:
             raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
         slot = self._slots.get(name)
         if slot is None:
-            slot = self._slots[name] = StreamSlot(name, self._seed, self._say)
+            slot = self._slots[name] = StreamSlot(name, self._seed, self._say, self._generators)
         if self._sources.get(name) is not data:
             if slot.cursor is not None:
                 raise ConfigError(
@@ -143,13 +205,13 @@ class Streams:
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; streams are bound later, by the program."""
         for name, saved in tree.items():
-            self._slots.setdefault(name, StreamSlot(name, self._seed, self._say)).load(saved)
+            self._slots.setdefault(name, StreamSlot(name, self._seed, self._say, self._generators)).load(saved)
 
     def open_bound(self) -> None:
-        """Open, where the checkpoint stood, every bound stream that was inside a pass."""
+        """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""
         for name, slot in self._slots.items():
-            if self.bound(name) and slot.in_pass:
-                slot.open()
+            if self.bound(name):
+                slot.go_back()
 
     def require_bound(self) -> None:
         """Refuse to go on while a stream of the checkpoint has no data.

@@ -62,12 +62,12 @@ class Ticker:
 
 
 class PeriodicThread:
-    """Runs `fn` at once and then on fixed time boundaries, until stopped or until it fails.
+    """Runs `fn` at once and then every `seconds`, until stopped or until it fails.
 
     Carries on TensorFlow's LooperThread.
 
     Args:
-        seconds: interval; 0 runs it back to back.
+        seconds: interval between starts, counted anew after a call that took longer; 0: back to back.
         fn: called without arguments, in this thread.
         failed: called in this thread with the exception that ended it.
     """

@@ -264,8 +264,12 @@ def _require_same(got: _Final, expected: _Final, broken: str, own: _Final | None
 
 def _without(final: _Final, services: set[str | None]) -> dict[Any, Any]:
     """Leaves and rows, without those of some services."""
-    readers = ("services", "metrics", "state", "readers")
-    paths = [array_name((*start, name)) for name in services for start in (("services",), readers)]
+    metrics = ("services", "metrics", "state")
+    paths = [
+        array_name(path)
+        for name in services
+        for path in (("services", name), (*metrics, "readers", name), (*metrics, "seqs", f"eval/{name}"))
+    ]
     kept = {
         path: value
         for path, value in final.leaves.items()

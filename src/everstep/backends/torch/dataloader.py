@@ -2,15 +2,18 @@
 
 It draws what a bare loop over it draws, and resumes exactly at an unchanged number of workers:
 
-- the random state in which the pass began is part of the position, and so are the states of the
-  generators that the loader and its samplers hold;
+- the random state in which the pass began is part of the position, and so are the states, at its
+  start and now, of the generators that the loader, its samplers, its dataset and its collate
+  function hold as attributes;
 - a map-style dataset without workers: the sampler alone is advanced, no sample is fetched;
 - workers, or an `IterableDataset`: batches are drawn and discarded, because the workers' random
   state (or the dataset's place) follows from what was loaded; the cursor's note says how many;
 - a `StatefulDataLoader` without workers whose dataset has state: its own `state_dict`.
 
-Not exact, and not visible from outside: a dataset or sampler with a generator hidden inside, and an
+Not exact, and not visible from outside: a generator that is no attribute of those, and an
 `IterableDataset` that chooses samples by the same global generator that the training step uses.
+Not exact, and said at the resume: a sampler that draws as it goes, from a generator from which
+somebody else drew in between.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.backends.torch import randomness
+from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, start
 from everstep.data.cursor import PassCursor
 from everstep.data.iterables import is_stateful, length_of, skip
@@ -51,6 +54,7 @@ class DataLoaderStream:
 
     def __init__(self, loader: DataLoader[Any], name: str | None = None) -> None:
         self._loader, self.name = loader, name
+        self.generators = _generators(loader)
 
     @property
     def carries_over(self) -> bool:
@@ -60,13 +64,14 @@ class DataLoaderStream:
         opens the next pass from there.
         """
         loader = self._loader
-        return bool(_generators(loader)) or loader.persistent_workers or is_stateful(loader)
+        return bool(self.generators) or loader.persistent_workers or is_stateful(loader)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
         if position is None:
-            return DataLoaderCursor(what, self._loader, pass_index)
-        return DataLoaderCursor(what, self._loader, pass_index, _Saved(what, self._loader, position))
+            return DataLoaderCursor(what, self._loader, self.generators, pass_index)
+        saved = _Saved(what, self._loader, len(self.generators), position)
+        return DataLoaderCursor(what, self._loader, self.generators, pass_index, saved)
 
     def __repr__(self) -> str:
         return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
@@ -84,13 +89,15 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The generators that the loader and its samplers hold, each once."""
+def _generators(loader: DataLoader[Any]) -> list[Generator]:
+    """The generators that the loader and what it is made of hold, each once."""
     inner = getattr(loader.batch_sampler, "sampler", None)
-    holders = (loader, loader.sampler, loader.batch_sampler, inner)
-    found = [getattr(holder, "generator", None) for holder in holders]
-    generators = {id(each): each for each in found if isinstance(each, torch.Generator)}
-    return list(generators.values())
+    holders = [loader, loader.sampler, loader.batch_sampler, inner, loader.collate_fn]
+    dataset: Any = loader.dataset
+    while dataset is not None and not any(dataset is holder for holder in holders):
+        holders.append(dataset)
+        dataset = getattr(dataset, "dataset", None)  # a Subset's
+    return randomness.held_by(holders)
 
 
 def _own_state(loader: Any) -> Any:
@@ -107,34 +114,27 @@ def _own_state(loader: Any) -> Any:
 
 
 class _Saved:
-    """A position, checked against the loader."""
+    """A position, checked against the loader, which holds `have` generators."""
 
-    def __init__(self, what: str, loader: DataLoader[Any], position: Any) -> None:
+    def __init__(self, what: str, loader: DataLoader[Any], have: int, position: Any) -> None:
         self.done = check_position(what, position, _facts(loader))
-        self.generators = position["generators"]
-        have = len(_generators(loader))
-        if have != len(self.generators):
+        self.generators, self.now = position["generators"], position["now"]
+        if have != len(self.now):
             raise DataError(
-                f"{what}: the loader and its samplers held {len(self.generators)} generators at the "
+                f"{what}: the loader, its samplers and its dataset held {len(self.now)} generators at the "
                 f"checkpoint and hold {have} now; give generator= as it was then"
             )
         self.ended: bool = position["ended"]
-        self.left_behind = position["left_behind"]
         self.start, self.first, self.own = position["start"], position["first"], position["own"]
 
-    def rewind(self, loader: DataLoader[Any]) -> None:
-        """Put the random state of the pass's start back."""
-        _set_all(loader, self.generators)
-        randomness.set_state(self.start)
+
+def _states(generators: list[Generator]) -> list[Any]:
+    return [randomness.state_of(generator) for generator in generators]
 
 
-def _states(loader: DataLoader[Any]) -> list[torch.Tensor]:
-    return [generator.get_state() for generator in _generators(loader)]
-
-
-def _set_all(loader: DataLoader[Any], states: list[torch.Tensor]) -> None:
-    for generator, state in zip(_generators(loader), states, strict=True):
-        generator.set_state(state)
+def _set_all(generators: list[Generator], states: list[Any]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        randomness.set_state_of(generator, state)
 
 
 def _indices(source: Any) -> Iterator[Any]:
@@ -151,17 +151,21 @@ class DataLoaderCursor(PassCursor):
     """One pass of a user's DataLoader."""
 
     def __init__(
-        self, what: str, loader: DataLoader[Any], pass_index: int, saved: _Saved | None = None
+        self,
+        what: str,
+        loader: DataLoader[Any],
+        generators: list[Generator],
+        pass_index: int,
+        saved: _Saved | None = None,
     ) -> None:
-        self._loader, self._pass_index = loader, pass_index
+        self._loader, self._generators, self._pass_index = loader, generators, pass_index
         self._facts = _facts(loader)
-        self._left_behind = None if saved is None else saved.left_behind
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
-            self._generators, self._start, self._first = _states(loader), randomness.get_state(), None
+            self._began, self._start, self._first = _states(generators), randomness.get_state(), None
             source = self._iterate(what)
         else:
-            self._generators, self._start, self._first = saved.generators, saved.start, saved.first
+            self._began, self._start, self._first = saved.generators, saved.start, saved.first
             source = self._reopen(what, saved)
         closer = source.close if isinstance(source, WorkerBatches) else None
         done, ended = (0, False) if saved is None else (saved.done, saved.ended)
@@ -173,37 +177,43 @@ class DataLoaderCursor(PassCursor):
         return iter(self._loader)
 
     def _reopen(self, what: str, saved: _Saved) -> Iterator[Any]:
-        if saved.own is not None:
-            return self._reopen_own(saved)
-        if saved.ended:
-            _set_all(self._loader, saved.left_behind)
-            return iter(())
-        saved.rewind(self._loader)
-        source = self._iterate(what)
-        if saved.done:
+        source: Iterator[Any] = iter(())
+        if saved.own is not None or not saved.ended:
+            _set_all(self._generators, saved.generators)
+            randomness.set_state(saved.start)
+            if saved.own is not None:
+                self._loader.load_state_dict(copy.deepcopy(saved.own))  # type: ignore[attr-defined]
+            source = iter(self._loader) if saved.own is not None else self._iterate(what)
+        if saved.own is None and not saved.ended and saved.done:
             try:
                 self._advance(what, source, saved)
             except BaseException:
                 if isinstance(source, WorkerBatches):
                     source.close()
                 raise
-        return source
-
-    def _reopen_own(self, saved: _Saved) -> Iterator[Any]:
-        saved.rewind(self._loader)
-        self._loader.load_state_dict(copy.deepcopy(saved.own))  # type: ignore[attr-defined]
-        source = iter(self._loader)
-        if saved.ended:
-            _set_all(self._loader, saved.left_behind)
+        _set_all(self._generators, saved.now)
         return source
 
     def _advance(self, what: str, source: Any, saved: _Saved) -> None:
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
         randomness.set_state(saved.first)
-        if self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable:
-            self.note = skip(what, source, saved.done)
-            return
-        skip(what, _indices(source), saved.done)
+        fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
+        early: list[Any] = []
+        note = skip(what, self._noting(source if fetched else _indices(source), early), saved.done)
+        self.note = note if fetched else None
+        for before, after, now in zip(early, _states(self._generators), saved.now, strict=True):
+            if not randomness.same(before, after) and not randomness.same(after, now):
+                self.note = (
+                    f"{what} cannot go on exactly: it draws as it goes from a generator from which something "
+                    "else drew during this pass, so what is left of the pass may differ; give each its own"
+                )
+
+    def _noting(self, batches: Iterator[Any], early: list[Any]) -> Iterator[Any]:
+        """The batches; after the first of them `early` has the states of the generators."""
+        for count, batch in enumerate(batches):
+            if not count:
+                early += _states(self._generators)
+            yield batch
 
     @property
     def _iterable(self) -> bool:
@@ -212,12 +222,7 @@ class DataLoaderCursor(PassCursor):
     def __next__(self) -> Any:
         if self._first is None:
             self._first = randomness.get_state()
-        try:
-            return super().__next__()
-        except StopIteration:
-            if self._left_behind is None:
-                self._left_behind = _states(self._loader)
-            raise
+        return super().__next__()
 
     def position(self) -> dict[str, Any]:
         self._check_resumable()
@@ -227,8 +232,8 @@ class DataLoaderCursor(PassCursor):
             "ended": self.ended,
             "start": self._start,
             "first": self._first,
-            "generators": self._generators,
-            "left_behind": self._left_behind if self.ended else None,
+            "generators": self._began,
+            "now": _states(self._generators),
             "own": _own_state(self._loader),
         }
 

@@ -1,19 +1,21 @@
-"""The three global random states that data code draws from: Python's, NumPy's and torch's on the CPU."""
+"""Random state that data code draws from: the three global ones, and generators of its own."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
 
 def get_state() -> dict[str, Any]:
-    """The three states, as a tree that a checkpoint can hold."""
-    version, words, gauss = random.getstate()
+    """The three global states, as a tree that a checkpoint can hold."""
     return {
-        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "python": _python_state(random),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.default_generator.get_state(),
     }
@@ -21,8 +23,7 @@ def get_state() -> dict[str, Any]:
 
 def set_state(state: dict[str, Any]) -> None:
     """Put back what `get_state` returned."""
-    python = state["python"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    _set_python_state(random, state["python"])
     np.random.set_state(state["numpy"])
     torch.default_generator.set_state(state["torch"])
 
@@ -36,3 +37,46 @@ def seed_all(key: int) -> None:
     random.seed(key)
     np.random.seed(key >> 32)
     torch.default_generator.manual_seed(key)
+
+
+def held_by(holders: Iterable[Any]) -> list[Generator]:
+    """The generators that are attributes of some objects, each once, in a fixed order."""
+    values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    return list({id(value): value for value in values if isinstance(value, Generator)}.values())
+
+
+def state_of(generator: Generator) -> Any:
+    """The state of one generator, as a tree that a checkpoint can hold."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return _python_state(generator)
+
+
+def set_state_of(generator: Generator, state: Any) -> None:
+    """Put back what `state_of` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        _set_python_state(generator, state)
+    else:
+        generator.set_state(state)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states of one generator are equal."""
+    if isinstance(a, dict):
+        return all(same(value, b[key]) for key, value in a.items())
+    return bool(np.array_equal(a, b))
+
+
+def _python_state(source: Any) -> dict[str, Any]:
+    version, words, gauss = source.getstate()
+    return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
+
+
+def _set_python_state(target: Any, state: dict[str, Any]) -> None:
+    target.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))

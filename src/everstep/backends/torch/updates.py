@@ -85,7 +85,10 @@ class TorchUpdateWatch:
         for owner, key, parameter in self._parameters():
             if parameter.grad is not None and owner not in used_up:
                 tree.setdefault(owner, {})[key] = parameter.grad
-        reused = {owner: [watched.reused, watched.holds()] for owner, watched in self._own.items()}
+        reused = {  # gradients that are not saved are nobody's after a resume
+            owner: [watched.reused, owner not in used_up and watched.holds()]
+            for owner, watched in self._own.items()
+        }
         return {"grad": tree, "reused": reused} if tree or reused else None
 
     def load_gradients(self, tree: Any) -> None:
