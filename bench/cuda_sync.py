@@ -23,8 +23,7 @@ from torch import nn
 
 import everstep
 from everstep.record import RunJournal
-
-QUIET: dict[str, Any] = {"default_services": False, "services": []}
+from everstep.testing import ManualClock
 
 
 def net(width: int = 256, depth: int = 3) -> nn.Sequential:
@@ -43,7 +42,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 
 
 def zero_synchronisation(folder: Path, steps: int = 500) -> dict[str, Any]:
-    """Steps with nothing due under torch's own guard, then the metrics, read in one transfer."""
+    """Steps with all services on and none due under torch's own guard, then the metrics, read at once."""
     torch.manual_seed(0)
     model, x = net(), torch.randn(64, 256, device="cuda")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -51,7 +50,11 @@ def zero_synchronisation(folder: Path, steps: int = 500) -> dict[str, Any]:
         train_step(model, optimizer, x)  # allocations, library handles
     expected: list[torch.Tensor] = []
     state = {"model": model, "optimizer": optimizer}
-    with everstep.TrainLoop(folder / "sync", state, max_step=steps, max_epoch=1, **QUIET) as loop:
+    services = [everstep.EarlyStop("loss", patience=9), everstep.Console(sink=lambda text: None)]
+    still = ManualClock()  # nothing on a schedule of seconds becomes due
+    with everstep.TrainLoop(
+        folder / "sync", state, max_step=steps, max_epoch=1, services=services, clock=still
+    ) as loop:
         for _epoch in loop.iter_epochs():
             for step in loop.iter_steps():
                 if step == 20:  # the step-0 checkpoint is announced: from here on nothing is due
