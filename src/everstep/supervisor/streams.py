@@ -205,7 +205,8 @@ class Streams:
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; streams are bound later, by the program."""
         for name, saved in tree.items():
-            self._slots.setdefault(name, StreamSlot(name, self._seed, self._say, self._generators)).load(saved)
+            slot = StreamSlot(name, self._seed, self._say, self._generators)
+            self._slots.setdefault(name, slot).load(saved)
 
     def open_bound(self) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""
