@@ -179,6 +179,14 @@ def test_a_correct_service_passes() -> None:
     check_service(Counting)
 
 
+class DrawsIsolated(DrawsWhenOpened):
+    isolate = True
+
+
+def test_random_numbers_drawn_by_an_isolated_service_are_put_back() -> None:
+    check_service(DrawsIsolated)
+
+
 @pytest.mark.parametrize(("kind", "message"), FAULTS)
 def test_each_fault_is_found(kind: type[Counting], message: str) -> None:
     try:

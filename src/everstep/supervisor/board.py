@@ -109,7 +109,8 @@ class ServiceBoard:
         """Open a service and start its clock schedule."""
         self._opened.append(service)
         service.schedule.start(now)
-        service.open(run)
+        with isolated() if service.isolate else nullcontext():
+            service.open(run)
 
     def due(self, moment: Moment, when: When) -> list[Service]:
         """The services to run at a boundary, in order."""
