@@ -1,0 +1,89 @@
+"""One victim's run from first start to end, with whatever is done to it in between."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from everstep.checkpoint import CheckpointName, Store
+from everstep.proof.compare import compare_runs
+from law_support import diary
+from law_support.forkserver import ForkServer, Victim
+
+
+class Program:
+    """A run directory and the starts of one script on it.
+
+    Args:
+        folder: where the run, the log and the diaries lie.
+        options: of the victim, the same at every start.
+    """
+
+    def __init__(self, server: ForkServer, folder: Path, *options: str) -> None:
+        self._server, self._options = server, options
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run_dir, self._log = folder / "run", folder / "log"
+        self._diaries: list[Path] = []
+
+    def start(self, *more: str) -> Victim:
+        """Start the script, for this start with `more` options."""
+        self._diaries.append(self.run_dir.with_name(f"{len(self._diaries) + 1}.diary"))
+        arguments = [str(self.run_dir), "--diary", str(self._diaries[-1]), *self._options, *more]
+        return self._server.start("victim", arguments, self._log)
+
+    def finish(self, *more: str) -> None:
+        """Start the script and let it end."""
+        status = self.start(*more).wait(60)
+        assert status == 0, f"status {status}\n{self.said()}"
+
+    def wait_for(self, victim: Victim, what: str | Callable[[], bool], step: int = 0) -> None:
+        """Wait until the running start has come to a phase (at `step` or later), or `what` is true."""
+
+        def reached() -> bool:
+            entries = diary.read(self._diaries[-1])
+            return any(entry.phase == what and entry.step >= step for entry in entries)
+
+        happened = reached if isinstance(what, str) else what
+        while not happened():
+            assert victim.poll() is None, f"it ended before {what}\n{self.said()}"
+            time.sleep(0.0005)
+
+    def said(self) -> str:
+        """All that its starts printed."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    def bodies(self) -> list[int]:
+        """The steps whose bodies were entered, over all starts, in order."""
+        return [entry.step for path in self._diaries for entry in diary.read(path) if entry.phase == "body"]
+
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint."""
+        return self._names()[-1].step
+
+    def committing(self, victim: Victim) -> bool:
+        """Whether the victim is writing a checkpoint, and not the one at step 0."""
+        return bool(self._names()) and any(self.run_dir.glob(f"checkpoints/.tmp-*step-*-{victim.pid}"))
+
+    def require_equal(self, undisturbed: Path) -> None:
+        """The finished run is the undisturbed one, and each resume verified itself."""
+        different = compare_runs(undisturbed, self.run_dir)
+        assert not different, f"{different[:10]}\n{self.said()}"
+        assert "resume differs" not in self.said(), self.said()
+
+    def _names(self) -> list[CheckpointName]:
+        return Store(self.run_dir, 0, lambda _: None).names()
+
+
+def workers_of(pid: int) -> list[int]:
+    """The child processes of `pid`."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def signal_group(victim: Victim, number: int) -> None:
+    """What a terminal or a scheduler does: the signal reaches the process and its workers."""
+    os.killpg(victim.pid, number)
