@@ -41,8 +41,9 @@ def loader(
 
     Samples are fetched one by one, because each has random state of its own (`__getitems__` is not
     used).  Randomness must come from the global generators of Python, NumPy or torch on the CPU: a
-    generator that the dataset keeps for itself is not keyed.  In the main process the global states
-    are put back after each batch.
+    generator that the dataset keeps for itself is not keyed.  It is brought back at a resume where it
+    is an attribute of the dataset and there are no workers; with workers the resume says that it is
+    not.  In the main process the global states are put back after each batch.
 
     Args:
         dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
@@ -100,6 +101,7 @@ class Loader:
     ) -> None:
         self._dataset, self._sampling, self._collate = dataset, sampling, collate
         self._options, self.name = options, name
+        self.generators = randomness.held_by([dataset, collate])
         DataLoader(dataset, **options)  # a bad combination of options is an error now, not at the first pass
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
@@ -113,7 +115,13 @@ class Loader:
             generator=torch.Generator().manual_seed(pass_key("workers", plan.seed, purpose, pass_index)),
             **self._options,
         )
-        return LoaderCursor(source, self._dataset, plan, first)
+        cursor = LoaderCursor(source, self._dataset, plan, first)
+        if first and self.generators and source.num_workers > 0:
+            cursor.note = (
+                f"{cursor.what} cannot go on exactly: its dataset keeps a generator of its own, whose copies "
+                "in the workers are not saved; draw from the global generators, or give num_workers=0"
+            )
+        return cursor
 
     def __repr__(self) -> str:
         workers = self._options["num_workers"]

@@ -1,0 +1,206 @@
+"""Programs that once came back otherwise than they would have gone on: each is killed at every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import everstep
+from everstep.backends import get
+from everstep.proof.compare import compare_runs
+
+SAMPLES = torch.arange(12.0).reshape(12, 1)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: after an exception nothing more is saved."""
+
+
+def seed_all() -> None:
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+
+
+def require_exact(tmp_path: Path, program: Callable[[Path, Callable[[], None]], None], ticks: int) -> None:
+    """The run that was killed at each of some places, each time from the start, is the undisturbed one."""
+
+    def start(run: Path, kill_at: int) -> bool:
+        seed_all()
+        count = 0
+
+        def tick() -> None:
+            nonlocal count
+            count += 1
+            if count == kill_at:
+                raise Killed
+
+        try:
+            program(run, tick)
+        except Killed:
+            return False
+        return run.name != "whole" or count == ticks
+
+    assert start(tmp_path / "whole", 0)
+    for kill_at in range(1, ticks + 1):
+        run = tmp_path / f"killed at {kill_at}"
+        assert not start(run, kill_at)
+        start(run, 2)  # a second time, at once
+        assert start(run, 0)
+        assert compare_runs(tmp_path / "whole", run) == [], kill_at
+
+
+def loop(run: Path, **state: Any) -> everstep.TrainLoop:
+    often = everstep.Checkpoints(everstep.Every(steps=2) | everstep.Every(epochs=1))
+    return everstep.TrainLoop(
+        run, state, max_epoch=3, seed=1, services=[often], default_services=False, show_eta=False
+    )
+
+
+# ----------------------------------------------------------------------- generators that data keeps
+
+
+def loader(generator: torch.Generator) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(SAMPLES), 4, shuffle=True, generator=generator)
+
+
+def test_two_loaders_share_a_generator(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        generator, seen = torch.Generator().manual_seed(1), []
+        data = {"a": loader(generator), "b": loader(generator)}
+        with loop(run, seen=seen) as train:
+            for _ in train.iter_epochs():
+                for name, batches in data.items():
+                    for _, [x] in train.iter_steps(batches, name):
+                        seen.append(x.sum().item())
+                        tick()
+
+    require_exact(tmp_path, program, 18)
+
+
+def test_an_evaluation_over_the_training_loader_moves_its_generator(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        batches, seen = loader(torch.Generator().manual_seed(1)), []
+        with loop(run, seen=seen) as train:
+            for _ in train.iter_epochs():
+                for _, [x] in train.iter_steps(batches):
+                    seen.append(x.sum().item())
+                    tick()
+                with train.evaluation():
+                    train.collect_metrics(first=next(iter(batches))[0][0])
+                tick()
+
+    require_exact(tmp_path, program, 12)
+
+
+def test_a_loader_draws_from_a_generator_of_the_state(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        generator, seen = torch.Generator().manual_seed(1), []
+        batches = loader(generator)
+        with loop(run, seen=seen, generators=[generator]) as train:
+            for _ in train.iter_epochs():
+                if not train.resumed_mid_epoch:
+                    seen.append(torch.rand((), generator=generator).item())
+                for _, [x] in train.iter_steps(batches):
+                    seen.append(x.sum().item() + torch.rand((), generator=generator).item())
+                    tick()
+                tick()
+
+    require_exact(tmp_path, program, 12)
+
+
+class Noisy(Dataset[Any]):
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = self.rng.normal() if hasattr(self.rng, "normal") else self.rng.gauss(0.0, 1.0)
+        return SAMPLES[index] + noise
+
+
+class Shuffled:
+    def __init__(self, lazily: bool) -> None:
+        self.rng, self.lazily = np.random.default_rng(3), lazily
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.lazily:
+            return (int(self.rng.integers(len(SAMPLES))) for _ in SAMPLES)
+        return iter(self.rng.permutation(len(SAMPLES)).tolist())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
+        lambda: DataLoader(Noisy(np.random.RandomState(5)), 4, sampler=Shuffled(lazily=False)),
+        lambda: DataLoader(torch.utils.data.Subset(Noisy(random.Random(5)), range(12)), 4),
+        lambda: DataLoader(Noisy(np.random.default_rng(5)), 4, sampler=Shuffled(lazily=True)),
+        lambda: everstep.data.loader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
+    ],
+    ids=["dataset", "sampler", "subset", "lazy sampler", "everstep's loader"],
+)
+def test_datasets_and_samplers_with_generators_of_their_own(tmp_path: Path, make: Callable[[], Any]) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        batches, seen = make(), []
+        with loop(run, seen=seen) as train:
+            for _ in train.iter_epochs():
+                for _, x in train.iter_steps(batches):
+                    seen.append(x.sum().item())
+                    tick()
+
+    require_exact(tmp_path, program, 9)
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_what_cannot_be_exact_is_said(
+    tmp_path: Path, workers: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(steps: int) -> None:
+        sampler = Shuffled(lazily=True)
+        noisy = Noisy(sampler.rng)  # draws between the sampler's draws
+        batches = DataLoader(noisy, 4, sampler=sampler)
+        with loop(tmp_path / "run") as train:
+            for _ in train.iter_epochs():
+                for _ in train.iter_steps(
+                    everstep.data.loader(noisy, 4, num_workers=1) if workers else batches
+                ):
+                    steps -= 1
+                    if steps == 0:
+                        raise Killed
+
+    for steps in (3, 1):
+        with pytest.raises(Killed):
+            start(steps)
+    assert "cannot go on exactly" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------- gradients
+
+
+def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
+    def watched() -> Any:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return model, optimizer, get("torch").watch_updates({"optimizer": optimizer})
+
+    model, optimizer, before = watched()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    saved = before.gradients()
+    _, _, after = watched()
+    after.load_gradients(saved)
+    assert saved == after.gradients() == {"grad": {}, "reused": {"optimizer": [False, False]}}
+    before.close(), after.close()
