@@ -1,0 +1,126 @@
+"""Law 1 after any step: Hypothesis chooses the program, the cadence, and where it crashes, and how often."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from law_support.training import Crash, CrashError, Program
+
+import everstep
+from everstep.proof.compare import compare_runs
+
+# torch says so of a resume inside the first update's window: it does not know the restored past.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
+
+EPOCHS, STEPS_PER_EPOCH = 3, 4
+STEPS = EPOCHS * STEPS_PER_EPOCH
+SHORT = ("--epochs", str(EPOCHS), "--batch", str(128 // STEPS_PER_EPOCH))
+
+DATA = {
+    "arrays": ("--data", "arrays"),
+    "prefetch": ("--data", "prefetch"),
+    "loader": ("--data", "loader"),
+    "loader, 2 workers": ("--data", "loader", "--workers", "2"),
+    "plain": ("--data", "plain"),
+    "plain, own generator": ("--data", "plain", "--generator"),
+    "plain, 2 workers": ("--data", "plain", "--workers", "2"),
+}
+IN_PROCESS = [name for name in DATA if "workers" not in name]
+WITH_WORKERS = [name for name in DATA if "workers" in name]
+SERVICES = {
+    "none": list,
+    "early stop": lambda: [everstep.EarlyStop("valid_loss", patience=2, min_delta=0.05)],
+    "best": lambda: [everstep.Best("valid_loss"), everstep.EarlyStop("loss", patience=9)],
+}
+CADENCES = {
+    "never": everstep.Never,
+    "each step": lambda: everstep.Every(steps=1),
+    "3 steps": lambda: everstep.Every(steps=3),
+    "5 steps": lambda: everstep.Every(steps=5),
+    "each epoch": lambda: everstep.Every(epochs=1),
+    "both": lambda: everstep.Every(steps=3) | everstep.Every(epochs=1),
+}
+
+crashes = st.lists(
+    st.one_of(
+        st.builds(Crash, st.sampled_from(["start", "end"]), st.integers(1, STEPS)),
+        st.builds(Crash, st.just("tail"), st.integers(1, EPOCHS).map(lambda epoch: epoch * STEPS_PER_EPOCH)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def program(data: str, accumulate: int, evaluate: str, services: str, cadence: str) -> Program:
+    return Program(
+        arguments=(*SHORT, *DATA[data], "--accumulate", str(accumulate), "--evaluate", evaluate),
+        services=lambda: [*SERVICES[services](), everstep.Checkpoints(CADENCES[cadence]())],
+        loop={"default_services": False},
+    )
+
+
+_runs = TemporaryDirectory(prefix="everstep-law1-")
+_numbers = itertools.count()
+
+
+def _new_run() -> Path:
+    return Path(_runs.name) / str(next(_numbers))
+
+
+@cache
+def undisturbed(data: str, accumulate: int, evaluate: str, services: str) -> Path:
+    """The run that was never crashed; its cadence is the rarest."""
+    run_dir = _new_run()
+    program(data, accumulate, evaluate, services, "never").run(run_dir)
+    return run_dir
+
+
+def check(
+    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
+) -> None:
+    crashed = program(data, accumulate, evaluate, services, cadence)
+    run_dir = _new_run()
+    for crash in [*crashes, None]:
+        try:
+            crashed.run(run_dir, crash)
+        except CrashError:
+            continue
+        break
+    assert compare_runs(undisturbed(data, accumulate, evaluate, services), run_dir) == []
+
+
+choices = {
+    "accumulate": st.integers(1, 3),
+    "evaluate": st.sampled_from(["isolated", "bare", "none"]),
+    "services": st.sampled_from(sorted(SERVICES)),
+    "cadence": st.sampled_from(sorted(CADENCES)),
+    "crashes": crashes,
+}
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.sampled_from(IN_PROCESS), **choices)
+def test_crashed_anywhere(
+    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
+) -> None:
+    check(data, accumulate, evaluate, services, cadence, crashes)
+
+
+@settings(deadline=None, max_examples=10)
+@given(data=st.sampled_from(WITH_WORKERS), **choices)
+def test_crashed_anywhere_with_workers(
+    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
+) -> None:
+    check(data, accumulate, evaluate, services, cadence, crashes)
