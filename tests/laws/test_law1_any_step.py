@@ -17,7 +17,8 @@ import everstep
 from everstep.proof.compare import compare_runs
 
 # torch says so of a resume inside the first update's window: it does not know the restored past.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
+marks = [pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")]
+pytestmark = marks
 
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 STEPS = EPOCHS * STEPS_PER_EPOCH

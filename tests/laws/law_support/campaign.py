@@ -107,6 +107,7 @@ class Campaign:
 
     Attributes:
         folder: where runs, logs and diaries lie; a chain that was exact is deleted.
+        phases: what the kills of a chain are aimed at, in order; None is any time.
         kills: all that struck, in order.
     """
 
@@ -114,8 +115,8 @@ class Campaign:
     scenario: Scenario
     folder: Path
     seed: int
+    phases: tuple[str | None, ...] = (None, "start-up", "commit", "tail", None, "shutdown")
     kills: list[Kill] = field(default_factory=list)
-    longest: int = 0
 
     def prepare(self) -> None:
         """Run the undisturbed run, and time a warm one."""
@@ -125,8 +126,8 @@ class Campaign:
             assert victim.wait(60) == 0, self._log(name).read_text()
         self.timing = Timing.of(diary.read(note), began)
 
-    def until(self, uniform: int, per_class: int, chains: int = 40) -> None:
-        """Run chains until so many kills count at uniformly random times, and in each class.
+    def until(self, uniform: int, per_class: int, total: int = 0, chains: int = 40) -> None:
+        """Run chains until so many kills count: at uniformly random times, in each class, in all.
 
         Raises:
             AssertionError: a run was not exact, or `chains` chains were not enough.
@@ -135,6 +136,7 @@ class Campaign:
             self.chain(number)
             struck = self.counts()
             enough = all(struck[name] >= per_class for name in self.scenario.classes)
+            enough = enough and struck.total() >= total
             if enough and sum(kill.counted and kill.aim.phase is None for kill in self.kills) >= uniform:
                 return
         raise AssertionError(f"{chains} chains did not strike often enough: {self.kills}")
@@ -143,31 +145,33 @@ class Campaign:
         """How many counted kills struck in each class."""
         return Counter(kill.struck for kill in self.kills if kill.counted)
 
-    def chain(self, number: int, aims: list[Aim] | None = None) -> None:
+    def in_a_row(self, phase: str) -> int:
+        """The most kills in one class that followed each other within one chain."""
+        runs = itertools.groupby(self.kills, lambda kill: (kill.chain, kill.struck))
+        return max((len(list(kills)) for (_, struck), kills in runs if struck == phase), default=0)
+
+    def chain(self, number: int) -> None:
         """One run, killed at each aim it lives to see, then left to end; exact or AssertionError."""
         name = f"chain-{number}"
-        aims = list(self.aims(number)) if aims is None else aims
-        kills = 0
+        aims = list(self.aims(number))
         for start, aim in enumerate(aims, 1):
             victim, note, began = self._start(name, start, cold=start == 2 and number % 4 == 1)
             if not self._wait_for(aim, victim, note, began, self.folder / name):
                 break
             os.kill(victim.pid, signal.SIGKILL)
             if victim.wait(60) == -signal.SIGKILL:
-                kills += 1
                 self.kills.append(Kill(number, aim, self._struck(name, note, victim.pid), self._counts(name)))
         else:
             victim, _, _ = self._start(name, len(aims) + 1)
         status = victim.wait(60)
-        self.longest = max(self.longest, kills)
         self._require_exact(name, status)
 
     def aims(self, number: int) -> Iterator[Aim]:
         """Uniform in wall time, and in between aimed at the phases that are short."""
         draw = random.Random(f"{self.seed}/{self.scenario.name}/{number}")
-        short = [name for name in ("start-up", "commit", "tail") if name in self.scenario.classes]
-        for phase in (None, *short, None, "shutdown"):
-            yield Aim(phase, draw.random(), draw.randint(1, 2))
+        for phase in self.phases:
+            if phase is None or phase in self.scenario.classes:
+                yield Aim(phase, draw.random(), draw.randint(1, 2))
 
     # ------------------------------------------------------------------------------ one kill
 

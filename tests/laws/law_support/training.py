@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import everstep
 from law_support import victim
@@ -82,8 +81,3 @@ class Program:
                 loop.collect_metrics(valid_loss=training.evaluate())
         elif how == "bare":
             loop.collect_metrics(valid_loss=training.evaluate())
-
-
-def undisturbed_threads() -> None:
-    """One thread for torch, as in the victims."""
-    torch.set_num_threads(1)
