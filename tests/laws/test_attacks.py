@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,13 @@ from everstep.backends import get
 from everstep.proof.compare import compare_runs
 
 SAMPLES = torch.arange(12.0).reshape(12, 1)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory where there is such a place: hundreds of small runs wait for no disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 class Killed(BaseException):
@@ -183,6 +193,50 @@ def test_what_cannot_be_exact_is_said(
         with pytest.raises(Killed):
             start(steps)
     assert "cannot go on exactly" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------ plain values
+
+
+def test_what_the_program_holds_of_a_container_of_the_state_stays_in_it(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        state = {
+            "deque": deque(maxlen=3),
+            "set": set(),
+            "bytes": bytearray(),
+            "pair": (np.zeros(2), {"last": 0}),
+            "list": [[0], {"deep": deque()}],
+        }
+        last, seen, raw, (total, inner) = state["deque"], state["set"], state["bytes"], state["pair"]
+        first, deep = state["list"][0], state["list"][1]["deep"]
+        with loop(run, state=state) as train:
+            for _ in train.iter_epochs():
+                for step, [x] in train.iter_steps(everstep.data.arrays(SAMPLES, batch_size=4, shuffle=True)):
+                    last.append(step), seen.add(x.sum().item()), raw.append(step)
+                    total += step
+                    inner["last"] = step
+                    first[0] += step
+                    deep.append(step)
+                    train.collect_metrics(last=sum(last), total=total[0], deep=len(deep))
+                    tick()
+
+    require_exact(tmp_path, program, 9)
+
+
+def test_numpy_scalars_in_the_state_of_a_run_with_an_optimizer(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        model, numbers = torch.nn.Linear(1, 1), {"rate": np.float32(1.0)}
+        optimizer = torch.optim.Adam(model.parameters())
+        with loop(run, model=model, optimizer=optimizer, numbers=numbers) as train:
+            for _ in train.iter_epochs():
+                for _, [x] in train.iter_steps(everstep.data.arrays(SAMPLES, batch_size=6)):
+                    numbers["rate"] *= np.float32(0.9)
+                    optimizer.zero_grad()
+                    (model(x).mean() * float(numbers["rate"])).backward()
+                    optimizer.step()
+                    tick()
+
+    require_exact(tmp_path, program, 6)
 
 
 # -------------------------------------------------------------------------------------- gradients

@@ -51,7 +51,7 @@ class Buffers:
         """
         for name, array in arrays.items():
             backend = backends.of(array)
-            if name not in self.kept and backend is not None:
+            if name not in self.kept and backend is not None and backend.pack(array) is None:
                 self.kept[name] = backend.to_host(array, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,8 +135,9 @@ class ContainerEntry:
     """A dict or a list, restored in place.
 
     Its values may be plain, arrays, or objects with entries of their own (models, optimizers ...).
-    Arrays that still have the saved shape and dtype are restored in place too, others are replaced, so
-    plain values and arrays may come and go during training; the objects must all be there.
+    Arrays that still have the saved shape and dtype are restored in place too, and so are sets, deques
+    and byte arrays; other values are replaced.  So plain values and arrays may come and go during
+    training; the objects must all be there.
     """
 
     def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
@@ -207,6 +209,17 @@ def _restored(live: Any, saved: Any) -> Any:
     """`live`, become `saved`, where it is something that can; else `saved`."""
     if backends.of(live) is not None:
         return _copied(live, saved)
+    if type(live) is type(saved):
+        if isinstance(live, tuple) and len(live) == len(saved):
+            return tuple(_restored(*pair) for pair in zip(live, saved, strict=True))
+        if isinstance(live, set):
+            live.clear()
+            live.update(saved)
+            return live
+        if isinstance(live, bytearray) or (isinstance(live, deque) and live.maxlen == saved.maxlen):
+            live.clear()
+            live.extend(saved)
+            return live
     entry = _entry(live)
     if entry is None or (isinstance(entry, ContainerEntry) and type(live) is not type(saved)):
         return saved
