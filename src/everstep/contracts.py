@@ -384,6 +384,7 @@ class Service:
         if "__init__" in vars(cls):
             cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[method-assign]
 
+    @checked_keywords
     def __init__(self, name: str | None = None, schedule: Schedule | None = None) -> None:
         self.name = type(self).__name__.lower() if name is None else name
         if not self.name or "/" in self.name:

@@ -198,6 +198,14 @@ def test_each_fault_is_found(kind: type[Counting], message: str) -> None:
             LeaksAFile.files.pop().close()
 
 
+def test_a_service_without_arguments_of_its_own_refuses_unknown_ones_too() -> None:
+    class Plain(Service):
+        pass
+
+    with pytest.raises(everstep.errors.ConfigError, match="'nmae'; did you mean 'name'"):
+        Plain(nmae="x")  # type: ignore[call-arg]
+
+
 class Reports(Counting):
     """Its metric depends on how often the process was started, which is no part of the run."""
 
