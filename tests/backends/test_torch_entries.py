@@ -250,6 +250,19 @@ def test_a_restored_optimizer_shares_no_memory_with_the_snapshot() -> None:
         assert digest(encoded) == clean
 
 
+def test_a_scheduler_may_step_first_after_a_restore() -> None:
+    def made() -> dict[str, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        return {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+
+    stepped = made()
+    stepped["optimizer"].step()
+    restored = made()
+    restore(snapshot(**stepped), **restored)
+    restored["schedule"].step()  # torch's warning of a wrong order would be an error here
+    assert restored["schedule"].get_last_lr() == [0.05]
+
+
 def test_an_optimizer_of_other_groups_is_refused() -> None:
     one, two = nn.Linear(1, 1), nn.Linear(1, 1)
     tree = decode(snapshot(o=torch.optim.SGD(one.parameters(), 0.1)))["o"]

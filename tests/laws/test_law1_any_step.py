@@ -16,10 +16,6 @@ from law_support.training import Crash, CrashError, Program
 import everstep
 from everstep.proof.compare import compare_runs
 
-# torch says so of a resume inside the first update's window: it does not know the restored past.
-marks = [pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")]
-pytestmark = marks
-
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 STEPS = EPOCHS * STEPS_PER_EPOCH
 SHORT = ("--epochs", str(EPOCHS), "--batch", str(128 // STEPS_PER_EPOCH))

@@ -15,7 +15,7 @@ from law_support.points import Points
 
 KILLS = 500
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600), *any_step.marks]
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

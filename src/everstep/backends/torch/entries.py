@@ -110,6 +110,8 @@ class OptimizerEntry:
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         _refuse(self.check(tree))
         self.optimizer.load_state_dict(tree)
+        # Its first steps lie behind it: without this, schedulers warn of a wrong order in a resumed tail.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for index, saved in tree["state"].items():
             owner = parameters[index] if isinstance(index, int) else index
