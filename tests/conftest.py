@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 NOBODY = 65534
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # started in the background of a shell, which ignores Ctrl-C for it; the tests send it on purpose
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
