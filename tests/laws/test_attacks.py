@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import everstep
 from everstep.backends import get
+from everstep.errors import UsageError
 from everstep.proof.compare import compare_runs
 
 SAMPLES = torch.arange(12.0).reshape(12, 1)
@@ -193,6 +194,73 @@ def test_what_cannot_be_exact_is_said(
         with pytest.raises(Killed):
             start(steps)
     assert "cannot go on exactly" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------- lines that a resume runs again
+
+
+def test_lines_before_the_steps_draw_the_same_random_numbers_again(tmp_path: Path) -> None:
+    def batches() -> list[Any]:
+        return [SAMPLES[torch.randperm(12)[:4]] * random.random() for _ in range(2)]
+
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        seen: list[float] = []
+        with loop(run, seen=seen) as train:
+            kept = torch.randperm(12)[:6]
+            for _ in train.iter_epochs():
+                for _, x in train.iter_steps([*batches(), SAMPLES[kept]], "a"):
+                    seen.append(x.sum().item() * random.random())
+                    tick()
+                for _, x in train.iter_steps(batches(), "b"):
+                    seen.append(x.sum().item() * random.random())
+                    tick()
+                    if random.random() < 0.5:
+                        break
+                more = batches()
+                train.collect_metrics(more=more[0].sum())
+                for _, x in train.iter_steps(more, "c"):
+                    seen.append(x.sum().item())
+                    tick()
+
+    require_exact(tmp_path, program, 18)
+
+
+@pytest.mark.parametrize("left_by", ["limit", "break"])
+def test_a_program_with_two_epoch_loops_goes_on_in_the_one_it_was_in(tmp_path: Path, left_by: str) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        seen: list[int] = []
+        with loop(run, seen=seen) as train:
+            if left_by == "limit":
+                train.max_epoch = 2
+            for epoch in train.iter_epochs():
+                for step, _ in train.iter_steps([0, 1]):
+                    seen.append(step)
+                    tick()
+                if left_by == "break" and epoch == 2:
+                    break
+            train.max_epoch = 4
+            for _ in train.iter_epochs():
+                for step, _ in train.iter_steps([0, 1]):
+                    seen.append(-step)
+                    tick()
+
+    require_exact(tmp_path, program, 8)
+
+
+def test_the_epoch_loop_of_the_checkpoint_must_be_there(tmp_path: Path) -> None:
+    def start(loops: int) -> None:
+        with loop(tmp_path / "run") as train:
+            for _ in range(loops):
+                for _ in train.iter_epochs():
+                    for _ in train.iter_steps([0]):
+                        if train.epoch == 3:
+                            raise Killed
+                    break
+
+    with pytest.raises(Killed):
+        start(loops=3)
+    with pytest.raises(UsageError, match="loop number 2, but the program entered only 1"):
+        start(loops=1)
 
 
 # ------------------------------------------------------------------------------------ plain values

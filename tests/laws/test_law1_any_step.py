@@ -25,6 +25,7 @@ DATA = {
     "prefetch": ("--data", "prefetch"),
     "loader": ("--data", "loader"),
     "loader, 2 workers": ("--data", "loader", "--workers", "2"),
+    "own, with state": ("--data", "own"),
     "plain": ("--data", "plain"),
     "plain, own generator": ("--data", "plain", "--generator"),
     "plain, 2 workers": ("--data", "plain", "--workers", "2"),

@@ -53,6 +53,7 @@ SCENARIOS = {
         Scenario("plain DataLoader", ("--data", "plain", "--evaluate", "bare")),
         Scenario("plain DataLoader, 2 workers", ("--data", "plain", "--workers", "2")),
         Scenario("plain DataLoader, own generator", ("--data", "plain", "--generator")),
+        Scenario("data with its own state", ("--data", "own")),
         Scenario("StatefulDataLoader", ("--data", "stateful")),
         Scenario(
             "prefetch, bare evaluation", ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")

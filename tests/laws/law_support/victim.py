@@ -24,6 +24,7 @@ import everstep
 from law_support.diary import Diary
 
 SAMPLES, FEATURES, CLASSES = 128, 8, 3
+KINDS = ("arrays", "loader", "plain", "stateful", "prefetch", "own")
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -31,9 +32,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("run_dir")
     parser.add_argument("--diary", default=None)
     parser.add_argument("--door", choices=("loop", "supervisor"), default="loop")
-    parser.add_argument(
-        "--data", choices=("arrays", "loader", "plain", "stateful", "prefetch"), default="arrays"
-    )
+    parser.add_argument("--data", choices=KINDS, default="arrays")
     parser.add_argument("--generator", action="store_true", help="the DataLoader has a generator of its own")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch", type=int, default=8)
@@ -67,6 +66,30 @@ def augment(x: torch.Tensor) -> torch.Tensor:
     return x + noise
 
 
+class OwnBatches:
+    """Data of the user's own, with state: each pass goes on with the generator that the last one left."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int) -> None:
+        self.x, self.y, self.size = x, y, size
+        self.rng, self.order, self.at = random.Random(8), [], 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if not self.order:
+            self.order, self.at = self.rng.sample(range(SAMPLES), SAMPLES), 0
+        while self.at < SAMPLES:
+            chosen = self.order[self.at : self.at + self.size]
+            self.at += self.size
+            yield self.x[chosen], self.y[chosen]
+        self.order = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self.rng.getstate(), "order": self.order, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.setstate(state["rng"])
+        self.order, self.at = state["order"], state["at"]
+
+
 def batches(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor) -> Any:
     slow = float(args.slow.removeprefix("sample:")) if args.slow.startswith("sample:") else 0.0
     dataset = Augmented(x, y, slow)
@@ -79,6 +102,8 @@ def batches(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(dataset, args.batch, shuffle=True, num_workers=args.workers)
+    if args.data == "own":
+        return OwnBatches(x, y, args.batch)
     arrays = everstep.data.arrays(x, y, batch_size=args.batch, shuffle=True)
     return everstep.data.prefetch(arrays) if args.data == "prefetch" else arrays
 
@@ -89,7 +114,7 @@ class Training:
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(1)
         self.args = args
-        self.augment = args.data in ("arrays", "prefetch")  # there the step augments, not the dataset
+        self.augment = args.data in ("arrays", "prefetch", "own")  # there the step augments, not the dataset
         self.model = torch.nn.Sequential(
             torch.nn.Linear(FEATURES, 16),
             torch.nn.ReLU(),
