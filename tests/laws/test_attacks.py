@@ -307,6 +307,69 @@ def test_numpy_scalars_in_the_state_of_a_run_with_an_optimizer(tmp_path: Path) -
     require_exact(tmp_path, program, 6)
 
 
+# ----------------------------------------------------------------- what a module's state_dict lacks
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = (
+            torch.nn.Linear(1, 3),
+            torch.nn.BatchNorm1d(3),
+            torch.nn.Linear(3, 1),
+        )
+        self.register_buffer("average", torch.zeros(()), persistent=False)
+        self.register_buffer("grown", torch.zeros(0), persistent=False)
+        self.first.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = self.average * 0.9 + x.mean()
+        self.grown = torch.cat([self.grown, self.average[None]])
+        return self.last(self.norm(self.first(x))).mean() * (self.average + self.grown.sum())
+
+
+def test_buffers_modes_and_frozen_parameters_come_back(tmp_path: Path) -> None:
+    def program(run: Path, tick: Callable[[], None]) -> None:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        with loop(run, net=net, optimizer=optimizer) as train:
+            for epoch in train.iter_epochs():
+                if epoch == 2 and not train.resumed_mid_epoch:
+                    net.first.requires_grad_(True)
+                for step, [x] in train.iter_steps(everstep.data.arrays(SAMPLES, batch_size=4, shuffle=True)):
+                    optimizer.zero_grad()
+                    net(x).backward()
+                    optimizer.step()
+                    if step == 4:
+                        net.norm.eval()
+                    tick()
+
+    require_exact(tmp_path, program, 9)
+
+
+def test_what_the_program_now_freezes_stays_frozen(tmp_path: Path) -> None:
+    for frozen in (False, True):
+        net = Net()
+        net.last.requires_grad_(not frozen)
+        with loop(tmp_path / "run", net=net) as train:
+            for _ in train.iter_epochs():
+                list(train.iter_steps([0]))
+                break
+        assert [p.requires_grad for p in net.last.parameters()] == [not frozen] * 2
+
+
+def test_parts_of_a_model_with_versioned_modules_can_be_chosen(tmp_path: Path) -> None:
+    donor, heir = Net(), Net()
+    with loop(tmp_path / "donor", net=donor) as train:
+        for _ in train.iter_epochs():
+            list(train.iter_steps([0]))
+    start = everstep.InitFrom(tmp_path / "donor", include="net/first")
+    before = heir.last.weight.clone()
+    with everstep.TrainLoop(tmp_path / "heir", {"net": heir}, init_from=start, max_epoch=1):
+        assert torch.equal(heir.first.weight, donor.first.weight)
+        assert torch.equal(heir.last.weight, before)
+
+
 # -------------------------------------------------------------------------------------- gradients
 
 

@@ -56,11 +56,21 @@ def draw(*_: Any) -> None:
 
 
 class Sampler(everstep.Service):
-    """Draws samples after each step and each epoch, as one that logs images would, and has metrics."""
+    """Draws whenever it is called, as one that logs sampled images does, and has metrics."""
 
     def __init__(self, schedule: everstep.schedule.Schedule) -> None:
         super().__init__("sampler", schedule)
         self.runs = 0
+
+    def open(self, run: Any) -> None:
+        draw()
+
+    def close(self) -> None:
+        draw()
+
+    def due(self, when: everstep.schedule.When) -> bool:
+        draw()
+        return super().due(when)
 
     def run(self, boundary: Boundary) -> everstep.Outcome:
         draw()
@@ -69,6 +79,7 @@ class Sampler(everstep.Service):
         return everstep.Outcome(metrics={"sampled": random.random()})
 
     def state_dict(self) -> Any:
+        draw()
         return {"runs": self.runs}
 
     def load_state_dict(self, state: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from everstep.contracts import (
@@ -109,12 +109,14 @@ class ServiceBoard:
         """Open a service and start its clock schedule."""
         self._opened.append(service)
         service.schedule.start(now)
-        with isolated() if service.isolate else nullcontext():
+        with _isolated_for([service]):
             service.open(run)
 
     def due(self, moment: Moment, when: When) -> list[Service]:
         """The services to run at a boundary, in order."""
-        return [service for service in self.wanting(moment) if service.due(when)]
+        wanting = self.wanting(moment)
+        with _isolated_for(wanting):
+            return [service for service in wanting if service.due(when)]
 
     def run(
         self, services: Sequence[Service], boundary_of: BoundaryOf
@@ -144,7 +146,7 @@ class ServiceBoard:
 
     def _run_one(self, service: Service, boundary: Boundary) -> Outcome | None:
         try:
-            with isolated() if service.isolate else nullcontext():
+            with _isolated_for([service]):
                 return service.run(boundary)
         except Exception as error:
             if service.stage is Stage.REPORT:
@@ -177,7 +179,8 @@ class ServiceBoard:
 
     def state(self) -> dict[str, Any]:
         """The `services/` branch: the state of each that has one."""
-        states = {s.name: s.state_dict() for s in self._services}
+        with _isolated_for(self._services):
+            states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
 
     def load(self, saved: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -208,6 +211,11 @@ class ServiceBoard:
         if errors:
             lines = "; ".join(f"{name!r}: {type(e).__name__}: {e}" for name, e in errors)
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
+
+
+def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
+    """Whatever services of the user's own draw, whenever they are called, training draws the same."""
+    return isolated() if any(service.isolate for service in services) else nullcontext()
 
 
 def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
