@@ -5,8 +5,8 @@
 "blocked" is the time from the end of a step to the beginning of the next with a save between, in wall
 time, against one copy of the same arrays into kept buffers; "total" is the time until the checkpoint is
 committed (written, hashed, fsynced, renamed), against a raw write of the same bytes with fsync.  Copies,
-raw writes and saves take turns; the ratios are of medians (on a machine with neighbours, look at several
-runs: memory and disk are theirs, too).
+raw writes and saves take turns; the ratios are of medians.  On a machine with neighbours wall time tells
+of them, too: the same ratio in CPU time of the training thread does not.
 """
 
 from __future__ import annotations
@@ -46,32 +46,40 @@ def report(folder: Path, millions: int, repeats: int) -> None:
     size = sum(t.nbytes for t in tensors)
     buffers = [np.ones(t.nbytes, np.uint8) for t in tensors]  # ones: every page is there
     copies, writes, blocked, totals = [], [], [], []
+    cpu_copies, cpu_blocked = [], []
     update(state)
     before = resident()
     with everstep.TrainLoop(
         folder / "run", state, max_epoch=1, max_step=repeats + 2, default_services=False, services=[quiet()]
     ) as loop:
         entered = resident()
-        saved_at = 0.0
+        saved_at = cpu_at = 0.0
         for _epoch in loop.iter_epochs():
             for step in loop.iter_steps():
                 if saved_at:
                     blocked.append(time.perf_counter() - saved_at)
+                    cpu_blocked.append(time.thread_time() - cpu_at)
                     totals.append(wait_for(folder / "run", f"step-{step - 1:08d}") - saved_at)
                 if step == 1:
                     wait_for(folder / "run", "epoch-0000-step-00000000")
                 writes.append(timed(lambda: raw_write(folder / "raw", buffers)))
                 update(state)
-                copies += [timed(lambda: copy(tensors, buffers)) for _ in range(3)]
+                for _ in range(3):
+                    cpu_at = time.thread_time()
+                    copies.append(timed(lambda: copy(tensors, buffers)))
+                    cpu_copies.append(time.thread_time() - cpu_at)
                 loop.make_checkpoint()
-                saved_at = time.perf_counter()
+                saved_at, cpu_at = time.perf_counter(), time.thread_time()
         peak = resident()
     copied, written = statistics.median(copies), statistics.median(writes)
+    cpu_copied, cpu_block = statistics.median(cpu_copies), statistics.median(cpu_blocked)
     first, block, total = blocked[0], statistics.median(blocked), statistics.median(totals)
     rows = [
         ("one copy into kept buffers, ms", copied * 1e3, 1.0, ""),
         ("blocked by a save, ms", block * 1e3, block / copied, "1.15"),
         ("blocked by the first save, ms", first * 1e3, first / copied, "1.15"),
+        ("CPU of one copy, ms", cpu_copied * 1e3, 1.0, ""),
+        ("CPU of the blocked thread, ms", cpu_block * 1e3, cpu_block / cpu_copied, "1.15"),
         ("raw write and fsync, ms", written * 1e3, 1.0, ""),
         ("until it is committed, ms", total * 1e3, total / written, "1.3"),
         ("memory after entering, MB", (entered - before) / 1e6, (entered - before) / size, "1"),
