@@ -6,6 +6,7 @@ import itertools
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import everstep
 from everstep.proof.compare import compare_runs
 
 EPOCHS, STEPS_PER_EPOCH = 3, 4
-STEPS = EPOCHS * STEPS_PER_EPOCH
+STEPS = EPOCHS * STEPS_PER_EPOCH  # where each epoch is one pass
 SHORT = ("--epochs", str(EPOCHS), "--batch", str(128 // STEPS_PER_EPOCH))
 
 DATA = {
@@ -46,10 +47,21 @@ CADENCES = {
     "both": lambda: everstep.Every(steps=3) | everstep.Every(epochs=1),
 }
 
+SHAPES = {
+    "an epoch is a pass": {},
+    "epochs across passes": {"loop": {"steps_per_epoch": 3, "max_epoch": 4}},
+    "epochs longer than a pass": {"loop": {"steps_per_epoch": 6, "max_epoch": 2}},
+    "two loops in an epoch": {"extra": True},
+    "left by break": {"leave": 3},
+    "two loops, left by break": {"extra": True, "leave": 5},
+    "a limit of steps": {"loop": {"max_step": 10}},
+}
+"""How epochs, passes and step loops lie to each other."""
+
 crashes = st.lists(
     st.one_of(
         st.builds(Crash, st.sampled_from(["start", "end"]), st.integers(1, STEPS)),
-        st.builds(Crash, st.just("tail"), st.integers(1, EPOCHS).map(lambda epoch: epoch * STEPS_PER_EPOCH)),
+        st.builds(Crash, st.just("tail"), st.sampled_from([3, 4, 6, 7, 8, 9, 10, 12])),
     ),
     min_size=1,
     max_size=4,
@@ -61,11 +73,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def program(data: str, accumulate: int, evaluate: str, services: str, cadence: str) -> Program:
+def program(shape: str, data: str, accumulate: int, evaluate: str, services: str, cadence: str) -> Program:
+    given = SHAPES[shape]
     return Program(
         arguments=(*SHORT, *DATA[data], "--accumulate", str(accumulate), "--evaluate", evaluate),
         services=lambda: [*SERVICES[services](), everstep.Checkpoints(CADENCES[cadence]())],
-        loop={"default_services": False},
+        **{**given, "loop": {"default_services": False, **given.get("loop", {})}},
     )
 
 
@@ -78,17 +91,15 @@ def _new_run() -> Path:
 
 
 @cache
-def undisturbed(data: str, accumulate: int, evaluate: str, services: str) -> Path:
+def undisturbed(shape: str, data: str, accumulate: int, evaluate: str, services: str) -> Path:
     """The run that was never crashed; its cadence is the rarest."""
     run_dir = _new_run()
-    program(data, accumulate, evaluate, services, "never").run(run_dir)
+    program(shape, data, accumulate, evaluate, services, "never").run(run_dir)
     return run_dir
 
 
-def check(
-    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
-) -> None:
-    crashed = program(data, accumulate, evaluate, services, cadence)
+def check(crashes: list[Crash], cadence: str, **chosen: Any) -> None:
+    crashed = program(**chosen, cadence=cadence)
     run_dir = _new_run()
     for crash in [*crashes, None]:
         try:
@@ -96,10 +107,11 @@ def check(
         except CrashError:
             continue
         break
-    assert compare_runs(undisturbed(data, accumulate, evaluate, services), run_dir) == []
+    assert compare_runs(undisturbed(**chosen), run_dir) == []
 
 
 choices = {
+    "shape": st.sampled_from(sorted(SHAPES)),
     "accumulate": st.integers(1, 3),
     "evaluate": st.sampled_from(["isolated", "bare", "none"]),
     "services": st.sampled_from(sorted(SERVICES)),
@@ -110,15 +122,11 @@ choices = {
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.sampled_from(IN_PROCESS), **choices)
-def test_crashed_anywhere(
-    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
-) -> None:
-    check(data, accumulate, evaluate, services, cadence, crashes)
+def test_crashed_anywhere(**chosen: Any) -> None:
+    check(**chosen)
 
 
 @settings(deadline=None, max_examples=10)
 @given(data=st.sampled_from(WITH_WORKERS), **choices)
-def test_crashed_anywhere_with_workers(
-    data: str, accumulate: int, evaluate: str, services: str, cadence: str, crashes: list[Crash]
-) -> None:
-    check(data, accumulate, evaluate, services, cadence, crashes)
+def test_crashed_anywhere_with_workers(**chosen: Any) -> None:
+    check(**chosen)

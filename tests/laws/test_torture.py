@@ -34,8 +34,8 @@ def test_five_hundred_kills(
 
 @settings(deadline=None, max_examples=400)
 @given(data=st.sampled_from(sorted(any_step.DATA)), **any_step.choices)
-def test_crashed_anywhere(data: str, **chosen: Any) -> None:
-    any_step.check(data, **chosen)
+def test_crashed_anywhere(**chosen: Any) -> None:
+    any_step.check(**chosen)
 
 
 @pytest.mark.parametrize("killed_at", [None, "checkpoint.fsync:20"])

@@ -35,6 +35,8 @@ class Program:
         observe: called with the loop inside its `with` block, before the first epoch.
         each_step: called with the loop and the training at the end of each step's body.
         loop: further arguments of the TrainLoop.
+        extra: whether each epoch has a second loop, over other data.
+        leave: break out of the step loop after every so many steps; 0: never.
     """
 
     arguments: Sequence[str] = ()
@@ -42,6 +44,8 @@ class Program:
     observe: Callable[[everstep.TrainLoop], object] = lambda loop: None
     each_step: Callable[[everstep.TrainLoop, victim.Training], object] = lambda loop, training: None
     loop: dict[str, Any] = field(default_factory=dict)
+    extra: bool = False
+    leave: int = 0
 
     def run(self, run_dir: Path, crash: Crash | None = None) -> None:
         """One start, in whatever random state the process is.
@@ -53,7 +57,9 @@ class Program:
         random.seed()
         np.random.seed()
         training = victim.Training(args)
-        data = victim.batches(args, training.x, training.y)
+        sources = {"train": victim.batches(args, training.x, training.y)}
+        if self.extra:
+            sources["extra"] = everstep.data.arrays(training.x[:70], training.y[:70], batch_size=32)
 
         def reach(where: str, step: int) -> None:
             if crash == (where, step):
@@ -63,11 +69,14 @@ class Program:
         with everstep.TrainLoop(run_dir, training.state(), **options) as loop:
             self.observe(loop)
             for _ in loop.iter_epochs():
-                for step, (x, y) in loop.iter_steps(data):
-                    reach("start", step)
-                    loop.collect_metrics(training.step(step, x, y))
-                    self.each_step(loop, training)
-                    reach("end", step)
+                for name, data in sources.items():
+                    for step, (x, y) in loop.iter_steps(data, name):
+                        reach("start", step)
+                        loop.collect_metrics(training.step(step, x, y))
+                        self.each_step(loop, training)
+                        reach("end", step)
+                        if self.leave and step % self.leave == 0:
+                            break
                 reach("tail", loop.step)
                 training.per_epoch.step()
                 self.evaluate(loop, training, args.evaluate)
