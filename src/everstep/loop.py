@@ -86,6 +86,8 @@ class TrainLoop(Supervisor):
         """When the open step began; None once its time is committed."""
         self._waited = 0.0
         self._in_epochs = self._left_epochs = False
+        self._epoch_loops = 0
+        """How many were entered, those skipped by a resume included."""
         self._in_steps = False
         self._step_loops = 0
         """How many were entered or closed: the number of the one that may act."""
@@ -166,6 +168,9 @@ class TrainLoop(Supervisor):
         self._require_open("iter_epochs")
         if self._in_epochs:
             raise UsageError("iter_epochs() inside another iter_epochs(); one epoch loop at a time")
+        self._epoch_loops += 1
+        if not self._begun and self._epoch_loops < self._progress.epoch_loop:
+            return  # a resume goes on in a later loop
         self._in_epochs = True
         try:
             while self._open_epoch():
@@ -176,10 +181,12 @@ class TrainLoop(Supervisor):
             self._in_epochs = False
 
     def _open_epoch(self) -> bool:
+        self._progress.epoch_loop = self._epoch_loops
         if self._epoch_open:  # left by `break`, and a new epoch loop begun
             self._close_epoch()
         if not self._begun and self._recovered.mid_epoch:
             self._begun = self._replaying = True
+            self._back_to_line("epoch")
             self._enter_epoch()
             return True
         if not self._begun:
@@ -192,8 +199,14 @@ class TrainLoop(Supervisor):
         current.epoch_start = current.step
         current.calls, current.iterating, current.stream = 0, False, None
         self._collector.begin_epoch()
+        self._forget_lines()
+        self._mark_line("epoch")
         self._enter_epoch()
         return True
+
+    def _forget_lines(self) -> None:
+        """An epoch is over, or begins: none of its lines is to run again."""
+        self._lines = {"enter": self._lines["enter"]}
 
     def _enter_epoch(self) -> None:
         self._calls = 0
@@ -220,6 +233,7 @@ class TrainLoop(Supervisor):
             self._streams.end_passes()
         self._tail_ready = False
         self._epoch_open = False
+        self._forget_lines()
         self._boundary(Moment.AFTER_EPOCH)
 
     def _record_times(self) -> None:
@@ -288,6 +302,7 @@ class TrainLoop(Supervisor):
         self._calls += 1
         current = self._progress
         if self._replaying and self._calls <= current.calls:  # done before the checkpoint
+            self._back_to_line(f"steps {self._calls}")
             if self._calls == current.calls and not current.iterating:
                 self._resume_here()
                 self._tail_ready = True
@@ -365,6 +380,7 @@ class TrainLoop(Supervisor):
         finally:
             if self._step_loops == number:
                 self._in_steps = False
+                self._mark_line(f"steps {self._calls}")
                 if finished:
                     self._end_steps()
                 elif self._open_step:
@@ -597,6 +613,11 @@ class TrainLoop(Supervisor):
 
     def _finish(self) -> None:
         self._settle()
+        if 0 < self._epoch_loops < self._progress.epoch_loop:
+            raise UsageError(
+                f"the checkpoint stands in iter_epochs() loop number {self._progress.epoch_loop}, but the "
+                f"program entered only {self._epoch_loops}; run the program that made it"
+            )
         if self._epoch_open:  # left by `break`: closed here; the run is resumable, not finished
             self._save_asked = True
             self._left_epochs = True

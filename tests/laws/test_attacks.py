@@ -259,7 +259,7 @@ def test_the_epoch_loop_of_the_checkpoint_must_be_there(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         start(loops=3)
-    with pytest.raises(UsageError, match="loop number 2, but the program entered only 1"):
+    with pytest.raises(UsageError, match="loop number 3, but the program entered only 1"):
         start(loops=1)
 
 

@@ -157,6 +157,7 @@ class Run:
         self._kept_only = False
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
+        self._lines: dict[str, Any] = {}
         self._opened = 0.0
         self._ending: Ending | None = None
 
@@ -302,6 +303,10 @@ class Run:
         self._board.open(self, self._clock())
         self._say_unsaid()
         self._services_changed()
+        self._lines = recovered.lines
+        self._back_to_line("enter")
+        if not self._lines:
+            self._mark_line("enter")
 
     def _limits(self) -> dict[str, int | None]:
         return {"max_step": self.max_step, "max_epoch": self.max_epoch}
@@ -318,6 +323,18 @@ class Run:
         self._check_limits(False)
         self._streams.open_bound()
         self._restore_random()
+
+    def _mark_line(self, place: str) -> None:
+        """The program's lines from here to the next resume point draw from the random state as it is.
+
+        At a resume these lines run again, before the run's own random state comes back: they draw the
+        same numbers again.
+        """
+        self._lines[place] = capture()
+
+    def _back_to_line(self, place: str) -> None:
+        if place in self._lines:
+            restore(self._lines[place])
 
     def _restore_random(self) -> None:
         if self._recovered.random is not None:
@@ -555,7 +572,7 @@ class Run:
             "progress": current.tree(phase),
             **user,
             "streams": self._streams.tree(),
-            "rng": {"rank0": capture()},
+            "rng": {"rank0": capture(), "lines0": dict(self._lines)},
             "services": {
                 **self._board.state(),
                 "metrics": {"version": 1, "state": self._collector.state()},

@@ -51,6 +51,7 @@ class Recovered:
         mid_epoch: whether that is inside an epoch, which is then entered again.
         checkpoint: name of the checkpoint it goes on from, None for a fresh start.
         random: random state to put back at the resume point, None for a fresh start.
+        lines: random state for the program's lines that run again before that point.
         parent: the journal's end as the checkpoint knows it.
         replay: compares the rows of steps that are executed again.
         collector: saved metric windows, None for a fresh start.
@@ -63,6 +64,7 @@ class Recovered:
     progress: Progress
     checkpoint: str | None = None
     random: Any = None
+    lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
     replay: Replay = field(default_factory=lambda: Replay({}))
     collector: Any = None
@@ -196,6 +198,7 @@ class Opening:
             progress=progress,
             checkpoint=str(checkpoint.name),
             random=tree["rng"]["rank0"],
+            lines=tree["rng"]["lines0"],
             parent=parent,
             replay=Replay({} if parent is None else self._journal.superseded_after(parent)),
             collector=tree["services"]["metrics"]["state"],

@@ -38,6 +38,7 @@ class Progress:
         phase: the boundary kind of the snapshot this was restored from or is saved into.
         epoch: current or last epoch, from 1; 0 before the first.
         epoch_start: `step` when the epoch began.
+        epoch_loop: which `iter_epochs` loop of the program it is in, from 1; 0 before the first.
         calls: `iter_steps` loops finished in this epoch.
         iterating: whether one is open.
         stream: the stream that it reads, None without data.
@@ -52,6 +53,7 @@ class Progress:
     phase: Phase = "epoch"
     epoch: int = 0
     epoch_start: int = 0
+    epoch_loop: int = 0
     calls: int = 0
     iterating: bool = False
     stream: str | None = None
