@@ -356,3 +356,41 @@ def test_deep_copies_of_watched_objects_stay_possible() -> None:
     net = Net()
     make_entry("net", net).save()
     assert digest(snapshot(net=copy.deepcopy(net))) == digest(snapshot(net=net))
+
+
+class Cached(nn.Module):
+    """A buffer that its state_dict leaves out and that training changes, and grows."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_buffers_that_the_state_dict_leaves_out_come_back(size: int) -> None:
+    first, second = Cached(), Cached()
+    first.cache = torch.arange(float(size))
+    restore(snapshot(net=first), net=second)
+    assert torch.equal(second.cache, first.cache)
+    assert "cache" not in second.state_dict()
+
+
+def test_what_training_froze_stays_frozen_and_what_it_set_to_evaluate_evaluates() -> None:
+    first, second = Net(), Net()
+    entry = make_entry("net", first)
+    first.conv.requires_grad_(False)
+    first.norm.eval()
+    restore(encode({"net": entry.save()}), net=second)
+    assert [n for n, p in second.named_parameters() if not p.requires_grad] == ["conv.weight", "conv.bias"]
+    assert [n for n, m in second.named_modules() if not m.training] == ["norm"]
+
+
+def test_a_program_that_freezes_other_parts_than_before_means_it() -> None:
+    """Fine-tuning the checkpoint of a run that trained everything."""
+    first, second = Net(), Net()
+    second.conv.requires_grad_(False)
+    restore(snapshot(net=first), net=second)
+    assert [n for n, p in second.named_parameters() if not p.requires_grad] == ["conv.weight", "conv.bias"]

@@ -171,17 +171,23 @@ def _is_optimizer(tree: Any) -> bool:
 
 
 def _split(name: str, tree: Any) -> list[tuple[str, Any]]:
-    """A model's state by name, anything else as a whole."""
-    if isinstance(tree, dict) and tree and all(hasattr(v, "shape") for v in tree.values()):
-        return [(f"{name}/{key}", value) for key, value in tree.items()]
+    """A model's state by name, without what its backend keeps beside; anything else as a whole."""
+    named = {key: v for key, v in tree.items() if not _beside(key)} if isinstance(tree, dict) else {}
+    if named and all(hasattr(v, "shape") for v in named.values()):
+        return [(f"{name}/{key}", value) for key, value in named.items()]
     return [(name, tree)]
+
+
+def _beside(key: Any) -> bool:
+    return isinstance(key, str) and key in ("_metadata", "_buffers", "_flags")
 
 
 def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
     split = _split(name, tree)
     if len(split) == 1 and split[0][0] == name:
         return parts[name]
-    return {path[len(name) + 1 :]: parts[path] for path, _ in split}
+    beside = {key: value for key, value in tree.items() if _beside(key)}
+    return {path[len(name) + 1 :]: parts[path] for path, _ in split} | beside
 
 
 def _differs(ours: Any, theirs: Any) -> bool:

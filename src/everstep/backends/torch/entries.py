@@ -14,6 +14,11 @@ from everstep.errors import RestoreError, StateError
 
 _METADATA = "_metadata"
 """Where a module's tree keeps the versions of its submodules, as torch's own state_dict does."""
+_BUFFERS = "_buffers"
+"""Where it keeps the buffers that its state_dict leaves out: training may change those too."""
+_FLAGS = "_flags"
+"""Where it keeps which submodules were in evaluation mode and which parameters were frozen."""
+_APART = (_METADATA, _BUFFERS, _FLAGS)
 
 
 def make_entry(value: Any) -> Entry | None:
@@ -34,7 +39,10 @@ def make_entry(value: Any) -> Entry | None:
 
 
 class ModuleEntry:
-    """A module: the parameters, persistent buffers and extra state of its `state_dict`."""
+    """A module: its `state_dict`, the buffers that this leaves out, and what is frozen or evaluating.
+
+    A program that makes the module with other flags than it did before means it: those stay.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         # what torch.compile wraps is saved without the wrapper, so that either restores the other
@@ -44,23 +52,26 @@ class ModuleEntry:
                 raise StateError(
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
+        self._made = _flags(self.module)
 
     def save(self) -> Any:
-        """Names to tensors; versions of submodules other than 1 under "_metadata"."""
+        """Names to tensors, and what is no part of torch's own state_dict under names of its own."""
         state = self.module.state_dict()
         tree = dict(state)
         plain = {"version": 1}
         versions = {name: about for name, about in _metadata(state).items() if about != plain}
         if versions:
             tree[_METADATA] = versions
-        return tree
+        if buffers := {name: b for name, b in self.module.named_buffers() if name not in state}:
+            tree[_BUFFERS] = buffers
+        return {**tree, _FLAGS: {"made": self._made, "now": _flags(self.module)}}
 
     def check(self, tree: Any) -> Mismatch:
         """Names, shapes and dtypes."""
         if not isinstance(tree, dict):
             return Mismatch([], [], [f"a {type(tree).__name__} -> a {type(self.module).__name__}"])
         live = self.module.state_dict()
-        saved = {name: value for name, value in tree.items() if name != _METADATA}
+        saved = {name: value for name, value in tree.items() if name not in _APART}
         reshaped = [
             f"{name} {_shape(saved[name])} -> {_shape(value)}"
             for name, value in live.items()
@@ -71,10 +82,26 @@ class ModuleEntry:
     def load(self, tree: Any) -> None:
         """Copy into the live tensors."""
         _refuse(self.check(tree))
-        state = OrderedDict((name, value) for name, value in tree.items() if name != _METADATA)
+        state = OrderedDict((name, value) for name, value in tree.items() if name not in _APART)
         metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
         state._metadata = metadata | tree.get(_METADATA, {})  # type: ignore[attr-defined]
         self.module.load_state_dict(state)
+        for name, saved in tree.get(_BUFFERS, {}).items():
+            self._load_buffer(name, saved)
+        if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
+            for name, module in self.module.named_modules():
+                module.training = name not in flags["now"]["evaluating"]
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name not in flags["now"]["frozen"])
+
+    def _load_buffer(self, name: str, saved: Tensor) -> None:
+        """In place where it fits; a cache that has grown is replaced, one that is gone is nobody's."""
+        owner, _, key = name.rpartition(".")
+        buffers = dict(self.module.named_buffers())
+        if name in buffers and _shape(buffers[name]) == _shape(saved):
+            buffers[name].copy_(saved)
+        elif name in buffers:
+            setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Parameters; a buffer may be a mask with -inf."""
@@ -182,6 +209,13 @@ class GeneratorEntry:
 def _metadata(state: Any) -> dict[str, Any]:
     found: dict[str, Any] = getattr(state, _METADATA, {})
     return found
+
+
+def _flags(module: torch.nn.Module) -> dict[str, list[str]]:
+    return {
+        "evaluating": [name for name, inner in module.named_modules() if not inner.training],
+        "frozen": [name for name, each in module.named_parameters() if not each.requires_grad],
+    }
 
 
 def _shape(value: Any) -> str:
