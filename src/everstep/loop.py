@@ -19,7 +19,7 @@ from everstep.progress_estimate import progress
 from everstep.schedule import NEVER
 from everstep.services.best import Best
 from everstep.services.early_stop import EarlyStop
-from everstep.state import isolated
+from everstep.state import Encoded, decode, encode, isolated
 from everstep.supervisor import Supervisor, checked_limit
 from everstep.supervisor.streams import StreamSlot
 
@@ -89,6 +89,8 @@ class TrainLoop(Supervisor):
         self._epoch_loops = 0
         """How many were entered, those skipped by a resume included."""
         self._in_steps = False
+        self._loop_end = NEVER
+        """The step after which the open step loop ends, by steps_per_epoch."""
         self._step_loops = 0
         """How many were entered or closed: the number of the one that may act."""
         self._left_open = False
@@ -97,6 +99,8 @@ class TrainLoop(Supervisor):
         self._epoch_began = 0.0
         self._replaying = False
         """In an epoch that a resume entered again, before the point where it goes on."""
+        self._resume_state: Encoded | None = None
+        """The user's state there, while the lines at the epoch's head run again."""
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
         self._slot: StreamSlot | None = None
@@ -186,6 +190,7 @@ class TrainLoop(Supervisor):
             self._close_epoch()
         if not self._begun and self._recovered.mid_epoch:
             self._begun = self._replaying = True
+            self._resume_state = encode(self._user.save())
             self._back_to_line("epoch")
             self._enter_epoch()
             return True
@@ -262,6 +267,16 @@ class TrainLoop(Supervisor):
     def _is_partial(self) -> bool:
         return self._pass_unfinished
 
+    def _steps_left(self) -> int | None:
+        if not self._in_steps:
+            return None
+        step = self._progress.step
+        ends = [end - step for end in (self._loop_end, self._max_step or NEVER) if end != NEVER]
+        cursor = self._slot.cursor if self._slot is not None and self._steps_per_epoch is None else None
+        if cursor is not None and (left := cursor.remaining()) is not None:
+            ends.append(left)
+        return min(ends, default=None)
+
     def _known_steps(self) -> float | None:
         """Steps per epoch: the mean of those whose steps are over, else what the stream says of this one."""
         current = self._progress
@@ -323,7 +338,13 @@ class TrainLoop(Supervisor):
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
-        """The resume point inside an epoch: streams stand where they stood, then random state."""
+        """The resume point inside an epoch: the state, the streams, then random state as they stood.
+
+        The checkpoint has what the lines at the epoch's head did to the state: doing it again is undone.
+        """
+        assert self._resume_state is not None
+        self._user.load(decode(self._resume_state), self._progress.updates)
+        self._resume_state = None
         self._streams.open_bound()
         self._restore_random()
         self._replaying = False
@@ -334,8 +355,11 @@ class TrainLoop(Supervisor):
         self._step_loops += 1
         number = self._step_loops
         self._in_steps = True
+        self._wake()  # the first boundary finds out which step is the last
         current, clock, durations = self._progress, self._clock, self._durations
-        end = NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
+        self._loop_end = end = (
+            NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
+        )
         if self._replaying:
             self._resume_here()
         self._check_limits(False)
@@ -408,7 +432,8 @@ class TrainLoop(Supervisor):
         """The step loop has ended; what follows in the epoch is its tail."""
         current = self._progress
         current.iterating, current.calls = False, self._calls
-        self._keep_snapshot("step")
+        if self._saved_step() != current.step - 1:
+            self._keep_snapshot("step")
         self._tail_ready = True
 
     def _settle(self) -> None:

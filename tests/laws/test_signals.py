@@ -1,4 +1,4 @@
-"""Signals from outside: no step is lost, none is done twice, and the run is the undisturbed one."""
+"""Signals from outside: no step is lost, at most an epoch's last is done again, and nothing differs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {
     "plain": (*SHORT, "--data", "plain", "--workers", "2"),
     "supervisor": (*SHORT, "--door", "supervisor", "--data", "loader"),
 }
-STEPS = 48
+STEPS, STEPS_PER_EPOCH = 48, 16
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,11 @@ def test_a_signal_to_the_group_loses_no_step(
     wait_until_at(place, program, victim)
     signal_group(victim, number)
     assert victim.wait(30) == 128 + number, program.said()
-    assert program.saved_step() == max(program.bodies(), default=0)
+    done, saved = max(program.bodies(), default=0), program.saved_step()
+    runs_again = done > 0 and done % STEPS_PER_EPOCH == 0 and saved == done - 1  # for its tail to run again
+    assert runs_again or saved == done
     program.finish("--sleep", "0")
-    assert program.bodies() == list(range(1, STEPS + 1))
+    assert program.bodies() == [*range(1, done + 1), *range(done + 1 - runs_again, STEPS + 1)]
     program.require_equal(undisturbed(kind))
 
 

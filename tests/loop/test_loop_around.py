@@ -35,7 +35,8 @@ def test_a_signal_in_a_step_loses_no_step(tmp_path: Path, number: int, at: int) 
     assert raised.value.code == 128 + number
     assert tiny.loop.step == at
     again = Tiny(tmp_path / "run", max_epoch=3).train()
-    assert [step for _, step, _ in again.seen] == list(range(at + 1, 13))
+    ends_epoch = at % 4 == 0  # then it runs again, and the tail that follows it
+    assert [step for _, step, _ in again.seen] == list(range(at if ends_epoch else at + 1, 13))
     assert again.result() == straight.result()
 
 
@@ -62,7 +63,7 @@ def test_a_signal_in_the_tail_runs_the_tail_again(tmp_path: Path, at: int) -> No
         tiny.train(tail=tail)
     again = Tiny(tmp_path / "run", max_epoch=3).train(tail=tail)
     assert tails == sorted([1, 2, 3, at])
-    assert again.seen == straight.seen[4 * at :]
+    assert again.seen == straight.seen[4 * at - 1 :]
     assert again.result() == straight.result()
 
 
@@ -209,8 +210,8 @@ def test_triggers_that_coincide_make_one_file(tmp_path: Path) -> None:
         "epoch-0000-step-00000000",
         "step-00000002",
         "step-00000003",
-        "step-00000004",
-        "step-00000006",
+        "epoch-0001-step-00000004",
+        "step-00000005",
         "epoch-0002-step-00000006",
     ]
 
@@ -243,5 +244,6 @@ def test_the_weights_in_a_checkpoint_are_those_of_its_step(tmp_path: Path) -> No
     tiny = Tiny(tmp_path / "run", max_epoch=3, services=[saves])
     tiny.train(inside=lambda loop, step: weights.update({step: tiny.w.tobytes()}))
     for step in range(1, 13):
-        saved = read_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
+        name = f"step-{step:08d}" if step % 4 else f"epoch-{step // 4:04d}-step-{step:08d}"
+        saved = read_checkpoint(tmp_path / "run" / "checkpoints" / name)
         assert saved.arrays["user/w"].data.tobytes() == weights[step]

@@ -161,11 +161,11 @@ def test_on_change_values(tmp_path: Path, on_change: Any) -> None:
 def test_resume_from_a_step_a_name_or_a_path(tmp_path: Path) -> None:
     straight = stepwise(tmp_path / "straight").train()
     path = tmp_path / "run" / "checkpoints" / "step-00000003"
-    for which in (3, "step-00000003", path, str(path), 0, "step-00000004"):
+    for which in (3, "step-00000003", path, str(path), 0, "epoch-0001-step-00000004"):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         crashed(tmp_path / "run")
         tiny = stepwise(tmp_path / "run", resume=which).train()
-        first = {0: 1, "step-00000004": 5}.get(which, 4)  # type: ignore[call-overload]
+        first = {0: 1, "epoch-0001-step-00000004": 5}.get(which, 4)  # type: ignore[call-overload]
         assert tiny.seen[0][1] == first, which
         assert tiny.result() == straight.result(), which
 

@@ -4,7 +4,7 @@ from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName
 from everstep.checkpoint.format import read as read_checkpoint
-from everstep.checkpoint.retention import Retention
+from everstep.checkpoint.retention import Retention, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
 
@@ -17,6 +17,7 @@ __all__ = [
     "Store",
     "Writer",
     "forecast",
+    "names_inside",
     "read_checkpoint",
     "save_apart",
     "trial_write",

@@ -98,8 +98,20 @@ def expendable(
         kept |= _spaced(policy.keep_every, present)
     if policy.keep_best is not None:
         kept |= _best(*policy.keep_best, present)
-    kept |= {CheckpointName(facts.name.step) for facts in present if facts.partial and facts.name in kept}
+    for facts in present:
+        if facts.partial and facts.name in kept:
+            kept |= set(names_inside(facts.name))
     return [facts.name for facts in present if facts.name not in kept]
+
+
+def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
+    """Where a raised limit may go on inside an epoch that `closed` had cut short: the best first.
+
+    At its last step, or one before; with an epoch of one step that is where the epoch before ended.
+    """
+    step, epoch = closed.step, closed.epoch
+    assert epoch is not None
+    return CheckpointName(step), CheckpointName(step - 1), CheckpointName(step - 1, epoch - 1)
 
 
 def _spaced(every: Every, present: Sequence[Facts]) -> set[CheckpointName]:

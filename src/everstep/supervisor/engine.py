@@ -383,7 +383,9 @@ class Run:
     def _schedule_next(self) -> None:
         step = self._progress.step
         limit = NEVER if self._max_step is None else max(self._max_step, step + 1)
-        self._next_due = min(self._board.next_step(step), limit)
+        left = self._steps_left()
+        before_last = NEVER if left is None or left < 2 else step + left - 1
+        self._next_due = min(self._board.next_step(step), limit, before_last)
         self._ticker.set(self._board.next_time())
         if self._woken:
             self._next_due = 0
@@ -423,6 +425,8 @@ class Run:
             self._save(saves, "epoch" if at_epoch_end else "step")
             if at_epoch_end:
                 self._keep_snapshot("epoch")
+            elif self._steps_left() == 1:
+                self._keep_snapshot("step")
             self._reserve_buffers()
         self._board.fired(due, when)
         self._schedule_next()
@@ -505,20 +509,44 @@ class Run:
 
     # ---------------------------------------------------------------------------------- saving
 
+    def _steps_left(self) -> int | None:
+        """Steps until the open step loop ends by itself; None where that is not known."""
+        return None
+
+    def _is_last(self) -> bool:
+        """Whether the loop's last step is complete, and the state of one step before it is at hand.
+
+        A resume from after the last step would enter the loop and run no step: names that the program
+        assigns in the loop and uses in the epoch's tail would not exist.  So the state of one step before
+        is committed instead, and the last step runs again.
+        """
+        left = self._steps_left()
+        return left is not None and left < 1 and self._saved_step() == self._progress.step - 1
+
+    def _saved_step(self) -> int:
+        """The step of the newest snapshot, committed or kept."""
+        return self._recovered.step if self._snapshot is None else self._snapshot.name.step
+
     def _save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
         """One snapshot for all that asked for one here."""
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
             return
-        self._save_asked = False
+        last = phase == "step" and self._is_last()
+        if last:
+            self._commit_kept()
+        self._save_asked = last and (whole or self._save_asked)  # then at the epoch's end
+        whole = whole and not last
+        if not (best or whole):
+            return
         name = self._name(phase)
         for service, action in actions:
             if isinstance(service, Best) and isinstance(action, SaveBest):
                 service.saved_as = str(name)
         self._snapshot = self._take_snapshot(phase)
         self._saver.commit(self._snapshot, best, whole=whole)
-        self._kept_only = not whole
+        self._kept_only = not (whole or last)
 
     def _keep_snapshot(self, phase: Phase) -> None:
         """Copy the state as it is here, to be committed if an interruption comes before the next boundary."""
@@ -774,10 +802,9 @@ class Run:
     def _save_last(self) -> None:
         """Save the state after the last completed step, where no boundary has or a stop came later."""
         current = self._progress
-        saved = self._recovered.step if self._snapshot is None else self._snapshot.name.step
         if not self._begun:
             return
-        if saved == current.step and not self._save_asked:
+        if self._saved_step() == current.step and not self._save_asked:
             self._commit_kept()
             return
         if sum(endless.drawn for endless in self._endless) != self._drawn:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep import backends
-from everstep.checkpoint import Checkpoint, CheckpointName, Store, forecast, read_checkpoint, trial_write
+from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
@@ -211,21 +211,24 @@ class Opening:
         )
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
-        """The after_step checkpoint of the step at which `closed` had cut its epoch short.
+        """The checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
 
         There is none where the epoch was cut after a step that the program had left by `break`, or by
         a request after its steps.
         """
-        name = CheckpointName(closed.name.step)
-        path = closed.path.with_name(str(name))
-        try:
-            inside = read_checkpoint(path)
-        except DamagedCheckpointError as error:
-            why = error if path.exists() else f"there is no {name} inside it"
-            self._say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
-            return closed
-        self._say(f"{reopened}: the epoch goes on from {name}")
-        return inside
+        why: object = "there is no checkpoint inside it"
+        for name in names_inside(closed.name):
+            path = closed.path.with_name(str(name))
+            if path.exists():
+                try:
+                    inside = read_checkpoint(path)
+                except DamagedCheckpointError as error:
+                    why = error
+                else:
+                    self._say(f"{reopened}: the epoch goes on from {name}")
+                    return inside
+        self._say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
+        return closed
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
         """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""

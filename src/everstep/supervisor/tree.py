@@ -114,7 +114,7 @@ class UserState:
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
         """The inverse of `save`, after `check`."""
         self.load_user(tree["user"])
-        self._updates = updates
+        self._updates = updates - sum(watch.updates for watch in self._watches.values())
         for name, watch in self._watches.items():
             watch.load_gradients(tree["gradients"].get(name))
 

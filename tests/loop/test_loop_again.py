@@ -1,0 +1,125 @@
+"""What runs again after a resume: the lines at an epoch's head, and an epoch's last step for its tail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Every
+from everstep.errors import Interrupted
+from everstep.proof.compare import compare_runs
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing is saved after it."""
+
+
+def tail_of_loop_variables(
+    run: Path, at: tuple[str, int] | None, strike: Callable[[], None], data: Any
+) -> None:
+    """A script as many are written: the tail uses what the step loop assigned."""
+    state = {"w": np.zeros(3)}
+    services = [everstep.Checkpoints(Every(steps=2) | Every(epochs=1))]
+    with everstep.TrainLoop(run, state, max_epoch=3, services=services, seed=1) as loop:
+        for epoch in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                loss = float(((state["w"] - x) ** 2).sum())
+                state["w"] *= 0.9
+                state["w"] += 0.1 * x.mean(0) + 0.01 * np.random.rand(3)
+                if at == ("step", step):
+                    strike()
+            loop.collect_metrics(last_loss=loss, last_step=step)
+            if at == ("tail", epoch):
+                strike()
+            loop.collect_metrics(after=loss)
+
+
+def kill() -> None:
+    raise Killed
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("strike", [kill, terminate])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
+@pytest.mark.parametrize("place", ["step", "tail"])
+def test_names_of_the_step_loop_exist_in_the_tail(
+    tmp_path: Path, strike: Callable[[], None], batch_size: int, place: str
+) -> None:
+    data = everstep.data.arrays(np.arange(18.0).reshape(6, 3), batch_size=batch_size, shuffle=True)
+    np.random.seed(3)
+    tail_of_loop_variables(tmp_path / "straight", None, kill, data)
+    last = 3 if place == "tail" else 3 * 6 // batch_size
+    for at in range(1, last + 1):
+        np.random.seed(3)
+        run = tmp_path / f"{at}"
+        with pytest.raises((Killed, Interrupted)):
+            tail_of_loop_variables(run, (place, at), strike, data)
+        tail_of_loop_variables(run, None, kill, data)
+        assert compare_runs(tmp_path / "straight", run) == [], at
+
+
+def test_a_limit_inside_a_pass_knows_its_last_step_too(tmp_path: Path) -> None:
+    data = everstep.data.arrays(np.arange(18.0).reshape(6, 3), batch_size=1)
+
+    def train(run: Path, max_step: int, strike: bool = False) -> list[int]:
+        seen = []
+        with everstep.TrainLoop(run, {"w": np.zeros(3)}, max_step=max_step, seed=1) as loop:
+            for _ in loop.iter_epochs():
+                for step, _batch in loop.iter_steps(data):
+                    seen.append(step)
+                if strike:
+                    terminate()
+                loop.collect_metrics(last=step)
+        return seen
+
+    train(tmp_path / "straight", 4)
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", 4, strike=True)
+    assert train(tmp_path / "run", 4) == [4]
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def program_with_a_head(run: Path, stop_at: int | None) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    order = list(range(6))
+    state = {"model": model, "optimizer": optimizer, "order": order}
+    services = [everstep.Checkpoints(Every(steps=1))]
+    with everstep.TrainLoop(run, state, max_epoch=3, services=services, seed=1) as loop:
+        for _ in loop.iter_epochs():
+            for group in optimizer.param_groups:  # everything here is done again by a resume ...
+                group["lr"] *= 0.9
+            with torch.no_grad():
+                model.weight += 0.1 * torch.randn(1, 3)
+            order.append(order.pop(0))
+            optimizer.zero_grad()
+            for step, (x,) in loop.iter_steps(
+                everstep.data.arrays(np.ones((6, 3), np.float32), batch_size=2)
+            ):
+                model(torch.from_numpy(x)).sum().backward()
+                if step % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if step == stop_at:
+                    raise Killed
+
+
+@pytest.mark.parametrize("stop_at", range(1, 10))
+def test_what_the_head_of_an_epoch_does_to_the_state_is_not_done_twice(tmp_path: Path, stop_at: int) -> None:
+    program_with_a_head(tmp_path / "straight", None)
+    with pytest.raises(Killed):
+        program_with_a_head(tmp_path / "run", stop_at)
+    program_with_a_head(tmp_path / "run", None)
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
