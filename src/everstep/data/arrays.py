@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.data.cursor import PassCursor
+from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
 
@@ -21,6 +21,9 @@ def arrays(
     name: str | None = None,
 ) -> Arrays:
     """A stream of batches from arrays in memory; resumes anywhere, to the bit, at no cost.
+
+    It has a length (batches in a pass), and can be iterated by itself, as for an evaluation: each time
+    the same pass, which no run's position knows of.
 
     Each batch is a tuple with one part per array, for a single array too: `for [x] in ...`.  Parts
     are copies: changing a batch never changes the data.
@@ -63,11 +66,12 @@ def _is_tensor(value: Any) -> bool:
     return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__)
 
 
-class Arrays:
+class Arrays(SampledStream):
     """The stream that `arrays` makes.  Immutable."""
 
     def __init__(self, arrays: tuple[Any, ...], sampling: Sampling, name: str | None) -> None:
-        self._arrays, self._sampling, self.name = arrays, sampling, name
+        super().__init__(sampling, name)
+        self._arrays = arrays
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> ArraysCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)

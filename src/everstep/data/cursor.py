@@ -1,10 +1,16 @@
-"""What every cursor shares: counting what was handed out, ending once, closing once."""
+"""What every cursor shares: counting what was handed out, ending once, closing once.
+
+And what streams over samples share: they can be iterated by themselves, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
+from everstep.contracts import Cursor
+from everstep.data.order import Sampling
 from everstep.errors import DataError, UsageError
 
 
@@ -84,3 +90,27 @@ class PassCursor:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.what}, batches={self.done})"
+
+
+class SampledStream:
+    """A stream over samples.  Immutable.
+
+    A loop reads it pass by pass.  It can also be iterated by itself, as for an evaluation
+    (`for x, y in valid:`): always the same pass, whatever a run is doing with it, and the global
+    random state stays as it is.
+    """
+
+    def __init__(self, sampling: Sampling, name: str | None) -> None:
+        self._sampling, self.name = sampling, name
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        raise NotImplementedError(type(self).__name__)
+
+    def __len__(self) -> int:
+        """Number of batches in a pass."""
+        return self._sampling.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """One whole pass, the same at each call: pass 0 of purpose "alone", by its seed, 0 if it has none."""
+        with closing(self.open("alone", 0, seed=0)) as cursor:
+            yield from cursor

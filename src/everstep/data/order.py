@@ -112,6 +112,12 @@ class Sampling:
         if self.length == 0:
             raise DataError("the data holds 0 samples; give it at least one")
 
+    @property
+    def batches(self) -> int:
+        """Number of batches in a pass."""
+        whole, rest = divmod(self.length, int(self.batch_size))
+        return whole + (1 if rest and not self.drop_last else 0)
+
     def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
         """The batches of one pass."""
         return Plan(self, purpose, pass_index, seed if self.seed is None else self.seed)
@@ -123,8 +129,7 @@ class Plan:
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, int(seed)
         self.batch_size = int(sampling.batch_size)
-        whole, rest = divmod(sampling.length, self.batch_size)
-        self._batches = whole + (1 if rest and not sampling.drop_last else 0)
+        self._batches = sampling.batches
         self._order = (
             permutation(sampling.length, self.seed, purpose, pass_index)
             if sampling.shuffle

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from everstep.backends.torch import randomness
 from everstep.backends.torch.workers import WorkerInit, start
-from everstep.data.cursor import PassCursor
+from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
 
@@ -38,6 +38,9 @@ def loader(
     name: str | None = None,
 ) -> Loader:
     """A stream of batches from a dataset with `__len__` and `__getitem__`; resumes anywhere, to the bit.
+
+    It has a length (batches in a pass), and can be iterated by itself, as for an evaluation: each time
+    the same pass with the same augmentation, which no run's position knows of.
 
     Samples are fetched one by one, because each has random state of its own (`__getitems__` is not
     used).  Randomness must come from the global generators of Python, NumPy or torch on the CPU: a
@@ -83,7 +86,7 @@ def loader(
     return Loader(dataset, sampling, collate_fn or default_collate, options, name)
 
 
-class Loader:
+class Loader(SampledStream):
     """The stream that `loader` makes.  Immutable."""
 
     no_thread = (
@@ -99,8 +102,8 @@ class Loader:
         options: dict[str, Any],
         name: str | None,
     ) -> None:
-        self._dataset, self._sampling, self._collate = dataset, sampling, collate
-        self._options, self.name = options, name
+        super().__init__(sampling, name)
+        self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = randomness.held_by([dataset, collate])
         DataLoader(dataset, **options)  # a bad combination of options is an error now, not at the first pass
 
