@@ -190,7 +190,12 @@ class Cursor(Protocol):
 
 @runtime_checkable
 class Stream(Protocol):
-    """An immutable, named description of data; each pass over it is a cursor."""
+    """An immutable, named description of data; each pass over it is a cursor.
+
+    It may have a method `describe()` that returns what decides which batches come, as a dictionary of
+    JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it, and data that is
+    described otherwise is refused at the resume.  What only changes speed does not belong there.
+    """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         """Open one pass.

@@ -1,4 +1,4 @@
-"""`as_stream`: from whatever the user has to a `Stream`."""
+"""`as_stream`: from whatever the user has to a `Stream`; `describe`: what a stream is."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def as_stream(data: Any, name: str | None = None) -> Stream:
     if isinstance(data, Sequence):
         return SequenceStream(data, name)
     return IterableStream(data, name)
+
+
+def describe(stream: Stream) -> dict[str, Any]:
+    """What decides which batches a stream gives, besides the run's seed, as a dictionary of JSON values.
+
+    Of a stream that does not say it: its type.
+    """
+    own = getattr(stream, "describe", None)
+    return {"kind": type(stream).__qualname__} if own is None else cast(dict[str, Any], own())
 
 
 def _loader_adapter(data: Any) -> str | None:

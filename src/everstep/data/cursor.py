@@ -106,6 +106,10 @@ class SampledStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         raise NotImplementedError(type(self).__name__)
 
+    def describe(self) -> dict[str, Any]:
+        """What decides which batches come, besides the run's seed."""
+        return self._sampling.describe()
+
     def __len__(self) -> int:
         """Number of batches in a pass."""
         return self._sampling.batches

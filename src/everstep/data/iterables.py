@@ -49,6 +49,9 @@ class SequenceStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SequenceCursor(f"data {purpose!r}", self._data, position)
 
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "sequence", "length": len(self._data)}
+
 
 class _SequenceCursor(PassCursor):
     def __init__(self, what: str, data: Sequence[Any], position: Any) -> None:
@@ -79,6 +82,9 @@ class IterableStream:
         cursor = _IterableCursor(what, self._data, batches, state, replay=self._replay, done=done)
         cursor.note = note
         return cursor
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "iterable"}
 
     def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
         batches = iter(self._data)
@@ -231,6 +237,9 @@ class StatefulStream:
         if batches is self._data:  # its __iter__ may have gone back to the start
             self._data.load_state_dict(copy.deepcopy(position["state"]))
         return _StatefulCursor(what, self._data, batches, done)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "stateful"}
 
 
 class _StatefulCursor(PassCursor):

@@ -118,6 +118,18 @@ class Sampling:
         whole, rest = divmod(self.length, int(self.batch_size))
         return whole + (1 if rest and not self.drop_last else 0)
 
+    def describe(self) -> dict[str, Any]:
+        """What decides which samples make which batch, besides the run's seed."""
+        own = None if self.seed is None else int(self.seed)
+        return {
+            "kind": self.kind,
+            "length": self.length,
+            "batch_size": int(self.batch_size),
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "seed": own if self.shuffle or self.keyed else None,
+        }
+
     def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
         """The batches of one pass."""
         return Plan(self, purpose, pass_index, seed if self.seed is None else self.seed)
@@ -135,14 +147,8 @@ class Plan:
             if sampling.shuffle
             else np.arange(sampling.length, dtype=np.int64)
         )
-        self.facts: dict[str, Any] = {
-            "kind": sampling.kind,
-            "length": sampling.length,
-            "batch_size": self.batch_size,
-            "shuffle": sampling.shuffle,
-            "drop_last": sampling.drop_last,
-            "seed": self.seed if sampling.shuffle or sampling.keyed else None,
-        }
+        seeded = sampling.shuffle or sampling.keyed
+        self.facts = sampling.describe() | {"seed": self.seed if seeded else None}
 
     def __len__(self) -> int:
         """Number of batches."""

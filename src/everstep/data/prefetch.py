@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from everstep.contracts import Cursor, Stream
-from everstep.data.adapt import as_stream
+from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
 from everstep.errors import ConfigError, NotResumableError
 
@@ -52,6 +52,10 @@ class Prefetched:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)
         return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
+
+    def describe(self) -> dict[str, Any]:
+        """That of the source: fetching ahead changes no batch."""
+        return describe(self._stream)
 
     def __repr__(self) -> str:
         return f"prefetch({self._stream!r}, buffer={self._buffer})"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Cursor, Stream
-from everstep.data import as_stream
+from everstep.data.adapt import as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.state import isolated, make_entry
 
@@ -71,6 +71,45 @@ class StreamSlot:
         """Of the source's generators, as the checkpoint has them, until they stand there."""
         self._generators = generators
         self._seed, self._say = seed, say
+        self._what: dict[str, Any] | None = None
+        """What the data is: `data.describe`."""
+        self._varies = False
+        """Whether that has changed during the run: the program gives other data from pass to pass."""
+        self._resuming = False
+        """Whether the program has yet to bind what the checkpoint read."""
+
+    def bind(self, stream: Stream, *, override: bool = False) -> None:
+        """Read `stream` from now on.
+
+        Args:
+            override: go on with it though it is not what the checkpoint read.
+
+        Raises:
+            DataError: it is not; has the stored and the given value of each difference.
+        """
+        given = describe(stream)
+        if self._what not in (None, given):
+            if self._resuming:
+                self._accept(_changes(self._what or {}, given), override)
+                if self._states is not None and len(self._states) != len(getattr(stream, "generators", ())):
+                    self._states = None
+            self._varies = True
+        self.stream, self._what, self._resuming = stream, given, False
+
+    def _accept(self, changes: str, override: bool) -> None:
+        """Let go of what belongs to the data of the checkpoint, or refuse."""
+        inside = self._saved is not None
+        if not override and (inside or not self._varies):
+            raise DataError(
+                f"stream {self.name!r}: {changes}; give the data of that time back, or pass "
+                'on_change="override" to go on with what is given. Data that differs from epoch to epoch '
+                'on purpose: give each kind a name of its own, as in name="train2"'
+            )
+        anew = "; the pass that was open begins anew" if inside else ""
+        self._say(f"stream {self.name!r} is used as given: {changes}{anew}")
+        self._saved, self._left, self._must_return = None, None, False
+        if inside:
+            self._states = None
 
     def open(self) -> Cursor:
         """The open pass; else opens one: where the checkpoint stood, or at its start.
@@ -139,7 +178,13 @@ class StreamSlot:
         """Its branch of the state tree, after the batches handed out so far."""
         if isinstance(self._left, NotResumableError):
             raise self._left
-        here = {"pass": self.pass_index, "position": self._position(), "left": self._left}
+        here = {
+            "pass": self.pass_index,
+            "position": self._position(),
+            "left": self._left,
+            "data": self._what,
+            "varies": self._varies,
+        }
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
         return {**here, "generators": Generators.states(self.stream)}
@@ -149,18 +194,34 @@ class StreamSlot:
         self.pass_index, self._saved, self._left = tree["pass"], tree["position"], tree["left"]
         self._states = tree["generators"]
         self._must_return = self._left is not None
+        self._what, self._varies, self._resuming = tree["data"], tree["varies"], True
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
 
 
-class Streams:
-    """All streams of a run, by name."""
+def _changes(stored: dict[str, Any], given: dict[str, Any]) -> str:
+    """How two descriptions of data differ, in words."""
+    pairs = [(fact, stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}]
+    differ = [
+        f"{fact} was {was!r} at the checkpoint and is {now!r} now" for fact, was, now in pairs if was != now
+    ]
+    return ", ".join(differ)
 
-    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
+
+class Streams:
+    """All streams of a run, by name.
+
+    Args:
+        seed: the run's.
+        say: takes sentences for the user.
+        override: go on with the data that is given where it is not what the checkpoint read.
+    """
+
+    def __init__(self, seed: int, say: Callable[[str], None], *, override: bool = False) -> None:
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
-        self._seed, self._say = seed, say
+        self._seed, self._say, self._override = seed, say, override
         self._generators = Generators()
 
     def stand(self, objects: Iterable[Any]) -> None:
@@ -172,20 +233,23 @@ class Streams:
 
         Raises:
             ConfigError: the name is empty, or another object holds it.
+            DataError: this is not the data that the checkpoint read.
         """
         if not name or "/" in name:
             raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = StreamSlot(name, self._seed, self._say, self._generators)
-        if self._sources.get(name) is not data:
+        stream = slot.stream
+        if stream is None or self._sources.get(name) is not data:
             if slot.cursor is not None:
                 raise ConfigError(
                     f"stream {name!r} is in the middle of a pass over another object; give this "
                     'data a name of its own, as in name="train2"'
                 )
-            slot.stream = as_stream(data)
-            self._sources[name] = data
+            stream = as_stream(data)
+        slot.bind(stream, override=self._override)
+        self._sources[name] = data
         return slot
 
     def bound(self, name: str) -> bool:

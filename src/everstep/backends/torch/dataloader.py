@@ -73,6 +73,20 @@ class DataLoaderStream:
         saved = _Saved(what, self._loader, len(self.generators), position)
         return DataLoaderCursor(what, self._loader, self.generators, pass_index, saved)
 
+    def describe(self) -> dict[str, Any]:
+        """What decides which batches come; the number of workers counts inside a pass only."""
+        loader = self._loader
+        iterable = isinstance(loader.dataset, IterableDataset)
+        return {
+            "kind": "dataloader",
+            "length": None if iterable else length_of(loader.dataset),
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            # A DataLoader's shuffle= is a choice between two of torch's samplers.
+            "sampler": type(loader.sampler).__name__,
+            "batch_sampler": type(loader.batch_sampler).__name__,
+        }
+
     def __repr__(self) -> str:
         return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
 
