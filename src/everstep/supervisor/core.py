@@ -58,8 +58,9 @@ class Supervisor(Run):
         ready: says what is not ready: None, True or nothing if all is, else a message or a list of
             names.  Asked before and after `local_init_fn`.
         default_services: False leaves out the console and the NaN guard.
-        on_change: where the stored configuration of a controller, or the seed, differs from the one
-            given: "error" shows both and refuses, "override" goes on with the one given.
+        on_change: where the stored configuration of a controller, the seed, or what the data is (kind,
+            length, batch size, order) differs from what is given: "error" shows both and refuses,
+            "override" goes on with what is given; a pass that was open over other data begins anew.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
         clock: monotonic seconds; for tests.
 

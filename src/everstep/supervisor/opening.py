@@ -298,7 +298,8 @@ class Opening:
 
     def streams(self, recovered: Recovered) -> Streams:
         """The run's streams, standing where the checkpoint stood."""
-        streams = Streams(recovered.progress.seed, self._say)
+        override = self._start.on_change == "override"
+        streams = Streams(recovered.progress.seed, self._say, override=override)
         streams.load(recovered.streams)
         return streams
 

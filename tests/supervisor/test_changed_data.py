@@ -1,0 +1,218 @@
+"""Data that is not what the checkpoint read: refused with both values, or gone on with, said aloud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+import everstep
+from everstep.data import arrays, loader, prefetch, replay
+from everstep.errors import DataError
+
+X = torch.arange(8, dtype=torch.float64)
+SAMPLES = TensorDataset(X)
+
+EPOCH_END, INSIDE = 4, 6  # steps of a pass of 4 batches
+
+
+class Lines:
+    def __iter__(self) -> Any:
+        yield from X.reshape(4, 2)
+
+
+def start(run_dir: Path, make: Callable[[], Any], steps: int, **arguments: Any) -> Any:
+    """One start of a loop that reads `make()`, to `steps`; the weights and the loop."""
+    w, lines = np.zeros(1), []
+    loop = everstep.TrainLoop(
+        run_dir,
+        {"w": w},
+        max_step=steps,
+        seed=5,
+        services=[everstep.Console(sink=lines.append)],
+        **arguments,
+    )
+    data = make()
+    with loop:
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps(data):
+                part = batch[0] if isinstance(batch, list | tuple) else batch
+                w[0] = w[0] * 0.5 + float(part.sum()) * step
+    return w[0], loop, lines
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "batch size": (
+        lambda: arrays(X, batch_size=2),
+        lambda: arrays(X, batch_size=4),
+        "batch_size was 2 at the checkpoint and is 4 now",
+    ),
+    "length": (lambda: arrays(X, batch_size=2), lambda: arrays(X[:7], batch_size=2), "length was 8.*is 7"),
+    "shuffle": (
+        lambda: loader(SAMPLES, 2),
+        lambda: loader(SAMPLES, 2, shuffle=True),
+        "shuffle was False.*is True",
+    ),
+    "seed of its own": (
+        lambda: arrays(X, batch_size=2, shuffle=True),
+        lambda: arrays(X, batch_size=2, shuffle=True, seed=9),
+        "seed was None.*is 9",
+    ),
+    "several": (
+        lambda: arrays(X, batch_size=2),
+        lambda: arrays(X, batch_size=3, drop_last=True),
+        "batch_size was 2.*is 3 now, drop_last was False.*is True now",
+    ),
+    "list": (lambda: [X[:2]] * 4, lambda: [X[:2]] * 5, "length was 4.*is 5"),
+    "kind": (lambda: [X[:2]] * 4, lambda: arrays(X, batch_size=2), "kind was 'sequence'.*is 'arrays'"),
+    "shuffle of a DataLoader": (
+        lambda: DataLoader(SAMPLES, 2),
+        lambda: DataLoader(SAMPLES, 2, shuffle=True),
+        "sampler was 'SequentialSampler'.*is 'RandomSampler'",
+    ),
+    "sampler of a DataLoader": (
+        lambda: DataLoader(SAMPLES, 2, shuffle=True),
+        lambda: DataLoader(SAMPLES, 2, sampler=SubsetRandomSampler(range(8))),
+        "sampler was 'RandomSampler'.*is 'SubsetRandomSampler'",
+    ),
+    "drop_last of a DataLoader": (
+        lambda: DataLoader(SAMPLES, 2),
+        lambda: DataLoader(SAMPLES, 2, drop_last=True),
+        "drop_last was False.*is True",
+    ),
+    "dataset of a DataLoader": (
+        lambda: DataLoader(SAMPLES, 2),
+        lambda: DataLoader(TensorDataset(X[:7]), 2),
+        "length was 8.*is 7",
+    ),
+    "generator of a DataLoader": (
+        lambda: DataLoader(SAMPLES, 2, shuffle=True, generator=torch.Generator()),
+        lambda: DataLoader(SAMPLES, 4, shuffle=True),
+        "batch_size was 2.*is 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
+@pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_refused_with_both_values_or_chosen(
+    tmp_path: Path, before: Any, now: Any, message: str, at: int
+) -> None:
+    start(tmp_path / "run", before, at)
+    with pytest.raises(DataError, match=f"stream 'train': .*{message}.*on_change=\"override\""):
+        start(tmp_path / "run", now, 12)
+    _, loop, lines = start(tmp_path / "run", now, 12, on_change="override")
+    assert loop.ending.step == 12
+    [said] = [line for line in lines if "is used as given" in line]
+    assert ("begins anew" in said) == (at == INSIDE)
+    assert not any("as given" in line for line in start(tmp_path / "run", now, 14)[2])  # it is the run's now
+
+
+SPEED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "workers": (lambda: loader(SAMPLES, 2, num_workers=1), lambda: loader(SAMPLES, 2, pin_memory=False)),
+    "prefetch": (lambda: arrays(X, batch_size=2), lambda: prefetch(arrays(X, batch_size=2))),
+    "name": (lambda: arrays(X, batch_size=2), lambda: arrays(X, batch_size=2, name="digits")),
+    "replay": (lambda: replay(Lines()), lambda: prefetch(replay(Lines()))),
+}
+
+
+@pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
+@pytest.mark.parametrize(("before", "now"), SPEED.values(), ids=SPEED)
+def test_what_only_changes_speed_is_free(tmp_path: Path, before: Any, now: Any, at: int) -> None:
+    start(tmp_path / "run", before, at)
+    assert start(tmp_path / "run", now, 8)[0] == start(tmp_path / "straight", before, 8)[0]
+
+
+def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -> None:
+    start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), EPOCH_END)
+    start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2), INSIDE)
+    with pytest.raises(DataError, match="num_workers was 0 at the checkpoint and is 1 now"):
+        start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), 8)
+
+
+def test_a_chosen_change_inside_a_pass_reads_the_pass_from_its_start(tmp_path: Path) -> None:
+    def seen(run_dir: Path, batch_size: int, steps: int, **arguments: Any) -> list[list[float]]:
+        got = []
+        with everstep.Supervisor(run_dir, {"w": np.zeros(1)}, max_step=steps, **arguments) as sv:
+            batches = sv.stream(arrays(X, batch_size=batch_size))
+            while not sv.should_stop():
+                got.append(next(batches)[0].tolist())
+                sv.advance()
+        return got
+
+    seen(tmp_path / "run", 2, 3)
+    with pytest.raises(DataError, match="batch_size was 2"):
+        seen(tmp_path / "run", 4, 5)
+    assert seen(tmp_path / "run", 4, 5, on_change="override") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def program(run_dir: Path, epochs: int, names: bool, **arguments: Any) -> tuple[Any, list[str]]:
+    """A program whose batch size grows with the epoch, made anew each time; crashes in none."""
+    w, lines = np.zeros(1), []
+    services = [everstep.Console(sink=lines.append)]
+    with everstep.TrainLoop(
+        run_dir, {"w": w}, max_epoch=epochs, seed=5, services=services, **arguments
+    ) as loop:
+        for epoch in loop.iter_epochs():
+            data = arrays(X, batch_size=epoch, shuffle=True)
+            for step, [x] in loop.iter_steps(data, f"train{epoch}" if names else "train"):
+                w[0] = w[0] * 0.5 + float(x[0]) * step
+    return (w[0], loop.ending.digest), lines
+
+
+def test_data_that_grows_by_the_epoch_under_names_of_its_own(tmp_path: Path) -> None:
+    for epochs in (1, 2, 4):
+        result, _ = program(tmp_path / "run", epochs, names=True)
+    assert result == program(tmp_path / "straight", 4, names=True)[0]
+
+
+def test_data_that_was_seen_to_vary_goes_on_and_says_so(tmp_path: Path) -> None:
+    program(tmp_path / "run", 1, names=False)
+    with pytest.raises(DataError, match=r"batch_size was 1.*is 2 now.*name=\"train2\""):
+        program(tmp_path / "run", 2, names=False)
+    program(tmp_path / "run", 3, names=False, on_change="override")
+    result, lines = program(tmp_path / "run", 4, names=False)
+    assert result == program(tmp_path / "straight", 4, names=False)[0]
+    assert any("is used as given: batch_size was 3 at the checkpoint and is 4 now" in line for line in lines)
+
+
+def test_a_list_that_the_program_makes_longer_each_epoch(tmp_path: Path) -> None:
+    def train(run_dir: Path, epochs: int) -> Any:
+        w, batches = np.zeros(1), []
+        with everstep.TrainLoop(
+            run_dir, {"w": w, "batches": batches}, max_epoch=epochs, seed=5, default_services=False
+        ) as loop:
+            for epoch in loop.iter_epochs():
+                batches.append(float(epoch))
+                for step, x in loop.iter_steps(batches):
+                    w[0] = w[0] * 0.5 + x * step
+        return w[0], loop.ending.digest
+
+    train(tmp_path / "run", 3)
+    assert train(tmp_path / "run", 5) == train(tmp_path / "straight", 5)
+
+
+def test_a_stream_of_ones_own_is_known_by_its_type_or_its_own_words(tmp_path: Path) -> None:
+    class Wrapped:
+        def __init__(self, **options: Any) -> None:
+            self.inner = arrays(X, **options)
+
+        def open(self, *args: Any, **kwargs: Any) -> Any:
+            return self.inner.open(*args, **kwargs)
+
+    class Spoken(Wrapped):
+        def describe(self) -> dict[str, Any]:
+            return {"kind": "spoken", "version": self.inner.describe()["batch_size"]}
+
+    start(tmp_path / "a", lambda: Wrapped(batch_size=2), EPOCH_END)
+    start(tmp_path / "a", lambda: Wrapped(batch_size=4), INSIDE)  # not said, not seen
+    with pytest.raises(DataError, match=r"kind was '.*Wrapped' at the checkpoint and is 'spoken' now"):
+        start(tmp_path / "a", lambda: Spoken(batch_size=4), 8)
+    start(tmp_path / "b", lambda: Spoken(batch_size=2), EPOCH_END)
+    with pytest.raises(DataError, match="version was 2 at the checkpoint and is 4 now"):
+        start(tmp_path / "b", lambda: Spoken(batch_size=4), 8)
