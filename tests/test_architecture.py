@@ -22,7 +22,8 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"keywords", "schedule", "hazard"},
+    {"keywords", "hazard"},
+    {"schedule"},
     {"contracts"},
     {"progress_estimate", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
@@ -38,7 +39,7 @@ FLOORS = (
 beside the house: they implement contracts, and only importlib names them.
 """
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
-BACKEND_MAY_IMPORT = {"contracts", "data", "errors", "backends"}
+BACKEND_MAY_IMPORT = {"contracts", "data", "errors", "keywords", "backends"}
 FRAMEWORKS = {"torch", "torchdata", "jax", "flax", "tensorflow", "keras"}
 
 

@@ -11,6 +11,7 @@ from everstep.errors import ConfigError, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=type)
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
@@ -26,14 +27,21 @@ def checked_keywords(
     Args:
         forwards_to: where `function` hands its `**` arguments: its keywords are known too.
     """
+    method = function.__name__ == "__init__"
     known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                owner = type(args[0]).__name__ if args else function.__qualname__
+                owner = type(args[0]).__name__ if method else function.__name__
                 raise ConfigError(f"{owner}() has no argument {name!r}; {nearest(name, known)}")
         return function(*args, **kwargs)
 
     return call
+
+
+def checked_init(cls: C) -> C:
+    """`checked_keywords` for the `__init__` of a class that does not write its own (a dataclass)."""
+    cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[misc]
+    return cls

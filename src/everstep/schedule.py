@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everstep.errors import ConfigError
+from everstep.keywords import checked_init, checked_keywords
 
 NEVER = 1 << 62
 """A step number that no run reaches."""
@@ -77,6 +78,7 @@ def _positive(what: str, value: float, *, whole: bool) -> None:
         raise ConfigError(f"{what}={value!r} is not a positive {kind}; give {what} {least}")
 
 
+@checked_init
 @dataclass(eq=True)
 class Every(Schedule):
     """Due every n steps, n epochs or n seconds; exactly one of the three.
@@ -93,7 +95,7 @@ class Every(Schedule):
     steps: int | None = None
     epochs: int | None = None
     seconds: float | None = None
-    _last: float = field(default=0.0, repr=False, compare=False)
+    _last: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = [n for n in ("steps", "epochs", "seconds") if getattr(self, n) is not None]
@@ -137,6 +139,7 @@ class At(Schedule):
         *steps: positive step numbers, in any order.
     """
 
+    @checked_keywords
     def __init__(self, *steps: int) -> None:
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")

@@ -10,8 +10,10 @@ import numpy as np
 from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
+from everstep.keywords import checked_keywords
 
 
+@checked_keywords
 def arrays(
     *arrays: Any,
     batch_size: int,

@@ -21,6 +21,7 @@ from everstep.contracts import Cursor
 from everstep.data.cursor import PassCursor
 from everstep.data.order import check_position
 from everstep.errors import DataError, NotResumableError
+from everstep.keywords import checked_keywords
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
 
@@ -111,6 +112,7 @@ class IterableStream:
         )
 
 
+@checked_keywords
 def replay(iterable: Iterable[Any], *, name: str | None = None) -> IterableStream:
     """A stream over any iterable, on your word that each iteration gives the same batches again.
 

@@ -12,8 +12,10 @@ from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
 from everstep.errors import ConfigError, NotResumableError
+from everstep.keywords import checked_keywords
 
 
+@checked_keywords
 def prefetch(data: Any, buffer: int = 2, *, name: str | None = None) -> Prefetched:
     """A stream whose batches are made ahead of time by one thread; same batches, same order.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.errors import ConfigError, JournalError, nearest
+from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
 
@@ -169,7 +170,8 @@ class RunJournal:
         JournalError: (by the first use) a newer format version wrote one of the files.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    @checked_keywords
+    def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = Path(run_dir)
         self._chain_problems: list[str] = []
 
@@ -244,6 +246,7 @@ class RunJournal:
                 if kind in (None, event.kind) and (event.offset < end or event.kind == "decision"):
                     yield event
 
+    @checked_keywords
     def series(self, name: str, phase: str = "step") -> tuple[list[int], list[float]]:
         """The steps and values of one metric in one phase, valid rows only.
 

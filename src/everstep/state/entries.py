@@ -11,6 +11,7 @@ from typing import Any
 from everstep import backends
 from everstep.contracts import Entry, Mismatch, Stateful
 from everstep.errors import RestoreError, StateError
+from everstep.keywords import checked_keywords
 from everstep.state.codec import PLAIN, SAVEABLE
 from everstep.state.random import python_state, set_python_state
 
@@ -22,6 +23,7 @@ class Slot:
         value: the value; assign a new one whenever you like.
     """
 
+    @checked_keywords
     def __init__(self, value: Any = None) -> None:
         self.value = value
 

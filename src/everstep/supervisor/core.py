@@ -8,6 +8,7 @@ from typing import Any
 
 from everstep.contracts import Moment, ServiceFunction
 from everstep.errors import ConfigError, UsageError, nearest
+from everstep.keywords import checked_keywords
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
 from everstep.services.function import SCHEDULED, FunctionService
@@ -107,6 +108,7 @@ class Supervisor(Run):
         self._drawn = sum(endless.drawn for endless in self._endless)
         self._complete_step()
 
+    @checked_keywords
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
         """Endless batches of `data`, pass after pass; their position is part of the state.
 
@@ -144,6 +146,7 @@ class Supervisor(Run):
                 "while not sv.should_stop()"
             )
 
+    @checked_keywords
     def request_stop(self, reason: str = "request_stop() was called") -> None:
         """End the loop's iterators.  What follows them runs, and the run is finished.
 
@@ -159,6 +162,7 @@ class Supervisor(Run):
         self._save_asked = True
         self._wake()
 
+    @checked_keywords
     def loop(self, seconds: float, fn: Callable[[], object]) -> None:
         """Run `fn` in a thread of its own every `seconds` until the loop ends, first at once.
 
@@ -181,6 +185,7 @@ class Supervisor(Run):
         except Exception as error:
             self._report_error(error)
 
+    @checked_keywords
     def on(self, moment: Moment, fn: ServiceFunction, every: Schedule | int | None = None) -> Handle:
         """Call `fn(boundary)` at a moment.
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
+from everstep.keywords import checked_init
 from everstep.state import Encoded, decode
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.tree import UserState
@@ -18,6 +19,7 @@ Policy = Literal["error", "warn", "skip"]
 _RESETS = ("step", "optimizer", "lr")
 
 
+@checked_init
 @dataclass(frozen=True)
 class InitFrom:
     """Which parts of a checkpoint to start from.

@@ -19,8 +19,10 @@ from everstep.backends.torch.workers import WorkerInit, start
 from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
+from everstep.keywords import checked_keywords
 
 
+@checked_keywords
 def loader(
     dataset: Any,
     batch_size: int,
