@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import getitem
@@ -21,12 +21,12 @@ class UserState:
         state: name to object, or (name, object) pairs.
 
     Raises:
-        ConfigError: a name is taken twice, empty or has a "/".
+        ConfigError: it has no names, or one is taken twice, empty or has a "/".
         StateError: an object cannot be saved.
     """
 
     def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
-        pairs = list(state.items()) if isinstance(state, Mapping) else list(state or ())
+        pairs = _named(state)
         self.objects: dict[str, Any] = {}
         self.entries: dict[str, Entry] = {}
         for name, value in pairs:
@@ -130,6 +130,19 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+
+
+def _named(state: Any) -> list[tuple[Any, Any]]:
+    if isinstance(state, Mapping):
+        return list(state.items())
+    # An object given by itself may well be iterable: a Sequential gives its layers.
+    pairs = [] if state is None else list(state) if isinstance(state, Iterable) else [state]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ConfigError(
+            f"state is a {type(state).__name__}, which gives no names to save its parts under; give names to "
+            'objects, as in state={"model": model, "optimizer": optimizer}'
+        )
+    return [(name, value) for name, value in pairs]
 
 
 def _array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
