@@ -21,6 +21,7 @@ from everstep.services.best import Best
 from everstep.services.early_stop import EarlyStop
 from everstep.state import Encoded, decode, encode, isolated
 from everstep.supervisor import Supervisor, checked_limit
+from everstep.supervisor.board import listed
 from everstep.supervisor.streams import StreamSlot
 
 
@@ -70,7 +71,7 @@ class TrainLoop(Supervisor):
     ) -> None:
         self._max_epoch = checked_limit("max_epoch", max_epoch)
         self._steps_per_epoch = checked_limit("steps_per_epoch", steps_per_epoch)
-        services = list(services)
+        services = listed(services)
         if not any(isinstance(service, Best) for service in services):
             services.append(Best(*_watched(watch, services), save=watch is not None))
         super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)

@@ -29,6 +29,19 @@ S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]
 
 
+def listed(services: Iterable[Service]) -> list[Service]:
+    """What was passed as `services=`.
+
+    Raises:
+        ConfigError: it is one service, or nothing that holds any.
+    """
+    if not isinstance(services, Iterable) or isinstance(services, type):
+        raise ConfigError(
+            f"services={services!r} is no list; give a list, as in services=[everstep.Best(...)]"
+        )
+    return list(services)
+
+
 class ServiceBoard:
     """Holds the services in the order in which they run.
 

@@ -49,7 +49,7 @@ from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
 from everstep.state import Encoded, capture, decode, restore
-from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.opening import Opening, Start
@@ -103,7 +103,7 @@ class Run:
             raise ConfigError(
                 f"max_time={max_time!r}: give a positive number of seconds, or None for no limit"
             )
-        services = list(services)
+        services = listed(services)
         if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
             raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
         if on_change not in ("error", "override"):
