@@ -292,6 +292,7 @@ class TrainLoop(Supervisor):
 
     # --------------------------------------------------------------------------------- the steps
 
+    @checked_keywords
     def iter_steps(self, data: Any = None, name: str = "train") -> Iterator[Any]:
         """Yield (step, batch), or step if there is no data; step counts from 1 over the whole run.
 

@@ -417,3 +417,40 @@ def test_data_that_is_none(tmp_path: Path, data: Any, remedy: str) -> None:
         for _ in loop.iter_epochs():
             with pytest.raises(everstep.errors.DataError, match=remedy):
                 loop.iter_steps(data)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.nn.Linear(2, 2),
+        torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
+        torch.zeros(3),
+        np.zeros((2, 2)),
+        "model",
+        ["model", "optimizer"],
+        7,
+    ],
+    ids=lambda state: type(state).__name__,
+)
+def test_a_state_without_names(tmp_path: Path, state: Any) -> None:
+    with pytest.raises(ConfigError, match=r'gives no names.*state=\{"model": model'):
+        everstep.TrainLoop(tmp_path / "run", state=state)
+
+
+def test_pairs_are_names_enough(tmp_path: Path) -> None:
+    everstep.TrainLoop(tmp_path / "run", state=[("a", np.zeros(2)), ("b", np.zeros(2))])
+    everstep.Supervisor(tmp_path / "run", state=zip("ab", (np.zeros(2), np.zeros(2)), strict=True))
+
+
+@pytest.mark.parametrize("door", [everstep.TrainLoop, everstep.Supervisor])
+@pytest.mark.parametrize("services", [everstep.Checkpoints(), 3, everstep.Checkpoints, print])
+def test_services_are_a_list(tmp_path: Path, door: Any, services: Any) -> None:
+    with pytest.raises(ConfigError, match=r"services=.*; give a list, as in services=\["):
+        door(tmp_path / "run", services=services)
+
+
+def test_unknown_keywords_of_iter_steps(tmp_path: Path) -> None:
+    with Tiny(tmp_path / "run", max_epoch=1).loop as loop:
+        for _ in loop.iter_epochs():
+            with pytest.raises(ConfigError, match=r"iter_steps\(\) has no argument 'nme'.*'name'"):
+                loop.iter_steps([1], nme="train")
