@@ -194,6 +194,17 @@ def test_no_stream_is_warned_once(tmp_path: Path) -> None:
             sv.advance()
     assert len(sv.ending.warnings) == 1
     assert "no stream is registered" in sv.ending.warnings[0] and "sv.stream(data)" in sv.ending.warnings[0]
+    assert "sv.stream(None)" in sv.ending.warnings[0]
+
+
+def test_a_loop_that_reads_no_data_on_purpose_says_so(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run", max_step=3) as sv:
+        batches = sv.stream(None)
+        while not sv.should_stop():
+            sv.advance()
+        with pytest.raises(UsageError, match=r"stream\(None\).*give it data"):
+            next(batches)
+    assert not sv.ending.warnings and sv.ending.step == 3
 
 
 def test_a_loop_left_by_break_saves_its_last_step(tmp_path: Path) -> None:

@@ -70,16 +70,19 @@ class Supervisor(Run):
         StateError: a state entry cannot be saved.
     """
 
+    _reads_no_data = False
+    """Said by the program, with `stream(None)`."""
+
     # ------------------------------------------------------------------------------ the user's
 
     def should_stop(self) -> bool:
         """Whether the loop is to end.  Its first call is where the run begins, or goes on."""
         self._require_open("should_stop")
         if not self._begun:
-            if not self._endless:
+            if not self._endless and not self._reads_no_data:
                 self._warn(
                     "no stream is registered, so no data position is saved; take the batches from "
-                    "sv.stream(data) if the loop reads data"
+                    "sv.stream(data) if the loop reads data, or say sv.stream(None) if it reads none"
                 )
             self._streams.require_bound()
             self._begin_loop()
@@ -113,7 +116,8 @@ class Supervisor(Run):
         """Endless batches of `data`, pass after pass; their position is part of the state.
 
         Args:
-            data: a stream, a DataLoader, anything iterable (see `everstep.data`).
+            data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None says that the
+                loop reads no data, or keeps its place in it by itself, in `state`.
             name: unique in the run.
             passes: stop the run after so many passes; None: never.
 
@@ -121,6 +125,9 @@ class Supervisor(Run):
             ConfigError: the name is taken, or `passes` is not positive.
         """
         self._require_open("stream")
+        if data is None:
+            self._reads_no_data = True
+            return _no_batches()
         checked_limit("passes", passes)
         if self._streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
@@ -218,3 +225,10 @@ class Supervisor(Run):
             self._services_changed()
 
         return Handle(remove)
+
+
+def _no_batches() -> Iterator[Any]:
+    raise UsageError(
+        "a batch was asked of stream(None), which says that the loop reads no data; give it data"
+    )
+    yield
