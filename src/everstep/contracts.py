@@ -99,7 +99,14 @@ class UpdateWatch(Protocol):
         """Put saved gradients back; None clears them."""
 
     def strangers(self) -> list[str]:
-        """Descriptions of optimizers that stepped arrays of the state without being part of it."""
+        """Descriptions of optimizers that training depends on without their being part of the state."""
+
+    def unsaved(self, user: Any) -> list[str]:
+        """Descriptions of parameters that the state's optimizers step and that no entry of it saves.
+
+        Args:
+            user: the saved tree of each entry by its name.
+        """
 
     def close(self) -> None:
         """Remove every hook."""
@@ -146,9 +153,9 @@ class Backend(Protocol):
         """The entry for one of this framework's own objects, None for anything else."""
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
-        """Watch the optimizers among the state's objects, and strangers that step its parameters.
+        """Watch the optimizers among the state's objects, and strangers that should be among them.
 
-        None where the state has neither optimizers nor parameters of this framework.
+        None for a framework without optimizers.
         """
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:

@@ -130,8 +130,7 @@ def test_an_optimizer_that_the_state_lacks_is_a_stranger(watch: Any, extra: str)
     assert (counting.updates, counting.optimizers) == (0, 0)
 
 
-def test_nothing_to_watch_and_nothing_left_behind(watch: Any) -> None:
-    assert watch(config={"a": 1}, text=[1]) is None
+def test_nothing_is_left_behind(watch: Any) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     counting = TORCH.watch_updates({"optimizer": optimizer})
@@ -139,6 +138,37 @@ def test_nothing_to_watch_and_nothing_left_behind(watch: Any) -> None:
     backward(model)
     optimizer.step()
     assert counting.updates == 0
+
+
+def test_parameters_that_no_entry_saves_are_named(watch: Any) -> None:
+    first, second = net(), net()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    counting = watch(model=first, optimizer=optimizer)
+    tree = {"model": first.state_dict(), "optimizer": optimizer.state_dict()}
+    found = counting.unsaved(tree)
+    assert len(found) == len(list(second.parameters())) and "of 'optimizer'" in found[0]
+    both = torch.nn.ModuleList([first, second])
+    assert (
+        watch(models=both, optimizer=optimizer).unsaved({"models": both.state_dict(), "optimizer": {}}) == []
+    )
+    aliases = dict(both.state_dict())  # tensors that share their memory with the parameters
+    assert watch(models=aliases, optimizer=optimizer).unsaved({"models": aliases, "optimizer": {}}) == []
+
+
+def test_an_optimizer_of_other_arrays_that_steps_on_and_on_is_a_stranger(watch: Any) -> None:
+    counting = watch(config={"a": 1})
+    for _ in range(2):  # made, used and dropped between two boundaries
+        passing = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
+        passing.param_groups[0]["params"][0].grad = torch.ones(2)
+        for _ in range(3):
+            passing.step(lambda: 0.0)
+        assert counting.strangers() == []
+    model = net()
+    staying = torch.optim.SGD(model.parameters(), 0.1)
+    staying.step()
+    assert counting.strangers() == []
+    staying.step()
+    assert counting.strangers() == ["SGD of arrays that are not in the state"]
 
 
 def grads(tree: Any) -> Any:

@@ -106,3 +106,28 @@ def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(tmp_p
         return seen
 
     assert train("with", True) == train("without", False)
+
+
+def test_a_state_without_the_model_is_refused_at_entry(tmp_path: Path) -> None:
+    """A resume would give a new model the old optimizer's moments."""
+    model, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *second.parameters()], lr=0.1)
+    with pytest.raises(StateError, match=r"parameter 0 \(1, 2\) of 'optimizer'.* add the model"):
+        everstep.TrainLoop(tmp_path / "run", {"optimizer": optimizer}).__enter__()
+    with pytest.raises(StateError, match=r"parameter 2 \(1, 2\) of 'optimizer'.* add the model"):
+        everstep.TrainLoop(tmp_path / "run", {"model": model, "optimizer": optimizer}).__enter__()
+
+
+def test_training_without_any_state_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        with everstep.TrainLoop(tmp_path / "run", max_epoch=3) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps([torch.ones(1, 2)] * 3):
+                    model(batch).sum().backward()
+                    optimizer.step()
+
+    with pytest.raises(StateError, match="SGD of arrays that are not in the state"):
+        train()

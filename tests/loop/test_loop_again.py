@@ -123,3 +123,71 @@ def test_what_the_head_of_an_epoch_does_to_the_state_is_not_done_twice(tmp_path:
         program_with_a_head(tmp_path / "run", stop_at)
     program_with_a_head(tmp_path / "run", None)
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+class Endless:
+    """Data that keeps its position and does not know its length."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Any:
+        while self.place < 4:
+            self.place += 1
+            yield self.place
+        self.place = 0
+
+    def state_dict(self) -> Any:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.place = state["place"]
+
+
+def test_where_the_last_step_cannot_be_known_the_error_says_what_happened(tmp_path: Path) -> None:
+    def train(strike: bool) -> None:
+        saves = everstep.Checkpoints(Every(steps=4))
+        with everstep.TrainLoop(tmp_path / "run", {"w": [1]}, max_epoch=2, services=[saves]) as loop:
+            for _ in loop.iter_epochs():
+                for _step, batch in loop.iter_steps(Endless()):
+                    last = batch
+                if strike:
+                    raise Killed
+                loop.collect_metrics(last=last)
+
+    with pytest.raises(Killed):
+        train(strike=True)
+    with pytest.raises(NameError) as caught:
+        train(strike=False)
+    assert "a value before the loop" in caught.value.__notes__[0]
+
+
+def measured(run: Path, *, save: bool, values: tuple[float, ...]) -> everstep.TrainLoop:
+    best = everstep.Best("valid_loss", save=save)
+    with everstep.TrainLoop(run, {"w": np.zeros(2)}, max_epoch=len(values), services=[best]) as loop:
+        for epoch in loop.iter_epochs():
+            for _ in loop.iter_steps([1, 2]):
+                pass
+            loop.collect_metrics(valid_loss=values[epoch - 1])
+    return loop
+
+
+def test_the_best_names_no_weights_that_are_not_its_own(tmp_path: Path) -> None:
+    loop = measured(tmp_path / "run", save=True, values=(3.0, 2.0))
+    assert loop.best is not None and loop.best.path is not None and loop.best.path.endswith("step-00000004")
+    loop = measured(tmp_path / "run", save=False, values=(3.0, 2.0, 1.0))
+    assert loop.best is not None and (loop.best.value, loop.best.path) == (1.0, None)
+
+
+def test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with everstep.TrainLoop(tmp_path / "run", {"w": np.zeros(2)}, max_epoch=1, watch="valid_loss") as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1, 2]):
+                pass
+            loop.collect_metrics(valid_loss=1.0)
+            for _ in loop.iter_steps([1, 2], "more"):
+                pass
+    assert loop.best is not None and (loop.best.value, loop.best.path) == (1.0, None)
+    assert "measured at step 2 and its weights were trained on until step 4" in capsys.readouterr().out

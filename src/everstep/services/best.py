@@ -104,16 +104,25 @@ class Best(Service):
         if better(value, self.value, self.mode):
             self.value, self.step, self.epoch = value, self._run.step, self._run.epoch
             self.is_new = self._unsaved = True
+            self.saved_as = None  # until these weights are kept, too
 
     def run(self, boundary: Boundary) -> Outcome | None:
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
                 self._seen(value)
         boundary.readings.clear()
-        if not (self._unsaved and self.save):
+        if not self._unsaved:
             return None
         self._unsaved = False
-        assert self.value is not None
+        if not self.save:
+            return None
+        assert self.value is not None and self._run is not None
+        if self.step != boundary.step:
+            self._run.println(
+                f"the best {self.metric} ({self.value:.6g}) was measured at step {self.step} and its weights "
+                f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
+            )
+            return None
         return Outcome(actions=(SaveBest(self.metric, self.value),))
 
     def state_dict(self) -> dict[str, Json]:

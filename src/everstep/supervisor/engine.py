@@ -282,6 +282,7 @@ class Run:
         stack.callback(self._signals.restore)
         stack.callback(self._ticker.close)
         self._user.open(stack)
+        self._user.require_whole()
         self._recovered = recovered = opening.recover(self._user, self._board, self._limits())
         self._progress = recovered.progress
         self._streams = opening.streams(recovered)
@@ -492,8 +493,8 @@ class Run:
         """Every optimizer that steps the state must be in it, and one that is in it must step."""
         if strangers := self._user.strangers():
             raise StateError(
-                f"{', '.join(strangers)} updates the state's parameters but is not part of it, so a resume "
-                "would lose its moments; add it, as in state={..., 'optimizer': optimizer}"
+                f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
+                "add it and what it steps, as in state={'model': model, 'optimizer': optimizer}"
             )
         if at_epoch_end and self._progress.epoch == 1:
             self._check_updates()
@@ -755,6 +756,7 @@ class Run:
         failures += _attempt(self._resources.close)
         self._phase = "closed"
         if error is not None:
+            self._explain(error)
             for failure in failures:
                 error.add_note(f"and while closing: {type(failure).__name__}: {failure}")
             return False
@@ -764,6 +766,9 @@ class Run:
             raise failures[0]
         self._raise_exit_status()
         return suppress
+
+    def _explain(self, error: BaseException) -> None:
+        """Add what this door knows about an error in the body."""
 
     def _finish(self) -> None:
         """A clean end: the last state is committed, the last reports run, `ended` is recorded."""

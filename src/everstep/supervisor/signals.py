@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -67,6 +68,9 @@ class SignalWatch:
         if self.received is None:
             self.received = number
             self._wake()
+            said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
+            with suppress(OSError):  # not print: the main thread may be inside one
+                os.write(2, said.encode())
         elif hasattr(sys, "ps1") or "ipykernel" in sys.modules:
             raise KeyboardInterrupt
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep import backends
 from everstep.contracts import Entry, Mismatch, UpdateWatch
-from everstep.errors import ConfigError, RestoreError
+from everstep.errors import ConfigError, RestoreError, StateError
 from everstep.state import array_name, make_entry
 
 
@@ -58,8 +58,23 @@ class UserState:
         return any(watch.optimizers for watch in self._watches.values())
 
     def strangers(self) -> list[str]:
-        """Optimizers that stepped this state's arrays and are not part of it."""
+        """Optimizers that training depends on and that are not part of this state."""
         return [text for watch in self._watches.values() for text in watch.strangers()]
+
+    def require_whole(self) -> None:
+        """Refuse a state whose optimizers step what it does not save.
+
+        Raises:
+            StateError: names the parameters.
+        """
+        user = {name: entry.save() for name, entry in self.entries.items()}
+        unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
+        if unsaved:
+            some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
+            raise StateError(
+                f"the state does not save what its optimizers step: {some}; add the model they belong to, "
+                "as in state={'model': model, 'optimizer': optimizer}"
+            )
 
     def save(self) -> dict[str, Any]:
         """Its branches of the tree: `user` and, inside an accumulation window, `gradients`."""

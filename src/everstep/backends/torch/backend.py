@@ -172,12 +172,8 @@ class TorchBackend:
         return make_entry(value)
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
-        """Watch the optimizers among the objects, and others that step the objects' parameters."""
-        watch = TorchUpdateWatch(objects)
-        if watch.idle:
-            watch.close()
-            return None
-        return watch
+        """Watch the optimizers among the objects, and others that should be among them."""
+        return TorchUpdateWatch(objects)
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name."""

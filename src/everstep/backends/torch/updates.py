@@ -36,6 +36,7 @@ class TorchUpdateWatch:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.updates = 0
+        self._objects = objects
         pairs = list(flatten(objects))
         self._own = {name: _Watched(optimizer) for name, optimizer in _optimizers(pairs)}
         self.optimizers = len(self._own)
@@ -43,14 +44,11 @@ class TorchUpdateWatch:
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
         self._strangers: dict[str, None] = {}
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Optimizers of arrays outside the state, and whether `strangers` was asked since they stepped."""
         for watched in self._own.values():
             self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
         self._hook = register_optimizer_step_post_hook(self._stepped)
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to watch."""
-        return not self._own and not self._models
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._by_id.get(id(optimizer))
@@ -60,6 +58,8 @@ class TorchUpdateWatch:
         elif optimizer not in self._seen:
             self._seen.add(optimizer)
             self._meet(optimizer)
+        elif self._others.get(optimizer):
+            self._strangers[f"{type(optimizer).__name__} of arrays that are not in the state"] = None
 
     def _meet(self, optimizer: Optimizer) -> None:
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
@@ -69,10 +69,38 @@ class TorchUpdateWatch:
             self._strangers[
                 f"{type(optimizer).__name__} that steps {len(theirs)} of the state's arrays ({some})"
             ] = None
+        else:
+            self._others[optimizer] = False
 
     def strangers(self) -> list[str]:
-        """Optimizers that stepped parameters of the state without being in it, each in words."""
+        """Optimizers that training depends on without their being in the state, each in words.
+
+        They stepped the state's parameters; or arrays of their own before the last call of this method
+        and again since.  (One that is made, used and dropped inside a step or an evaluation is nobody's.)
+        """
+        for optimizer in self._others:
+            self._others[optimizer] = True
         return list(self._strangers)
+
+    def unsaved(self, user: Mapping[str, Any]) -> list[str]:
+        """Parameters that an optimizer of the state steps and that nothing in it saves, each in words.
+
+        An object of the user's own may save copies of them: beside one with tensors nothing can be told.
+        """
+        saved = {0}  # where tensors without elements lie
+        for name, value in self._objects.items():
+            places = set(_storages(user[name]))
+            if isinstance(value, torch.nn.Module):
+                places.update(parameter.untyped_storage().data_ptr() for parameter in value.parameters())
+            elif places and not isinstance(value, Tensor | Optimizer | dict | list):
+                return []
+            saved |= places
+        return [
+            f"parameter {index} {tuple(parameter.shape)} of {owner!r}"
+            for owner, watched in self._own.items()
+            for index, parameter in enumerate(_parameters(watched.optimizer))
+            if parameter.untyped_storage().data_ptr() not in saved
+        ]
 
     def gradients(self) -> Any:
         """What of the gradients is still to be used, and whether optimizers reuse theirs.
@@ -195,6 +223,15 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from flatten({f"{name}/{i}": item for i, item in enumerate(value)})
         else:
             yield name, value
+
+
+def _storages(tree: Any) -> Iterator[int]:
+    """Where the tensors of a tree lie in memory."""
+    if isinstance(tree, Tensor):
+        yield tree.untyped_storage().data_ptr()
+    elif isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _storages(item)
 
 
 def _optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
