@@ -24,7 +24,7 @@ FLOORS = (
     {"errors"},
     {"keywords", "hazard"},
     {"schedule"},
-    {"contracts"},
+    {"contracts", "durable"},
     {"progress_estimate", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
     {"services"},

@@ -223,12 +223,12 @@ def test_order_of_operations_data_then_rename_then_folder(tmp_path: Path) -> Non
     trace = [line.removeprefix("checkpoint.") for line in (tmp_path / "trace").read_text().split()]
     squeezed = [op for op, before in zip(trace, ["", *trace], strict=False) if op != before or op != "write"]
     assert squeezed == [
-        *("mkdir", "fsync_dir"),
+        *("mkdir", "fsync_folder"),
         *("open", "write", "fsync"),  # arrays
         *("open", "write", "fsync"),  # manifest
-        "fsync_dir",
-        *("rename", "fsync_dir"),  # now it exists
-        *("open", "write", "fsync", "rename", "fsync_dir"),  # the pointer
+        "fsync_folder",
+        *("rename", "fsync_folder"),  # now it exists
+        *("open", "write", "fsync", "rename", "fsync_folder"),  # the pointer
     ]
 
 

@@ -38,7 +38,7 @@ def test_too_little_space_names_path_needed_and_free(tmp_path: Path) -> None:
         ("EIO", "choose another directory"),
     ],
 )
-@pytest.mark.parametrize("point", ["open", "write", "fsync", "unlink", "fsync_dir"])
+@pytest.mark.parametrize("point", ["open", "write", "fsync", "unlink", "fsync_folder"])
 def test_a_bad_disk_is_found_before_training(tmp_path: Path, error: str, remedy: str, point: str) -> None:
     hazard.arm(f"{error}:checkpoint.{point}:1")
     try:
@@ -84,7 +84,8 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
             left.mkdir(parents=True)
             (left / "arrays.safetensors").touch()
             stays |= {left} if alive else set()
-    (tmp_path / f".tmp-checkpoint-{dead.stdout.strip()}").touch()
+    for name in ("checkpoint", "lock.json", "run.json"):
+        (tmp_path / f".tmp-{name}-{dead.stdout.strip()}").touch()
     store.clean()
     assert set(tmp_path.rglob(".tmp-*")) == stays
     assert seed_of(resumed(tmp_path)) == 10

@@ -158,7 +158,7 @@ OPEN = "import sys; from everstep.record import RunDir; print(RunDir.open(sys.ar
 
 
 def opened(path, hazard=None):
-    environment = {"EVERSTEP_HAZARD": hazard} if hazard else {}
+    environment = os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {})
     command = [sys.executable, "-c", OPEN, str(path)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -167,7 +167,7 @@ def test_a_kill_at_every_operation_leaves_a_directory_that_opens(tmp_path):
     trace = tmp_path / "trace"
     opened(tmp_path / "whole", f"trace:{trace}")
     points = trace.read_text().split()
-    assert len(points) == 8
+    assert len(points) == 11
     for number, point in enumerate(points):
         path = tmp_path / str(number)
         nth = points[: number + 1].count(point)

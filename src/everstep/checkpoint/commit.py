@@ -10,6 +10,7 @@ from pathlib import Path
 from everstep.checkpoint import files, format
 from everstep.checkpoint.format import CheckpointName
 from everstep.contracts import HostArray, Json
+from everstep.durable import temporary
 from everstep.errors import DamagedCheckpointError, NonFiniteError
 
 
@@ -62,7 +63,7 @@ def place(
     Returns:
         The bytes written.
     """
-    new = files.temporary(target)
+    new = temporary(target)
     files.discard(new)
     try:
         files.make_dir(new)
@@ -79,7 +80,7 @@ def place(
 def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
     try:
         files.rename(new, target)
-        files.sync_dir(target.parent)
+        files.fsync_folder(target.parent)
     except BaseException:
         # Also if only the sync failed: what is not known to be durable does not count as saved.
         if not new.exists():

@@ -1,26 +1,26 @@
-"""Durable file operations: each passes a hazard point first, so that a test can crash or fail any of them.
-
-Durable means: after the call returns, a power cut cannot undo it.  A failed fsync raises and is never
-retried on the same file: the kernel may have dropped the bytes and would report success the second time.
-"""
+"""The file operations of checkpoints, under the hazard points "checkpoint.*"; see `everstep.durable`."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
-from collections.abc import Iterator
-from io import FileIO
+from functools import partial
 from pathlib import Path
 
+from everstep import durable
+from everstep.durable import temporary
 from everstep.errors import RunDirError
 from everstep.hazard import reach
 
-TMP = ".tmp-"
-"""Names that begin so are leftovers once their process is dead; the name ends in its process id."""
+create = partial(durable.create, room="checkpoint")
+write = partial(durable.write, room="checkpoint")
+write_whole = partial(durable.write_whole, room="checkpoint")
+fsync_folder = partial(durable.fsync_folder, room="checkpoint")
+rename = partial(durable.rename, room="checkpoint")
+discard = partial(durable.discard, room="checkpoint")
+discard_leftovers = partial(durable.discard_leftovers, room="checkpoint")
 
-_NO_SUCH_OPERATION = {errno.EINVAL, errno.ENOTSUP}
 _CAUSES = {
     errno.ENOSPC: "the disk is full: free space or choose another directory",
     errno.EDQUOT: "the disk quota is used up: free space, raise the quota or choose another directory",
@@ -32,54 +32,12 @@ _CAUSES = {
 }
 
 
-def temporary(target: Path) -> Path:
-    """The path beside `target` (so on its file system) under which this process prepares it."""
-    return target.with_name(f"{TMP}{target.name}-{os.getpid()}")
-
-
-@contextlib.contextmanager
-def create(path: Path) -> Iterator[FileIO]:
-    """Open the new file `path` for writing without a buffer; fsync it if the block ends well."""
-    reach("checkpoint.open")
-    with FileIO(path, "x") as file:
-        yield file
-        reach("checkpoint.fsync")
-        os.fsync(file.fileno())
-
-
-def write(file: FileIO, data: memoryview | bytes) -> None:
-    """Write all of `data` (a raw write may take less)."""
-    reach("checkpoint.write")
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def sync_dir(path: Path) -> None:
-    """Make the entries of a folder durable; where the file system has no such operation, nothing."""
-    reach("checkpoint.fsync_dir")
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _NO_SUCH_OPERATION:
-            raise
-    finally:
-        os.close(fd)
-
-
 def make_dir(path: Path) -> None:
     """Create a folder durably unless it exists; its parent must."""
     if not path.is_dir():
         reach("checkpoint.mkdir")
         path.mkdir()
-        sync_dir(path.parent)
-
-
-def rename(source: Path, target: Path) -> None:
-    """Rename within one file system; a file at `target` is replaced, a folder with content is not."""
-    reach("checkpoint.rename")
-    source.replace(target)
+        fsync_folder(path.parent)
 
 
 def move(source: Path, folder: Path, name: str) -> Path:
@@ -91,8 +49,8 @@ def move(source: Path, folder: Path, name: str) -> Path:
         target = folder / f"{name}.{count}"
     rename(source, target)
     try:
-        sync_dir(folder)
-        sync_dir(source.parent)
+        fsync_folder(folder)
+        fsync_folder(source.parent)
     except OSError:
         put_back(target, source)
         raise
@@ -105,37 +63,18 @@ def put_back(moved: Path, source: Path) -> None:
         rename(moved, source)
 
 
-def replace_text(path: Path, data: bytes) -> None:
-    """Give the file `path` a new content: the old one or the new one survives a crash, never a mix."""
-    new = temporary(path)
-    discard(new)
-    try:
-        with create(new) as file:
-            write(file, data)
-        rename(new, path)
-        sync_dir(path.parent)
-    except BaseException:
-        discard(new)
-        raise
-
-
 def unlink(path: Path) -> None:
     """Delete one file."""
     reach("checkpoint.unlink")
     path.unlink()
 
 
-def remove_tree(path: Path) -> None:
-    """Delete a folder and what is in it.  Not atomic: what has a meaning is removed by `retire`."""
-    reach("checkpoint.rmtree")
-    shutil.rmtree(path)
-
-
 def retire(folder: Path) -> None:
     """Delete a checkpoint's folder: under its own name it is whole until it is gone."""
     trash = to_trash(folder)
-    sync_dir(folder.parent)
-    remove_tree(trash)
+    fsync_folder(folder.parent)
+    reach("checkpoint.rmtree")
+    shutil.rmtree(trash)
 
 
 def to_trash(folder: Path) -> Path:
@@ -144,37 +83,6 @@ def to_trash(folder: Path) -> Path:
     discard(trash)
     rename(folder, trash)
     return trash
-
-
-def discard(path: Path) -> None:
-    """Delete a leftover, file or folder, if it is there and as far as that is possible."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
-        elif path.exists():
-            unlink(path)
-
-
-def discard_leftovers(folder: Path) -> None:
-    """Delete what dead processes left half done directly in `folder`.
-
-    Call it before this process saves anything: a leftover with our own process id is then one of an
-    earlier process (in containers, ids repeat).
-    """
-    for path in list(folder.glob(f"{TMP}*")):
-        pid = path.name.rpartition("-")[2]
-        if not (pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
-            discard(path)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def trial_write(run_dir: Path) -> None:
@@ -189,7 +97,7 @@ def trial_write(run_dir: Path) -> None:
         with create(path) as file:
             write(file, bytes(4096))
         unlink(path)
-        sync_dir(run_dir)
+        fsync_folder(run_dir)
     except OSError as error:
         discard(path)
         cause = _CAUSES.get(error.errno or 0, "choose another directory")

@@ -168,7 +168,7 @@ def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArra
     manifest = _manifest({"format": FORMAT, **facts, **made, "arrays": described, "files": {ARRAYS: file}})
     with files.create(folder / MANIFEST) as out:
         files.write(out, manifest)
-    files.sync_dir(folder)
+    files.fsync_folder(folder)
     return int(file["bytes"]) + len(manifest)
 
 

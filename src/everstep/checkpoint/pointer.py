@@ -46,7 +46,7 @@ def read(path: Path) -> Pointer:
 def write(path: Path, name: CheckpointName, *, as_edit: bool = False) -> None:
     """Name a checkpoint, durably; `as_edit` leaves the checksum out, so that it wins at the next start."""
     line = str(name).encode()
-    files.replace_text(path, line + b"\n" + (b"" if as_edit else _checksum(line) + b"\n"))
+    files.write_whole(path, line + b"\n" + (b"" if as_edit else _checksum(line) + b"\n"))
 
 
 def _checksum(line: bytes) -> bytes:

@@ -19,6 +19,7 @@ from everstep.checkpoint.format import Checkpoint, CheckpointName
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
+from everstep.durable import TMP
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError, nearest
 
 
@@ -64,7 +65,7 @@ class Store:
             self.run_dir,
             self._folder,
             best,
-            *(path.parent for path in best.rglob(f"{files.TMP}*")),
+            *(path.parent for path in best.rglob(f"{TMP}*")),
         ):
             files.discard_leftovers(folder)
 
@@ -254,7 +255,7 @@ class Store:
             )
         name = CheckpointName.parse(last)
         files.rename(max(held, key=lambda path: path.stat().st_ctime_ns), self.path(name))
-        files.sync_dir(self._folder)
+        files.fsync_folder(self._folder)
         notes.append(f"checkpoint {last} was about to be replaced when the run was killed; it is back")
         return name
 
@@ -320,7 +321,7 @@ class Store:
         """
         if self._pointer.exists():
             files.unlink(self._pointer)
-            files.sync_dir(self.run_dir)
+            files.fsync_folder(self.run_dir)
         for name in reversed(self.names()):
             self._set_aside(name, "superseded")
 
@@ -408,7 +409,7 @@ class Store:
         self._write_pins(pinned - {name})
 
     def _write_pins(self, names: Collection[CheckpointName]) -> None:
-        files.replace_text(self._pins, json.dumps(sorted(map(str, names)), indent=1).encode() + b"\n")
+        files.write_whole(self._pins, json.dumps(sorted(map(str, names)), indent=1).encode() + b"\n")
 
 
 def _read_elsewhere(path: Path) -> Checkpoint:

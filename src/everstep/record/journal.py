@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import hazard
+from everstep.durable import fsync_folder
 from everstep.errors import JournalError, RunDirError, UsageError
-from everstep.record.durable import fsync_folder
 from everstep.record.frames import (
     EVENT,
     METRICS,
@@ -315,8 +315,8 @@ class Journal:
                 hazard.reach("journal.fsync")
                 os.fsync(self._fd)
                 if not self._named:
-                    fsync_folder(self.path.parent, "journal.fsync_folder")
-                    fsync_folder(self.path.parent.parent, "journal.fsync_folder")
+                    fsync_folder(self.path.parent, "journal")
+                    fsync_folder(self.path.parent.parent, "journal")
             except OSError as error:
                 with self._lock:
                     self._rewind(error)

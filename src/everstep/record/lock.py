@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep import hazard
+from everstep.durable import write_whole
 from everstep.errors import RunDirError, RunLockedError
-from everstep.record.durable import write_whole
 
 _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder, which a forked child is not."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import xxhash
 
+from everstep.durable import write_whole
 from everstep.errors import RunDirError
 from everstep.record import frames
-from everstep.record.durable import write_whole
 from everstep.record.reading import segment_number
 
 VERSION = 1

@@ -1,0 +1,136 @@
+"""Durable file operations: each passes a hazard point first, so that a test can crash or fail any of them.
+
+Durable means: after the call returns, a power cut cannot undo it.  A failed fsync raises and is never
+retried on the same file: the kernel may have dropped the bytes and would report success the second time.
+
+What is made under a temporary name is a leftover once its process is dead: `discard_leftovers` at entry.
+In every function `room` is the first part of the points' names ("checkpoint" passes "checkpoint.open" ...).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+from everstep.hazard import reach
+
+TMP = ".tmp-"
+"""Temporary names begin so and end in the id of their process."""
+
+_NO_SUCH_OPERATION = {errno.EINVAL, errno.ENOTSUP}
+
+
+def temporary(target: Path) -> Path:
+    """The path beside `target` (so on its file system) under which this process prepares it."""
+    return target.with_name(f"{TMP}{target.name}-{os.getpid()}")
+
+
+@contextlib.contextmanager
+def create(path: Path, room: str) -> Iterator[FileIO]:
+    """Open the new file `path` for writing without a buffer; fsync it if the block ends well."""
+    reach(f"{room}.open")
+    with FileIO(path, "x") as file:
+        yield file
+        reach(f"{room}.fsync")
+        os.fsync(file.fileno())
+
+
+def write(file: FileIO, data: memoryview | bytes, room: str) -> None:
+    """Write all of `data` (a raw write may take less)."""
+    reach(f"{room}.write")
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def fsync_folder(folder: Path, room: str) -> None:
+    """Make the names in a folder durable; where the file system has no such operation, nothing."""
+    reach(f"{room}.fsync_folder")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_OPERATION:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path, room: str) -> None:
+    """Rename within one file system; a file at `target` is replaced, a folder with content is not."""
+    reach(f"{room}.rename")
+    source.replace(target)
+
+
+def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> None:
+    """Give the file `path` a content: the old one or the new one survives a crash, never a mix.
+
+    Args:
+        path: the file; its folder exists.
+        data: its content.
+        replace: False to leave a file alone that has the name already.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    new = temporary(path)
+    discard(new, room)
+    try:
+        with create(new, room) as file:
+            write(file, data, room)
+        if replace:
+            rename(new, path, room)
+        else:
+            _name_first(new, path, room)
+    finally:
+        discard(new, room)
+    fsync_folder(path.parent, room)
+
+
+def _name_first(new: Path, path: Path, room: str) -> None:
+    """Give `new` its name unless a file has it; without hard links two at once cannot be told apart."""
+    reach(f"{room}.rename")
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        return
+    except OSError:
+        new.replace(path)
+
+
+def discard(path: Path, room: str) -> None:
+    """Delete a leftover, file or folder, if it is there and as far as that is possible."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            reach(f"{room}.rmtree")
+            shutil.rmtree(path)
+        elif path.exists():
+            reach(f"{room}.unlink")
+            path.unlink()
+
+
+def discard_leftovers(folder: Path, room: str) -> None:
+    """Delete what dead processes left half done directly in `folder`.
+
+    Call it before this process saves anything: a leftover with our own process id is then one of an
+    earlier process (in containers, ids repeat).
+    """
+    for path in list(folder.glob(f"{TMP}*")):
+        pid = path.name.rpartition("-")[2]
+        if not (pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
+            discard(path, room)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
