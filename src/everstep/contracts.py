@@ -225,7 +225,8 @@ class Moment(enum.Enum):
     """The moments of a run at which something can happen.
 
     BEFORE_STEP and the four data events (METRICS_COLLECTED and below) are synchronous observers:
-    they may look, not act.
+    they may look, not act.  AFTER_EVAL_STEP is reserved for a loop that runs the evaluation itself;
+    TrainLoop and Supervisor do not know its steps, and never fire it.
     """
 
     ENTER_LOOP = "enter_loop"

@@ -112,11 +112,11 @@ def test_metrics_come_from_the_manifests(store: Store) -> None:
     assert store.names() == [at(10), at(40)]
 
 
-def test_pinned_protected_and_pointed_ones_stay(store: Store) -> None:
+def test_pinned_and_pointed_ones_stay(store: Store) -> None:
     store.pin(at(0))
     (store.run_dir / "checkpoint").write_text(f"{at(20)}\n")
-    store.retain(Retention(1), protect={at(10)})
-    assert store.names() == [at(0), at(10), at(20), at(40)]
+    store.retain(Retention(1))
+    assert store.names() == [at(0), at(20), at(40)]
 
 
 def test_damaged_ones_do_not_count_and_the_newest_whole_one_stays(store: Store) -> None:

@@ -22,7 +22,7 @@ def said() -> list[str]:
 def writer(said: list[str]) -> Iterator[Writer]:
     writer = Writer(said.append)
     yield writer
-    writer.close(wait=False)
+    writer.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "everstep-writer"]
 
 
@@ -122,19 +122,11 @@ def test_close_finishes_the_running_job(writer: Writer) -> None:
     go, results = threading.Event(), []
     writer.submit(lambda: go.wait(10), results.append)
     threading.Timer(0.01, go.set).start()
-    writer.close(wait=True)
+    writer.close()
     assert results == [True]
     writer.close()
     with pytest.raises(UsageError, match="closed"):
         writer.submit(lambda: 1, ignore)
-
-
-def test_close_without_waiting_says_the_error(writer: Writer, said: list[str]) -> None:
-    writer.submit(lambda: raising(ValueError("bug")), ignore)
-    writer._idle.wait()
-    writer.close(wait=False)
-    assert said == ["a background save failed (ValueError: bug)"]
-    writer.poll()
 
 
 def test_a_writer_that_was_never_used_has_no_thread(writer: Writer) -> None:

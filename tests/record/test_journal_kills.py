@@ -1,5 +1,6 @@
 """Processes killed at every write and fsync of a journal, and restarted; real files, real SIGKILL."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ journal.close()
 
 def run(run_dir, first, last, parent=None, hazard=None):
     """Run the victim; (exit status, the last checkpoint that it announced as (step, position) or None)."""
-    environment = {"EVERSTEP_HAZARD": hazard} if hazard else {}
+    environment = os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {})
     command = [sys.executable, "-c", VICTIM, str(run_dir), str(first), str(last), repr(parent)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     saved = [line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()]

@@ -40,7 +40,7 @@ def test_two_runs_of_one_name_have_two_ids(tmp_path):
 
 def test_where_things_lie(tmp_path):
     run = RunDir.open(tmp_path)
-    names = ["lock", "checkpoint", "checkpoints", "best", "journal", "logs", "damaged", "superseded"]
+    names = ["checkpoints", "best", "journal", "logs"]
     assert [getattr(run, name) for name in names] == [tmp_path / name for name in names]
 
 

@@ -185,11 +185,11 @@ def test_a_lock_that_cannot_be_written_is_an_error_and_is_not_held(tmp_path, poi
 
 def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
     trace = tmp_path / "trace"
-    environment = {"EVERSTEP_HAZARD": f"trace:{trace}"}
+    environment = os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}
     command = [sys.executable, "-c", TRY, str(tmp_path)]
     subprocess.run(command, env=environment, check=True)
     for point in set(trace.read_text().split()):
-        killed = subprocess.run(command, env={"EVERSTEP_HAZARD": f"kill:{point}:1"}, check=False)
+        killed = subprocess.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"}, check=False)
         assert killed.returncode == -9
         lock = RunLock(tmp_path)
         lock.acquire()

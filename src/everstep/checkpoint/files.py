@@ -105,12 +105,11 @@ def trial_write(run_dir: Path) -> None:
 
 
 def forecast(run_dir: Path, bytes_needed: int) -> None:
-    """Refuse early where a save cannot work: too little space for `bytes_needed`, or no writing at all.
+    """Refuse early where a save cannot work: too little space for `bytes_needed`.
 
     Raises:
         RunDirError: names the directory, the bytes needed and free, and what to do.
     """
-    trial_write(run_dir)
     free = shutil.disk_usage(run_dir).free
     if free < bytes_needed:
         raise RunDirError(

@@ -9,7 +9,7 @@ pins.json               names that retention never deletes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -325,18 +325,12 @@ class Store:
         for name in reversed(self.names()):
             self._set_aside(name, "superseded")
 
-    def set_aside(self, names: Iterable[CheckpointName]) -> None:
-        """Move damaged checkpoints to `damaged/`."""
-        for name in names:
-            self._set_aside(name, "damaged")
-
     # ------------------------------------------------------------------------------------ retention
 
-    def retain(self, policy: Retention, protect: Collection[CheckpointName] = ()) -> list[CheckpointName]:
+    def retain(self, policy: Retention) -> list[CheckpointName]:
         """Delete what `policy` lets go; reads manifests only.  Call it after a commit.
 
-        Never deletes the newest whole one, the one that the `checkpoint` file names, pinned ones, those
-        in `protect`, or damaged ones.
+        Never deletes the newest whole one, the one that the `checkpoint` file names, pinned or damaged ones.
 
         A failing disk is said, not raised: the commit before it stands.
 
@@ -354,7 +348,7 @@ class Store:
         named = pointer.read(self._pointer).text
         pointed = {facts.name for facts in present if str(facts.name) == named}
         deleted = []
-        for name in expendable(policy, present, {*protect, *pinned, *pointed}):
+        for name in expendable(policy, present, pinned | pointed):
             try:
                 files.retire(self.path(name))
             except OSError as error:

@@ -31,7 +31,7 @@ class Writer:
     `submit` or `close`, with its traceback.
 
     Args:
-        say: takes the sentence about an error that `close(wait=False)` cannot raise.
+        say: takes the sentence about a failed save that nobody else asked to be told of.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -78,32 +78,14 @@ class Writer:
         """Whether a job is running."""
         return not self._idle.is_set()
 
-    def close(self, wait: bool = True) -> None:
-        """Let the running job end, then end the thread.  May be called twice.
-
-        Args:
-            wait: True raises an unexpected error, as `poll`; False (another error is on its way) gives
-                up a job that has not begun, and says the error.
-        """
+    def close(self) -> None:
+        """Let the running job end, then end the thread; raises as `poll`.  May be called twice."""
         self._closed = True
-        if not wait:
-            self._give_up_pending()
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-        if wait:
-            self.poll()
-        elif self._error is not None:
-            error, self._error = self._error, None
-            self._say(f"a background save failed ({type(error).__name__}: {error})")
-
-    def _give_up_pending(self) -> None:
-        try:
-            self._jobs.get_nowait()
-        except queue.Empty:
-            return
-        self._idle.set()
+        self.poll()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

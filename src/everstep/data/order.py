@@ -39,11 +39,6 @@ def key_at(key: int, position: int) -> int:
     return xxhash.xxh3_64_intdigest(position.to_bytes(8, "little"), seed=key)
 
 
-def sample_key(seed: int, purpose: str, pass_index: int, position: int) -> int:
-    """The 64-bit key of the sample at `position` (from 0, in the order of the pass)."""
-    return key_at(pass_key("sample", seed, purpose, pass_index), position)
-
-
 def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indices:
     """The order of one shuffled pass.
 

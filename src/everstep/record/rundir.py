@@ -97,15 +97,6 @@ class RunDir:
         return int(self.facts["seed"])
 
     @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The pointer that a person may edit."""
-        return self.path / "checkpoint"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -120,14 +111,6 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
-
-    @property
-    def damaged(self) -> Path:
-        return self.path / "damaged"
-
-    @property
-    def superseded(self) -> Path:
-        return self.path / "superseded"
 
     def next_segment(self) -> int:
         """The number of the segment that a start now would write, from 1."""

@@ -106,11 +106,6 @@ class Console(Service):
                 self._latest.update(stats)
                 self._guarded(self._line.draw)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it stands between `open` and `close`."""
-        return self._log is not None
-
     def print(self, text: str) -> None:
         """Print `text` and a newline above the live line, and append it to the log file.
 
