@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import xxhash
 from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
 from everstep.checkpoint import CheckpointName, Store
-from everstep.checkpoint.format import ARRAYS, ITEM_BYTES, MANIFEST, _manifest, finite
+from everstep.checkpoint.format import ARRAYS, FORMAT, ITEM_BYTES, MANIFEST, OLDEST, _manifest, finite
 from everstep.contracts import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 
@@ -160,13 +161,23 @@ def test_values_that_json_cannot_hold_are_refused(store: Store) -> None:
     assert not list(store.run_dir.rglob(".tmp-*"))
 
 
-def test_a_newer_format_names_both_versions_and_is_never_passed_over(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (FORMAT + 1, r"install everstep 7\.1 or newer, or resume from an older"),
+        (OLDEST - 1, r"go on with the everstep that wrote it \(7\.1\), or start anew"),
+        (None, r"install everstep 7\.1"),
+    ],
+)
+def test_another_format_names_both_versions_and_is_never_passed_over(
+    store: Store, version: Any, remedy: str
+) -> None:
     commit(store, at(10))
     body = json.loads((commit(store, at(20)).path / MANIFEST).read_bytes())["body"]
-    newer = {**body, "format": 2, "versions": {"everstep": "7.1"}}
-    (store.path(at(20)) / MANIFEST).write_bytes(_manifest(newer))
+    other = {**body, "format": version, "versions": {"everstep": "7.1"}}
+    (store.path(at(20)) / MANIFEST).write_bytes(_manifest(other))
     with pytest.raises(
-        CheckpointVersionError, match=r"version 2.*reads up to 1: install everstep 7\.1 or newer"
+        CheckpointVersionError, match=rf"step-00000020 has format version {version}.*reads only 2: {remedy}"
     ):
         store.find(True)
 

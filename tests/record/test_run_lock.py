@@ -145,11 +145,9 @@ def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
 def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
     """The worker outlives its killed parent, and its inherited file is open."""
     code = HOLD.replace(
-        "if sys", "import os, time\nif os.fork() == 0: time.sleep(60)\nprint('forked', flush=True)\nif sys"
+        "if sys", "import os, time\nif os.fork() == 0: time.sleep(60)\nos.write(1, b'forked\\n')\nif sys"
     )
-    code = code.replace(
-        "time.sleep(60)", "(sys.stdout.write(f'{os.getpid()}\\n'), sys.stdout.flush(), time.sleep(60))"
-    )
+    code = code.replace("time.sleep(60)", "(os.write(1, b'%d\\n' % os.getpid()), time.sleep(60))")
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "None\n"

@@ -58,6 +58,29 @@ def test_an_array_is_restored_in_place() -> None:
     assert view.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("other", [None, 3, "x", [1], {}, {"a": 1}, np.zeros(2), torch.zeros(2)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random.Random(1),
+        lambda: np.random.default_rng(1),
+        lambda: np.random.RandomState(1),
+        torch.Generator,
+        lambda: torch.nn.Linear(2, 3),
+        lambda: torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), lr=0.1),
+        lambda: np.zeros(5),
+        lambda: torch.zeros(5),
+    ],
+)
+def test_a_state_of_something_else_is_refused(make: Any, other: Any) -> None:
+    entry = make_entry("x", make())
+    before = repr(entry.save())
+    assert any(entry.check(other))
+    with pytest.raises(RestoreError, match="does not fit"):
+        entry.load(other)
+    assert repr(entry.save()) == before
+
+
 @pytest.mark.parametrize("other", [np.zeros(3), np.zeros(4, np.float32), [0, 1], None])
 def test_an_array_of_another_shape_or_dtype_is_refused(other: Any) -> None:
     array = np.arange(4.0)

@@ -176,7 +176,8 @@ class GeneratorEntry:
 
     def check(self, tree: Any) -> Mismatch:
         """Its bit generator must be of the saved kind."""
-        saved = tree["state"]["bit_generator"]
+        whole = isinstance(tree, dict) and tree.keys() >= {"state", "seed_sequence"}
+        saved = tree["state"].get("bit_generator") if whole else f"of a {type(tree).__name__}"
         live = type(self.generator.bit_generator).__name__
         return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
 
@@ -205,11 +206,14 @@ class RandomStateEntry:
         return self.generator.get_state(legacy=False)
 
     def check(self, tree: Any) -> Mismatch:
-        """Nothing that could be told beforehand."""
-        return Mismatch([], [], [])
+        """Its bit generator must be of the saved kind."""
+        saved = tree.get("bit_generator") if isinstance(tree, dict) else f"of a {type(tree).__name__}"
+        live = self.save()["bit_generator"]
+        return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
         """Set its state."""
+        _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""A checkpoint on disk, format version 1: a folder with two files, readable without everstep.
+"""A checkpoint on disk, format version 2: a folder with two files, readable without everstep.
 
 `arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}: the
 checksum (xxh3_128) is over the exact bytes of the body, and the body has the checksum and the size of
@@ -29,8 +29,11 @@ from everstep.checkpoint import files
 from everstep.contracts import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 
-FORMAT = 1
-"""The version that is written; it and the one before are read."""
+FORMAT = 2
+"""The version that is written, of these files and of the state tree in them: raised with every change of
+the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
+OLDEST = 2
+"""The oldest version that is read."""
 
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
@@ -241,7 +244,7 @@ def read(folder: Path) -> Checkpoint:
 
     Raises:
         DamagedCheckpointError: says which file is damaged, and how.
-        CheckpointVersionError: a newer everstep wrote it.
+        CheckpointVersionError: an older or newer everstep wrote it, in a format that this one does not read.
     """
     body = read_body(folder)
     try:
@@ -276,14 +279,23 @@ def read_body(folder: Path) -> dict[str, Any]:
     if found != match[1].decode():
         _damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
     body: dict[str, Any] = json.loads(match[2])
-    written = body.get("format")
-    if not isinstance(written, int) or written > FORMAT:
-        raise CheckpointVersionError(
-            f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
-            f"up to {FORMAT}: install everstep {body.get('versions', {}).get('everstep', '')} or newer, or "
-            "resume from an older checkpoint"
-        )
+    _require_version(folder, body)
     return body
+
+
+def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
+    written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
+    if isinstance(written, int) and OLDEST <= written <= FORMAT:
+        return
+    if isinstance(written, int) and written < OLDEST:
+        remedy = f"go on with the everstep that wrote it ({writer}), or start anew in another directory"
+    else:
+        remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
+    reads = f"{OLDEST} to {FORMAT}" if OLDEST < FORMAT else f"only {FORMAT}"
+    raise CheckpointVersionError(
+        f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
+        f"{reads}: {remedy}"
+    )
 
 
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:

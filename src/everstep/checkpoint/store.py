@@ -162,7 +162,7 @@ class Store:
         Raises:
             NoCheckpointError: there is none of that name; names the nearest.
             DamagedCheckpointError: says which file is damaged, and how.
-            CheckpointVersionError: a newer everstep wrote it.
+            CheckpointVersionError: an everstep of another format wrote it.
         """
         self._require(name)
         found = format.read(self.path(name))
@@ -194,7 +194,7 @@ class Store:
             NoCheckpointError: none is as asked for; names the nearest.
             DamagedCheckpointError: the one that was asked for is damaged.
             CheckpointError: there are some, and all are damaged: lists what is wrong with each.
-            CheckpointVersionError: a newer everstep wrote it.
+            CheckpointVersionError: an everstep of another format wrote it.
         """
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")

@@ -121,11 +121,14 @@ class PythonRandomEntry:
         return python_state(self.generator)
 
     def check(self, tree: Any) -> Mismatch:
-        """Nothing that could be told beforehand."""
-        return Mismatch([], [], [])
+        """It must be such a state."""
+        ours = isinstance(tree, dict) and tree.keys() == self.save().keys()
+        return Mismatch([], [], [] if ours else [f"a {type(tree).__name__} -> a random.Random"])
 
     def load(self, tree: Any) -> None:
         """Set its state."""
+        if any(found := self.check(tree)):
+            raise RestoreError("the saved state does not fit", **found._asdict())
         set_python_state(self.generator, tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
-from everstep.state import Encoded, decode
 from everstep.supervisor.progress import Progress
+from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.tree import UserState
 
 Policy = Literal["error", "warn", "skip"]
@@ -78,7 +78,7 @@ class InitFrom:
             NoCheckpointError: there is no checkpoint there.
         """
         checkpoint = self._read()
-        saved = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+        saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
         old = {name: entry.save() for name, entry in user.entries.items()}
         merged = self._merge(old, saved["user"], str(checkpoint.path), say)
         for name, tree in merged.items():

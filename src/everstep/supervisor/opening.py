@@ -16,10 +16,11 @@ from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock
 from everstep.record import facts as run_facts
-from everstep.state import Encoded, decode
+from everstep.state import Encoded
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
+from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.streams import Streams
 from everstep.supervisor.tree import UserState
 
@@ -168,7 +169,7 @@ class Opening:
         board: ServiceBoard,
         limits: Mapping[str, int | None],
     ) -> Recovered:
-        tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+        tree = saved_tree(checkpoint)
         progress = Progress.from_tree(tree["progress"])
         stored: Any = checkpoint.meta
         stop, reopened = progress.stop, None
@@ -176,7 +177,7 @@ class Opening:
             reopened = _reopened(stop, limits, board, stored["controllers"])
             if reopened is not None and checkpoint.partial:
                 checkpoint = self._inside(checkpoint, reopened)
-                tree = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+                tree = saved_tree(checkpoint)
                 progress = Progress.from_tree(tree["progress"])
             if reopened is not None:
                 progress.stop = stop = None

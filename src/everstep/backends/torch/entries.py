@@ -125,10 +125,10 @@ class OptimizerEntry:
     def check(self, tree: Any) -> Mismatch:
         """The number of groups, and of parameters in each."""
         live = [len(group["params"]) for group in self.optimizer.param_groups]
-        groups = tree.get("param_groups") if isinstance(tree, dict) else None
-        if not isinstance(groups, list):
-            return Mismatch(["param_groups"], [], [])
-        saved = [len(group["params"]) for group in groups]
+        missing = [key for key in ("state", "param_groups") if not isinstance(tree, dict) or key not in tree]
+        if missing:
+            return Mismatch(missing, [], [])
+        saved = [len(group["params"]) for group in tree["param_groups"]]
         if saved == live:
             return Mismatch([], [], [])
         return Mismatch([], [], [f"parameters per group {saved} -> {live}"])
