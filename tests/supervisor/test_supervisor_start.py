@@ -422,9 +422,22 @@ def test_counters_that_go_on_from_a_warm_start_resume_exactly(tmp_path: Path, so
     assert_same(Net(tmp_path / "run", seed=9, init_from=start).run(7).weights(), straight.weights())
 
 
+def test_two_names_that_become_one_are_refused(tmp_path: Path, source: Any) -> None:
+    start = InitFrom(source[0], rename={r"^model/\d": "model/0"})
+    with pytest.raises(ConfigError, match=r"'model/0\.weight' and 'model/\d\.weight' would both be"):
+        entered(Net(tmp_path / "run", seed=9, init_from=start))
+
+
+def test_a_replacement_that_names_no_group_is_refused(tmp_path: Path, source: Any) -> None:
+    start = InitFrom(source[0], rename={"^model/": r"\1/"})
+    with pytest.raises(ConfigError, match=r"invalid group reference 1.*give a name, or groups"):
+        entered(Net(tmp_path / "run", seed=9, init_from=start))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"rename": {"model/(": "x"}}, r"'model/\(': .*re\.escape"),
         ({"reset": {"stepp"}}, "'stepp': did you mean 'step'"),
         ({"on_missing": "ignore"}, 'on_missing=\'ignore\'.*"error", "warn" or "skip"'),
         ({"include": "["}, r"include='\['.*regular expression"),

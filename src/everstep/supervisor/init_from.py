@@ -54,12 +54,15 @@ class InitFrom:
         for name in self.reset:
             if name not in _RESETS:
                 raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
-        for name in ("include", "exclude"):
+        patterns = [("include", self.include), ("exclude", self.exclude)]
+        patterns += [("rename", old) for old in self.rename]
+        for name, pattern in patterns:
             try:
-                re.compile(getattr(self, name) or "")
+                re.compile(pattern or "")
             except re.error as error:
                 raise ConfigError(
-                    f"InitFrom({name}={getattr(self, name)!r}): {error}; give a regular expression"
+                    f"InitFrom({name}={getattr(self, name)!r}): {pattern!r}: {error}; give a regular "
+                    "expression, or re.escape(name)"
                 ) from error
         for name in ("on_missing", "on_unexpected", "on_reshaped"):
             if getattr(self, name) not in ("error", "warn", "skip"):
@@ -108,13 +111,7 @@ class InitFrom:
             name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
         }
         ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
-        theirs = {
-            self._renamed(path): value
-            for name, tree in saved.items()
-            if name not in left
-            for path, value in _split(name, tree)
-            if self._chosen(self._renamed(path))
-        }
+        theirs = self._theirs({name: tree for name, tree in saved.items() if name not in left})
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
         unexpected = [p for p in theirs if p not in ours]
         reshaped = [p for p in theirs if p in ours and _differs(ours[p], theirs[p])]
@@ -123,6 +120,22 @@ class InitFrom:
             if path in ours and path not in reshaped:
                 ours[path] = self._keep_lr(ours[path], theirs[path])
         return {name: _join(name, tree, ours) for name, tree in old.items()}
+
+    def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """What was chosen of the checkpoint, under the names here."""
+        theirs: dict[str, Any] = {}
+        came_from: dict[str, str] = {}
+        for path, value in (part for name, tree in saved.items() for part in _split(name, tree)):
+            new = self._renamed(path)
+            if not self._chosen(new):
+                continue
+            if new in theirs:
+                raise ConfigError(
+                    f"InitFrom(rename={dict(self.rename)!r}): {came_from[new]!r} and {path!r} would both be "
+                    f"{new!r}; narrow the pattern, or rename the other one, too"
+                )
+            theirs[new], came_from[new] = value, path
+        return theirs
 
     def _chosen(self, path: str) -> bool:
         if self.include is not None and not re.search(self.include, path):
@@ -133,7 +146,12 @@ class InitFrom:
         for old, new in self.rename.items():
             if path == old:
                 return new
-            changed = re.sub(old, new, path)
+            try:
+                changed = re.sub(old, new, path)
+            except re.error as error:  # the replacement names a group that the pattern lacks
+                raise ConfigError(
+                    f"InitFrom(rename={{{old!r}: {new!r}}}): {error}; give a name, or groups of the pattern"
+                ) from error
             if changed != path:
                 return changed
         return path
