@@ -74,6 +74,7 @@ def test_parameters_are_named_by_entry() -> None:
         "scale": torch.nn.Parameter(torch.ones(())),
         "buffer": torch.ones(4),
         "d": {"m": model},
+        "ema": torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1, bias=False)),
     }
     assert TORCH.parameters(objects) == [
         ("model/weight", (3, 2), True),
@@ -81,6 +82,7 @@ def test_parameters_are_named_by_entry() -> None:
         ("scale", (), True),
         ("d/m/weight", (3, 2), True),
         ("d/m/bias", (3,), False),
+        ("ema/module.weight", (1, 1), False),
     ]
 
 

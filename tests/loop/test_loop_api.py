@@ -318,7 +318,7 @@ def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
         "torch": str(torch.__version__),
     }
     assert table == (
-        "Trainable Parameters (25 in total)\n"
+        "Trainable Parameters (24 in total)\n"
         "==================================\n"
         "\n"
         "model/encoder (16 in total)\n"
@@ -326,7 +326,7 @@ def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
         "model/encoder.weight  (4, 3)  12\n"
         "model/encoder.bias    (4,)     4\n"
         "\n"
-        "Other Parameters (9 in total)\n"
+        "Other Parameters (8 in total)\n"
         "-----------------------------\n"
         "scale                 (2, 2)   4\n"
         "model/head.weight     (1, 4)   4\n"

@@ -98,7 +98,11 @@ def test_durations(seconds: float, text: str) -> None:
         ("valid/accuracy", made(0.5), False, "valid/accuracy: 0.5"),
         ("valid_time", made(90.0), False, "valid time: 1m 30s"),
         ("my_timer", made(90.0, 61.0, 2), False, "my timer: 1m 30s (±1m 1s)"),
+        ("valid/time", made(90.0), False, "valid/time: 1m 30s"),
         ("time_left", made(90.0), False, "time left: 90"),
+        ("runtime", made(90.0), False, "runtime: 90"),
+        ("loss", made(math.inf, math.nan, 2), False, "loss: inf (±nan)"),
+        ("loss", made(-math.inf), False, "loss: -inf"),
     ],
 )
 def test_one_metric(name: str, stats: Stats, best: bool, text: str) -> None:
@@ -129,7 +133,7 @@ PARAMETERS = [
 
 def test_a_table_without_groups() -> None:
     assert parameter_table("Parameters", PARAMETERS) == (
-        "Parameters (50,897 in total)\n"
+        "Parameters (50,896 in total)\n"
         "----------------------------\n"
         "encoder.0.weight  (64, 784)  50,176\n"
         "encoder.0.bias    (64,)          64\n"
@@ -143,10 +147,10 @@ def test_a_table_without_groups() -> None:
 
 def test_a_table_with_groups() -> None:
     assert parameter_table("Parameters", PARAMETERS, ["head", "encoder"]) == (
-        "Parameters (50,897 in total)\n"
+        "Parameters (50,896 in total)\n"
         "============================\n"
         "\n"
-        "head (641 in total)\n"
+        "head (640 in total)\n"
         "-------------------\n"
         "head.weight       (10, 64)      640\n"
         "head.scale        ()              1  frozen\n"

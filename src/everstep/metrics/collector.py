@@ -7,6 +7,7 @@ when something is due.  What a window holds does not depend on when that happens
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ class Rows(NamedTuple):
     """Columns of metric rows with one phase and name, for the record.
 
     Attributes:
+        phase: where the values were collected: "head" (in an epoch, before its first steps), "step",
+            "tail" (in an epoch, after steps), "eval/SERVICE" (returned by a service); "epoch" for the
+            means of an epoch's steps.
         steps, values, counts, seqs: equal lengths; `counts` says how many values a row folds.
     """
 
@@ -36,8 +40,11 @@ class Rows(NamedTuple):
 
 
 def is_wall(name: str) -> bool:
-    """Whether a metric depends on the clock: its name is, or ends in, time or timer."""
-    return name.replace(" ", "_").rpartition("_")[2] in ("time", "timer")
+    """Whether a metric is seconds of the clock: the last word of its name is time or timer.
+
+    Words end at "_", "/" or a space: `step_time`, `valid/timer`; not `runtime`.
+    """
+    return re.split(r"[_/ ]", name)[-1] in ("time", "timer")
 
 
 def _whole(value: int) -> float:

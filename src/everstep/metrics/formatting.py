@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from everstep.errors import ConfigError, nearest
+from everstep.metrics.collector import is_wall
 from everstep.metrics.statistics import Stats
 
 Parameter: TypeAlias = tuple[str, tuple[int, ...], bool]
@@ -37,18 +38,13 @@ class MetricFormatter:
 
     def format(self, name: str, stats: Stats, is_best: bool) -> str:
         """One metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized."""
-        show = humanize_duration if is_time(name) else _number
+        show = humanize_duration if is_wall(name) else _number
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
 
     def sort(self, names: Iterable[str]) -> list[str]:
-        """Times (names that end in time or timer) first, then alphabetical."""
-        return sorted(names, key=lambda name: (not is_time(name), name))
-
-
-def is_time(name: str) -> bool:
-    """Whether a metric's values are seconds, by its name (`step_time`, `my_timer`)."""
-    return name.endswith(("time", "timer"))
+        """Times (`is_wall`) first, then alphabetical."""
+        return sorted(names, key=lambda name: (not is_wall(name), name))
 
 
 def _number(value: float) -> str:
@@ -90,7 +86,7 @@ def log_line(
 
 
 def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequence[str] = ()) -> str:
-    """The parameters with shape and size, in the order given.
+    """The parameters with shape and size, in the order given; headings count those that are trained.
 
     Args:
         title: heading of the whole table.
@@ -103,14 +99,12 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
         ConfigError: no parameter's name starts with one of the groups.
     """
     rows = [_Row(*parameter) for parameter in parameters]
-    total = sum(row.size for row in rows)
     frozen = sum(row.size for row in rows if not row.trainable)
     widths = [max((len(row.cells[i]) for row in rows), default=0) for i in range(3)]
-    blocks = [_heading(title, total, "=")] if groups else []
+    blocks = [_heading(title, rows, "=")] if groups else []
     for heading, members in _grouped(title, rows, groups):
-        size = sum(row.size for row in members)
-        blocks.append("\n".join([_heading(heading, size, "-"), *(row.line(widths) for row in members)]))
-    blocks.append(f"trainable: {total - frozen:,}; frozen: {frozen:,}")
+        blocks.append("\n".join([_heading(heading, members, "-"), *(row.line(widths) for row in members)]))
+    blocks.append(f"trainable: {_trained(rows):,}; frozen: {frozen:,}")
     return "\n\n".join(blocks)
 
 
@@ -149,8 +143,12 @@ def _prefixes(rows: list[_Row], group: str) -> set[str]:
     return {".".join(row.name.split(".")[:depth]) for row in rows}
 
 
-def _heading(title: str, size: int, rule: str) -> str:
-    text = f"{title} ({size:,} in total)"
+def _trained(rows: Sequence[_Row]) -> int:
+    return sum(row.size for row in rows if row.trainable)
+
+
+def _heading(title: str, rows: Sequence[_Row], rule: str) -> str:
+    text = f"{title} ({_trained(rows):,} in total)"
     return f"{text}\n{rule * len(text)}"
 
 

@@ -24,9 +24,10 @@ class Stats(NamedTuple):
     Attributes:
         count: number of values, those of weight 0 included.
         weight: sum of the weights.
-        mean: weighted mean; NaN if a value of positive weight is NaN or infinite, or all weights are 0.
+        mean: weighted mean; infinite if values are, all with one sign; NaN if any value is NaN, if there
+            are infinities of both signs, or if all weights are 0.
         std: weighted population standard deviation, sqrt(sum w (x - mean)^2 / sum w); NaN where the
-            mean is.
+            mean is not finite.
         min: smallest value, whatever its weight; NaN if any value is NaN.
         max: largest value, whatever its weight; NaN if any value is NaN.
         last: the value added last.
@@ -140,6 +141,8 @@ class Window:
         if self._weight > 0.0 and math.isfinite(self._mean):
             mean = self._first + self._mean
             std = math.sqrt(max(self._spread / self._weight, 0.0))  # max(nan, 0.0) is nan
+        elif self._weight > 0.0 and (math.isinf(self._min) or math.isinf(self._max)):
+            mean = self._min + self._max  # NaN where they are infinities of both signs
         return Stats(self._count, self._weight, mean, std, float(self._min), float(self._max), self._last)
 
     def state(self) -> dict[str, float]:

@@ -25,7 +25,8 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 from everstep import hazard
 from everstep.contracts import Boundary, RunView, Service, Stage
 from everstep.errors import ConfigError
-from everstep.metrics.formatting import humanize_duration, is_time, log_line, log_tag
+from everstep.metrics.collector import is_wall
+from everstep.metrics.formatting import humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 
@@ -181,7 +182,7 @@ class Console(Service):
 
     def _names(self) -> list[str]:
         """Metrics by name, times last: the line has the speed already."""
-        return sorted(self._latest, key=lambda name: (is_time(name), name))
+        return sorted(self._latest, key=lambda name: (is_wall(name), name))
 
 
 # ---------------------------------------------------------------------------------- the live line
@@ -211,7 +212,7 @@ def _bar(progress: float, rank: int) -> _Part:
 
 def _metric(name: str, stats: Stats, best: bool, rank: int) -> _Part:
     label = name.replace("_", " ")
-    value = humanize_duration(stats.mean) if is_time(name) else f"{stats.mean:.4g}"
+    value = humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
     return _Part(rank, ((f"{label} ", _DIM), (value, ""), (" (*)" if best else "", _GREEN)))
 
 

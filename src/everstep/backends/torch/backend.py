@@ -176,12 +176,17 @@ class TorchBackend:
         return TorchUpdateWatch(objects)
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name."""
+        """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name.
+
+        Those of an averaged copy (EMA, SWA) follow the model's; no optimizer trains them.
+        """
         found = []
         for name, value in flatten(objects):
             if isinstance(value, torch.nn.Module):
+                copied = isinstance(value, torch.optim.swa_utils.AveragedModel)
                 for inner, parameter in value.named_parameters():
-                    found.append((f"{name}/{inner}", tuple(parameter.shape), parameter.requires_grad))
+                    trained = parameter.requires_grad and not copied
+                    found.append((f"{name}/{inner}", tuple(parameter.shape), trained))
             elif isinstance(value, Tensor) and value.requires_grad:
                 found.append((name, tuple(value.shape), True))
         return found
