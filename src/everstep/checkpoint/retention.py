@@ -21,18 +21,20 @@ class Facts(NamedTuple):
         partial: whether it closed an unfinished epoch, so that its after_step twin is needed, too.
         created: seconds since 1970.
         metrics: `meta["metrics"]`, for `keep_best`.
+        best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
     """
 
     name: CheckpointName
     partial: bool
     created: float
     metrics: dict[str, float]
+    best: dict[str, str]
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
-        meta = body["meta"]
-        metrics = meta.get("metrics") if isinstance(meta, dict) else None
-        return cls(name, body["partial"], datetime.fromisoformat(body["created"]).timestamp(), metrics or {})
+        meta = body["meta"] if isinstance(body["meta"], dict) else {}
+        created = datetime.fromisoformat(body["created"]).timestamp()
+        return cls(name, body["partial"], created, meta.get("metrics") or {}, meta.get("best") or {})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from everstep.checkpoint import files, format, pointer
 from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
@@ -172,10 +171,9 @@ class Store:
             )
         return found
 
-    def meta(self, name: CheckpointName) -> Any:
-        """The `meta` of one checkpoint; reads its manifest only.  Raises as `read`."""
-        self._require(name)
-        return format.read_body(self.path(name))["meta"]
+    def facts(self) -> list[Facts]:
+        """What the manifests say, oldest to newest; each is read once; none of damaged ones."""
+        return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
     def find(self, which: bool | int | str | Path) -> tuple[Checkpoint | None, list[str]]:
         """The checkpoint to resume from, and what the user should know about the choice.
@@ -344,7 +342,7 @@ class Store:
         except CheckpointError as error:
             self._say(f"no old checkpoint is deleted: {error}")
             return []
-        present = [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
+        present = self.facts()
         named = pointer.read(self._pointer).text
         pointed = {facts.name for facts in present if str(facts.name) == named}
         deleted = []

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Retention, Writer, save_apart
 from everstep.contracts import SaveBest
-from everstep.errors import CheckpointError
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
 from everstep.supervisor.opening import Opening
@@ -128,11 +126,7 @@ class Saver:
 
     def _spoken_of(self, metric: str) -> set[str]:
         """The best weights that checkpoints on disk speak of: a resume from one of them wants its own."""
-        store, spoken_of = self._opening.store, set()
-        for name in store.names():
-            with suppress(CheckpointError):  # a damaged one is never resumed from
-                spoken_of.add(store.meta(name)["best"].get(metric))
-        return spoken_of - {None}
+        return {facts.best[metric] for facts in self._opening.store.facts() if metric in facts.best}
 
     def _done(self, committed: CommittedCheckpoint | None) -> None:
         self.error = None
