@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.errors import ConfigError
-from everstep.record import Block, Journal, Position, RunJournal
+from everstep.errors import ConfigError, RunDirError
+from everstep.record import Block, Journal, Position, RunDir, RunJournal
 from everstep.record.frames import float_bits
-from everstep.record.journal import segment_path
+from everstep.record.reading import segment_path
 
 EVENTS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 4), st.booleans()),
@@ -39,6 +39,7 @@ def record(journal, segment, things):
 def test_the_valid_view_is_the_chain_of_parents(runs):
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
+        (run_dir / "journal").mkdir()
         histories = {None: []}  # position -> the things that are valid for a start from there
         decisions, everything, last = [], [], []
         for segment, (choice, things) in enumerate(runs, 1):
@@ -90,10 +91,22 @@ def segment(run_dir, number, parent, *blocks, ended=None):
 
 
 def test_a_run_without_a_journal_is_an_empty_one(tmp_path):
+    (tmp_path / "run.json").touch()
     run = RunJournal(tmp_path)
     assert (run.segments(), list(run.rows()), run.problems, run.ended()) == ([], [], [], None)
     assert run.status() == (0, 0, 0, 0, 0, None)
     assert run.superseded_after(None) == {}
+
+
+def test_a_path_that_is_no_run_names_the_runs_near_it(tmp_path):
+    with pytest.raises(RunDirError, match=r"digitz is no run: it does not exist; .*none beside it"):
+        RunJournal(tmp_path / "digitz")
+    for name in ("digits", "moons"):
+        RunDir.open(tmp_path / name)
+    with pytest.raises(RunDirError, match=r"digitz is no run: .* \(the nearest: \S+/digits, \S+/moons\)"):
+        RunJournal(tmp_path / "digitz")
+    with pytest.raises(RunDirError, match=r"it has neither run.json nor journal/; .*/digits"):
+        RunJournal(tmp_path)
 
 
 def test_a_resume_supersedes_what_came_after_its_checkpoint(tmp_path):
@@ -173,6 +186,8 @@ def test_foreign_files_in_the_journal_folder_are_left_alone(tmp_path):
 
 def test_an_unknown_metric_names_the_nearest(tmp_path):
     segment(tmp_path, 1, None, block(1, name="loss"), block(1, name="valid_loss", phase="tail"))
-    with pytest.raises(ConfigError, match=r"no metric 'valid_los' in phase 'tail'.*'tail/valid_loss'"):
+    with pytest.raises(ConfigError, match=r"no metric 'valid_los'; did you mean 'valid_loss'"):
         RunJournal(tmp_path).series("valid_los", "tail")
+    with pytest.raises(ConfigError, match=r"no rows in phase 'step'; ask with phase='tail'$"):
+        RunJournal(tmp_path).series("valid_loss")
     assert RunJournal(tmp_path).series("valid_loss", "tail") == ([1], [0.0])

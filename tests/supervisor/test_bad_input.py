@@ -211,6 +211,16 @@ def test_a_checkpoint_of_a_newer_format_is_never_passed_over(tmp_path: Path) -> 
     assert manifest.exists()
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_journal_that_is_lost_is_said_and_the_run_goes_on(tmp_path: Path, damage: Any) -> None:
+    crashed(tmp_path)
+    damage(tmp_path / "journal" / "segment-0001.evj")
+    resumed = Tiny(tmp_path, max_epoch=2).train()
+    (said,) = [line for line in resumed.lines if "metrics that were recorded before" in line]
+    assert "segment-0001.evj" in said and "the state is whole" in said
+    assert resumed.loop.ending.finished
+
+
 def test_a_chosen_checkpoint_that_is_damaged_is_refused_with_the_others_named(tmp_path: Path) -> None:
     crashed(tmp_path / "run")
     flip(tmp_path / "run" / "checkpoints" / "step-00000003")

@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
     Attributes:
         epoch: from 1; 0 before the first epoch.
-        phase: "head", "step", "tail", "epoch" or "eval/STREAM".
+        phase: where it was collected: "head", "step", "tail", "epoch" or "eval/SERVICE".
         name: the metric's name.
         wall: True if the values depend on the clock and are no part of equality.
         steps: the step of each row.

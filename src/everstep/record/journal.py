@@ -32,6 +32,7 @@ from everstep.record.frames import (
     pack_frame,
     pack_header,
 )
+from everstep.record.reading import segment_path
 
 PENDING_LIMIT = 64 << 20
 """Bytes of rows that are kept in memory while they cannot be written."""
@@ -53,11 +54,6 @@ class _Lost(NamedTuple):
     rows: int
     first: int
     last: int
-
-
-def segment_path(run_dir: Path, segment: int) -> Path:
-    """The file of one segment of the run in `run_dir`."""
-    return run_dir / "journal" / f"segment-{segment:04d}.evj"
 
 
 def _warn(message: str) -> None:

@@ -7,6 +7,7 @@ started from nothing.  Everything else is superseded; it stays readable.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from everstep.errors import ConfigError, JournalError, nearest
+from everstep.errors import ConfigError, JournalError, RunDirError, nearest
 from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
@@ -102,6 +103,11 @@ class Status(NamedTuple):
     ended: dict[str, Any] | None
 
 
+def segment_path(run_dir: Path, segment: int) -> Path:
+    """The file of one segment of the run in `run_dir`."""
+    return run_dir / "journal" / f"segment-{segment:04d}.evj"
+
+
 def segment_number(path: Path) -> int | None:
     """The number in a journal file's name; None for any other file."""
     match = _FILE_NAME.fullmatch(path.name)
@@ -167,12 +173,14 @@ class RunJournal:
         run_dir: the run directory; a run without a journal is an empty one.
 
     Raises:
+        RunDirError: the path is no run; names those nearby.
         JournalError: (by the first use) a newer format version wrote one of the files.
     """
 
     @checked_keywords
     def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = Path(run_dir)
+        _require_run(self.run_dir)
         self._chain_problems: list[str] = []
 
     @cached_property
@@ -250,21 +258,28 @@ class RunJournal:
     def series(self, name: str, phase: str = "step") -> tuple[list[int], list[float]]:
         """The steps and values of one metric in one phase, valid rows only.
 
+        Args:
+            name: the metric's name.
+            phase: "step" (collected inside steps), "head" or "tail" (in an epoch, before or after its
+                steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).
+
         Raises:
-            ConfigError: no row has this name and phase; names the nearest that has.
+            ConfigError: no row has this name and phase; says which phases have the name, or the nearest
+                name.
         """
         steps: list[int] = []
         values: list[float] = []
-        known = set()
+        phases: dict[str, set[str]] = {}
         for _, block in self._blocks(valid=True):
-            known.add(f"{block.phase}/{block.name}")
+            phases.setdefault(block.name, set()).add(block.phase)
             if (block.name, block.phase) == (name, phase):
                 steps += block.steps
                 values += block.values
         if not steps:
-            raise ConfigError(
-                f"the run has no metric {name!r} in phase {phase!r}; {nearest(f'{phase}/{name}', known)}"
-            )
+            if name in phases:
+                others = " or ".join(f"phase={other!r}" for other in sorted(phases[name]))
+                raise ConfigError(f"metric {name!r} has no rows in phase {phase!r}; ask with {others}")
+            raise ConfigError(f"the run has no metric {name!r}; {nearest(name, phases)}")
         return steps, values
 
     def superseded_after(self, position: Position | None) -> dict[Key, tuple[int, int]]:
@@ -281,6 +296,18 @@ class RunJournal:
                     expected.update(comparable_rows(stored.block))
         return expected
 
+    def lacks(self, position: Position) -> str | None:
+        """What of the rows before a checkpoint's `position` is gone, in words; None if nothing is."""
+        segment = self._segments.get(position.segment)
+        if segment is not None and segment.end >= position.offset:
+            return None
+        path = segment_path(self.run_dir, position.segment)
+        what = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
+        return (
+            f"{path} {what}: metrics that were recorded before the checkpoint are lost; the state is whole, "
+            "and the run goes on; bring the file back from a copy to have them again"
+        )
+
     def ended(self) -> dict[str, Any] | None:
         """The data of the "ended" event if the run's newest start came to its end, else None."""
         newest = max(self._chain, default=0)
@@ -295,6 +322,16 @@ class RunJournal:
             valid += len(block.steps)
         total = sum(len(block.steps) for _, block in self._blocks(valid=False))
         return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
+
+
+def _require_run(folder: Path) -> None:
+    if any((folder / name).exists() for name in ("run.json", ".run.json", "journal")):
+        return
+    runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
+    close = difflib.get_close_matches(str(folder), runs, n=3, cutoff=0.0)
+    hint = f"the nearest: {', '.join(close)}" if close else "there is none beside it"
+    what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
+    raise RunDirError(f"{folder} is no run: it {what}; give a run's directory ({hint})")
 
 
 def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:

@@ -189,6 +189,8 @@ class Opening:
             meta = self._adopt(checkpoint)
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
+        if parent is not None and (lost := self._journal.lacks(parent)):
+            self._say(f"journal: {lost}")
         finished = stop is not None and self._journal.ended() is not None
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
