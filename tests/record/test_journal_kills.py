@@ -62,6 +62,7 @@ KILLS = [
 
 @pytest.mark.parametrize("hazard", KILLS)
 def test_a_kill_at_any_operation_then_a_resume_leaves_every_row_once(tmp_path, hazard):
+    (tmp_path / "run.json").touch()
     status, saved = run(tmp_path, 1, 6, hazard=hazard)
     assert status == -9
     if hazard != "kill:journal.fsync:4":  # the last operation: the end is written by then

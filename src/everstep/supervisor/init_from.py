@@ -132,7 +132,7 @@ class InitFrom:
             if new in theirs:
                 raise ConfigError(
                     f"InitFrom(rename={dict(self.rename)!r}): {came_from[new]!r} and {path!r} would both be "
-                    f"{new!r}; narrow the pattern, or rename the other one, too"
+                    f"{new!r}; give a narrower pattern, or rename the other one, too"
                 )
             theirs[new], came_from[new] = value, path
         return theirs
