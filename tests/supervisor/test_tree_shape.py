@@ -30,7 +30,7 @@ SHAPE = {
         "services/metrics/state": ["epoch", "readers", "seqs"],
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
-        "streams/train": ["generators", "left", "pass", "position"],
+        "streams/train": ["data", "generators", "left", "pass", "position", "varies"],
         "user": ["momentum", "w"],
         "wall": ["seconds", "segment"],
     }
