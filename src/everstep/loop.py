@@ -655,7 +655,7 @@ class TrainLoop(Supervisor):
         if isinstance(error, NameError) and self.resumed_mid_epoch and self.step == self._recovered.step:
             error.add_note(
                 "this epoch was resumed after its last step (which one that is was not known beforehand), so "
-                "its step loop ran no step and assigned nothing; give what the tail uses a value before the loop"
+                "its step loop ran no step and assigned nothing; give what follows it a value before the loop"
             )
 
     def _is_over(self) -> bool:
