@@ -36,7 +36,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "Best": (lambda: everstep.Best("loss", modus="min"), "Best.. has no argument 'modus'; .*'mode'"),
     "TrainLoop": (lambda: everstep.TrainLoop("x", max_epochs=3), "TrainLoop.. has no argument .*'max_epoch'"),
     "Supervisor": (lambda: everstep.Supervisor("x", max_steps=3), "Supervisor.. has no .*'max_step'"),
-    "series": (lambda: RunJournal("x").series("loss", phas="tail"), "series.. has no argument .*'phase'"),
+    "series": (lambda: RunJournal.series(None, "loss", phas="tail"), "series.. has no argument .*'phase'"),
 }
 
 

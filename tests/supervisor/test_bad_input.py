@@ -326,7 +326,10 @@ DOORS = [Training.train_loop, Training.supervise]
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_state_without_the_optimizer_that_steps_it(tmp_path: Path, door: Any) -> None:
-    with nothing_left(), pytest.raises(StateError, match=r"SGD.*not part of it.*'optimizer': optimizer"):
+    with (
+        nothing_left(),
+        pytest.raises(StateError, match=r"SGD.*not part of the state.*'optimizer': optimizer"),
+    ):
         door(Training(tmp_path / "run", in_state=False))
     names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert names == ["epoch-0000-step-00000000"]
