@@ -199,9 +199,10 @@ class Cursor(Protocol):
 class Stream(Protocol):
     """An immutable, named description of data; each pass over it is a cursor.
 
-    It may have a method `describe()` that returns what decides which batches come, as a dictionary of
-    JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it, and data that is
-    described otherwise is refused at the resume.  What only changes speed does not belong there.
+    It may have a method `describe(seed)` that returns what decides which batches come in a run of this
+    seed, as a dictionary of JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it,
+    and data that is described otherwise is refused at the resume.  What counts only for going on inside
+    a pass stands under the key "inside", a dictionary; what only changes speed does not belong there.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
