@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from everstep import backends
@@ -85,7 +85,7 @@ def _entry(obj: Any) -> Entry | None:
 _BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
 
-class StatefulEntry:
+class StatefulEntry(Entry):
     """Anything with `state_dict` and `load_state_dict`."""
 
     def __init__(self, obj: Stateful) -> None:
@@ -95,20 +95,12 @@ class StatefulEntry:
         """Its state_dict."""
         return self.obj.state_dict()
 
-    def check(self, tree: Any) -> Mismatch:
-        """Only the object itself could tell."""
-        return Mismatch([], [], [])
-
     def load(self, tree: Any) -> None:
         """Hand the saved state to the object."""
         self.obj.load_state_dict(tree)
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never: nobody knows what its arrays are."""
-        return False
 
-
-class PythonRandomEntry:
+class PythonRandomEntry(Entry):
     """A `random.Random`."""
 
     def __init__(self, generator: random.Random) -> None:
@@ -131,12 +123,8 @@ class PythonRandomEntry:
             raise RestoreError("the saved state does not fit", **found._asdict())
         set_python_state(self.generator, tree)
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never."""
-        return False
 
-
-class ContainerEntry:
+class ContainerEntry(Entry):
     """A dict or a list, restored in place.
 
     Its values may be plain, arrays, or objects with entries of their own (models, optimizers ...).
@@ -192,6 +180,19 @@ class ContainerEntry:
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
+
+    def options(self) -> dict[str, str]:
+        """Those of the objects in it, as "KEY/NAME"."""
+        return {
+            f"{key}/{name}": text
+            for key, entry in _objects(self.container)
+            for name, text in entry.options().items()
+        }
+
+    def use_options(self, names: Collection[str]) -> None:
+        """Each object its own."""
+        for key, entry in _objects(self.container):
+            entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
 def _pairs(container: Any) -> Any:

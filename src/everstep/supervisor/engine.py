@@ -629,6 +629,7 @@ class Run:
         position = self._journal.flush()
         meta = {
             "controllers": self._board.controllers(),
+            "options": self._user.options(),
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
