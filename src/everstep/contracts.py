@@ -72,6 +72,9 @@ class Mismatch(NamedTuple):
 class Entry:
     """One named entry of the user's state, whatever object is behind it."""
 
+    is_random: ClassVar[bool] = False
+    """Whether it is a generator of random numbers."""
+
     def save(self) -> Any:
         """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
         raise NotImplementedError(f"{type(self).__name__}.save")
@@ -87,6 +90,10 @@ class Entry:
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
         return False
+
+    def inner(self) -> Iterator[tuple[Any, Entry]]:
+        """Of a container, the entries of what is in it, by key."""
+        return iter(())
 
     def options(self) -> dict[str, str]:
         """How the program made the object, where that changes training: name to value, as texts.

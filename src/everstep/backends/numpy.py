@@ -164,6 +164,8 @@ class ArrayEntry(Entry):
 class GeneratorEntry(Entry):
     """A `np.random.Generator`: its bit generator's state, and how many children it has spawned."""
 
+    is_random = True
+
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
 
@@ -193,6 +195,8 @@ class GeneratorEntry(Entry):
 
 class RandomStateEntry(Entry):
     """A `np.random.RandomState`, the older generator."""
+
+    is_random = True
 
     def __init__(self, generator: np.random.RandomState) -> None:
         self.generator = generator

@@ -103,6 +103,8 @@ class StatefulEntry(Entry):
 class PythonRandomEntry(Entry):
     """A `random.Random`."""
 
+    is_random = True
+
     def __init__(self, generator: random.Random) -> None:
         if isinstance(generator, random.SystemRandom):
             raise StateError("a random.SystemRandom has no state to save: use random.Random(seed)")
@@ -140,7 +142,7 @@ class ContainerEntry(Entry):
         """A container of the same type."""
         try:
             tree = copy.copy(self.container)
-            for key, entry in _objects(self.container):
+            for key, entry in self.inner():
                 tree[key] = entry.save()
         except RecursionError:
             raise StateError("it contains itself, or is nested too deeply: use a flat dict") from None
@@ -150,7 +152,7 @@ class ContainerEntry(Entry):
         """The objects in it must all be saved and fit."""
         found = Mismatch([], [], [])
         saved = dict(_pairs(tree)) if type(tree) is type(self.container) else {}
-        for key, entry in _objects(self.container):
+        for key, entry in self.inner():
             if key in saved or isinstance(entry, ContainerEntry):
                 inner = entry.check(saved.get(key))
                 for names, more in zip(found, inner, strict=True):
@@ -181,30 +183,27 @@ class ContainerEntry(Entry):
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
 
+    def inner(self) -> Iterator[tuple[Any, Entry]]:
+        """The entries of what in it has one, arrays left out."""
+        for key, value in _pairs(self.container):
+            entry = _object_entry(value)
+            if entry is not None:
+                yield key, entry
+
     def options(self) -> dict[str, str]:
         """Those of the objects in it, as "KEY/NAME"."""
         return {
-            f"{key}/{name}": text
-            for key, entry in _objects(self.container)
-            for name, text in entry.options().items()
+            f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
         }
 
     def use_options(self, names: Collection[str]) -> None:
         """Each object its own."""
-        for key, entry in _objects(self.container):
+        for key, entry in self.inner():
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
 def _pairs(container: Any) -> Any:
     return container.items() if isinstance(container, dict) else enumerate(container)
-
-
-def _objects(container: Any) -> Iterator[tuple[Any, Entry]]:
-    """The entries of what in the container has one, arrays left out."""
-    for key, value in _pairs(container):
-        entry = _object_entry(value)
-        if entry is not None:
-            yield key, entry
 
 
 def _object_entry(value: Any) -> Entry | None:

@@ -145,6 +145,16 @@ class UserState:
         for name, entry in self.entries.items():
             entry.load(user[name])
 
+    def random_state(self) -> dict[str, Any]:
+        """The states of the generators among the entries and in containers, by their path."""
+        return {path: entry.save() for path, entry in _generators(self.entries.items())}
+
+    def set_random_state(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of `random_state`, for those that are there."""
+        for path, entry in _generators(self.entries.items()):
+            if path in saved:
+                entry.load(saved[path])
+
     def options(self) -> dict[str, dict[str, str]]:
         """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
         return {name: options for name, entry in self.entries.items() if (options := entry.options())}
@@ -161,6 +171,13 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+
+
+def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+    for name, entry in entries:
+        if entry.is_random:
+            yield str(name), entry
+        yield from _generators((f"{name}/{key}", each) for key, each in entry.inner())
 
 
 def _named(state: Any) -> list[tuple[Any, Any]]:

@@ -244,6 +244,8 @@ class TensorEntry(Entry):
 class GeneratorEntry(Entry):
     """A `torch.Generator`, on any device."""
 
+    is_random = True
+
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
