@@ -75,6 +75,10 @@ class Entry:
     is_random: ClassVar[bool] = False
     """Whether it is a generator of random numbers."""
 
+    def as_seeded(self) -> bool:
+        """Of a generator: whether it is known that nothing was drawn since it was seeded."""
+        return False
+
     def save(self) -> Any:
         """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
         raise NotImplementedError(f"{type(self).__name__}.save")

@@ -169,6 +169,15 @@ class GeneratorEntry(Entry):
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
 
+    def as_seeded(self) -> bool:
+        """Whether its state is the one that its seed gives, and a person chose that seed."""
+        bits: Any = self.generator.bit_generator
+        seeds = bits.seed_seq
+        if not isinstance(seeds, np.random.SeedSequence):
+            return False
+        chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64  # else the system's
+        return chosen and _same(type(bits)(seeds).state, bits.state)
+
     def save(self) -> Any:
         """The state dictionary of the bit generator and the seed sequence that `spawn` goes on from."""
         bits = self.generator.bit_generator
@@ -215,6 +224,13 @@ class RandomStateEntry(Entry):
         """Set its state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two states of bit generators are equal."""
+    if isinstance(a, dict):
+        return all(_same(value, b[key]) for key, value in a.items())
+    return bool(np.array_equal(a, b))
 
 
 def _refuse_mismatch(found: Mismatch) -> None:

@@ -29,10 +29,10 @@ from everstep.checkpoint import files
 from everstep.contracts import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 
-FORMAT = 2
+FORMAT = 3
 """The version that is written, of these files and of the state tree in them: raised with every change of
 the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
-OLDEST = 2
+OLDEST = 3
 """The oldest version that is read."""
 
 ARRAYS = "arrays.safetensors"

@@ -21,7 +21,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "wall": (),
 }
 """The branches of a run's state, and what each has in every run.  Best weights have `user` alone."""
-STREAM = ("pass", "position", "left", "generators", "data", "varies")
+STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
 """What each stream has."""
 
 
