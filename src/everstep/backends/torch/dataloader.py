@@ -297,9 +297,9 @@ class DataLoaderCursor(PassCursor):
         loader = self._loader
         if kept := _with_state(loader):
             raise NotResumableError(
-                f"{self.what} has the sampler {kept}, whose state_dict no {type(loader).__name__} "
-                "brings back to the same samples: use everstep.data.loader(dataset, batch_size=..., shuffle=True), "
-                "or a sampler without state whose order is a function of the epoch, as set_epoch(epoch) makes it"
+                f"{self.what} has the sampler {kept}, whose state_dict no {type(loader).__name__} brings "
+                "back to the same samples: use everstep.data.loader(dataset, batch_size=...), or a "
+                "sampler without state whose order is a function of the epoch, as set_epoch(epoch) makes it"
             )
         if loader.num_workers == 0 or (self._pass_index == 0 and self.done == 0 and not self.ended):
             return
