@@ -15,7 +15,7 @@ from pathlib import Path
 
 from everstep.checkpoint import files, format, pointer
 from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
-from everstep.checkpoint.format import Checkpoint, CheckpointName
+from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
@@ -79,7 +79,7 @@ class Store:
         *,
         digest: str,
         epoch: int,
-        phase: str,
+        phase: Phase,
         partial: bool = False,
         meta: Json = None,
         guarded: Collection[str] = (),
