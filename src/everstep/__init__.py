@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep import data as data, errors as errors, schedule as schedule, testing as testing
-    from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
         Cursor as Cursor,
@@ -74,11 +73,11 @@ _ROOMS = {
     "errors": "everstep.errors",
     "schedule": "everstep.schedule",
     "testing": "everstep.testing",
-    "torch": "everstep.backends.torch",
 }
 
 __version__ = "0.1.0"
-__all__ = [*_NAMES, *_ROOMS]
+__all__ = list(_NAMES)
+"""The names; not the rooms, so that `from everstep import *` takes no `data` from a program."""
 
 
 def __getattr__(name: str) -> Any:
@@ -89,10 +88,12 @@ def __getattr__(name: str) -> Any:
     else:
         from everstep.errors import nearest
 
-        raise AttributeError(f"module 'everstep' has no attribute {name!r}; {nearest(name, __all__)}")
+        raise AttributeError(
+            f"module 'everstep' has no attribute {name!r}; {nearest(name, [*_NAMES, *_ROOMS])}"
+        )
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_NAMES, *_ROOMS})

@@ -406,6 +406,24 @@ def test_metrics_must_be_a_mapping(tmp_path: Path, given: Any) -> None:
                     loop.collect_metrics(given)
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        pytest.param(10**400, "an int of 1329 bits", id="int"),
+        pytest.param(10**5000, "an int of", id="int that has no text"),
+        pytest.param(np.ma.masked, "masked", id="masked"),
+    ],
+)
+def test_a_metric_value_that_is_no_float_is_named(tmp_path: Path, value: Any, says: str) -> None:
+    with Tiny(tmp_path / "run", max_epoch=1).loop as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                with pytest.raises(MetricError, match=f"^metric 'loss': .*{says}"):
+                    loop.collect_metrics(loss=value)
+            with pytest.raises(MetricError, match=f"^metric 'loss': .*{says}"):
+                loop.collect_metrics(loss=value)
+
+
 @pytest.mark.parametrize("name", [1, None, ""])
 def test_metric_names_must_be_texts(tmp_path: Path, name: Any) -> None:
     with Tiny(tmp_path / "run", max_epoch=1).loop as loop:

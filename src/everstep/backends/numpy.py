@@ -96,6 +96,10 @@ class NumpyBackend:
             )
         if value.dtype.kind not in "biuf":
             raise MetricError(f"a metric is a real number, got dtype {value.dtype}: convert it first")
+        if np.ma.is_masked(value):
+            raise MetricError(
+                f"a metric is a number, got a masked {type(value).__name__}: give its value, or nothing"
+            )
         return float(value.item())
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName
+from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.retention import Retention, names_inside
 from everstep.checkpoint.store import Store
@@ -13,6 +13,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointName",
     "CommittedCheckpoint",
+    "Phase",
     "Retention",
     "Store",
     "Writer",

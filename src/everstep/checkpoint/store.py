@@ -9,12 +9,13 @@ pins.json               names that retention never deletes
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from everstep.checkpoint import files, format, pointer
 from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
-from everstep.checkpoint.format import Checkpoint, CheckpointName
+from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
@@ -78,7 +79,7 @@ class Store:
         *,
         digest: str,
         epoch: int,
-        phase: str,
+        phase: Phase,
         partial: bool = False,
         meta: Json = None,
         guarded: Collection[str] = (),
@@ -237,7 +238,14 @@ class Store:
             pointer.write(self._pointer, newest.name)
         return newest, notes
 
+    def _name_in(self, text: str) -> str:
+        """The name in the `checkpoint` file's line; a person may have written the path of the folder."""
+        folder, name = os.path.split(text.rstrip("/"))
+        here = not folder or (self.run_dir / folder).resolve() == self._folder.resolve()
+        return name if here else text
+
     def _edited(self, text: str, names: list[CheckpointName]) -> tuple[Checkpoint, list[str]]:
+        text = self._name_in(text)
         if text not in map(str, names):
             raise NoCheckpointError(
                 f"{self._pointer} was edited to name {text!r}, which is not in {self._folder}: name another "
@@ -353,7 +361,7 @@ class Store:
             self._say(f"no old checkpoint is deleted: {error}")
             return []
         present = self.facts()
-        named = pointer.read(self._pointer).text
+        named = self._name_in(pointer.read(self._pointer).text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
         deleted = []
         for name in expendable(policy, present, pinned | pointed):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from everstep.checkpoint import CheckpointName, read_checkpoint
+from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
 from everstep.contracts import (
     Action,
     Boundary,
@@ -53,7 +53,7 @@ from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.opening import Opening, Recovered, Start
-from everstep.supervisor.progress import Phase, Progress, StopRecord
+from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe
 from everstep.supervisor.streams import Endless

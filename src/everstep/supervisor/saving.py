@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Retention, Writer, save_apart
+from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
 from everstep.contracts import SaveBest
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
 from everstep.supervisor.opening import Opening
-from everstep.supervisor.progress import Phase
 
 
 @dataclass(frozen=True)

@@ -267,11 +267,13 @@ def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> 
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
     for one in (stored, given):
         one.pop("inside", None)
-    pairs = [(fact, stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}]
-    differ = [
-        f"{fact} was {was!r} at the checkpoint and is {now!r} now" for fact, was, now in pairs if was != now
-    ]
-    return ", ".join(differ)
+    pairs = {fact: (stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}}
+    differ = {fact: (was, now) for fact, (was, now) in pairs.items() if was != now}
+    return ", ".join(
+        f"{fact} was {was!r} at the checkpoint and is {now!r} now"
+        for fact, (was, now) in differ.items()
+        if fact.rpartition(".")[0] not in differ  # of another sampler, its settings go without saying
+    )
 
 
 class Streams:
