@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Mismatch(NamedTuple):
     reshaped: list[str]
 
 
-class Entry:
+class Entry(ABC):
     """One named entry of the user's state, whatever object is behind it."""
 
     is_random: ClassVar[bool] = False
@@ -79,17 +80,17 @@ class Entry:
         """Of a generator: whether it is known that nothing was drawn since it was seeded."""
         return False
 
+    @abstractmethod
     def save(self) -> Any:
         """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
-        raise NotImplementedError(f"{type(self).__name__}.save")
 
     def check(self, tree: Any) -> Mismatch:
         """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
         return Mismatch([], [], [])
 
+    @abstractmethod
     def load(self, tree: Any) -> None:
         """Become what `save` described; the object stays the same object."""
-        raise NotImplementedError(f"{type(self).__name__}.load")
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
