@@ -108,7 +108,7 @@ class Entry(ABC):
         """
         return {}
 
-    def use_options(self, names: Collection[str]) -> None:
+    def use_options(self, names: Collection[str]) -> None:  # noqa: B027
         """After `load`: go on with these options as the program gave them."""
 
 
