@@ -19,6 +19,7 @@ from everstep.errors import ConfigError, JournalError, RunDirError, nearest
 from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
+from everstep.record.paths import user_path
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
@@ -179,7 +180,7 @@ class RunJournal:
 
     @checked_keywords
     def __init__(self, run_dir: str | Path) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir = user_path(run_dir, "run_dir")
         _require_run(self.run_dir)
         self._chain_problems: list[str] = []
 

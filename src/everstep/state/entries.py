@@ -21,9 +21,6 @@ class Slot:
 
     A value that the program never replaces and changes in place (a deque, a list, a dict, a set, an
     array) is restored in place, so that the program's other names for it stay right.
-
-    Attributes:
-        value: the value; assign a new one whenever you like.
     """
 
     @checked_keywords
@@ -33,6 +30,7 @@ class Slot:
 
     @property
     def value(self) -> Any:
+        """The value; assign a new one whenever you like."""
         return self._value
 
     @value.setter
