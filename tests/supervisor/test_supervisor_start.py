@@ -477,7 +477,7 @@ def test_a_warm_start_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(
-            NoCheckpointError, match="neither a checkpoint.* nor a run with a checkpoint; check the path"
+            NoCheckpointError, match=r"neither a checkpoint.* nor a run with a checkpoint; check the path"
         ):
             entered(Net(tmp_path / "run", init_from=path))
 
