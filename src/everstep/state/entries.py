@@ -251,6 +251,18 @@ class ContainerEntry(Entry):
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
+def dropped(entry: Entry, tree: Any) -> list[str]:
+    """Keys that the program's dict has and the saved one, which fits, lacks: loading drops them."""
+    return _dropped(entry.container, tree) if isinstance(entry, ContainerEntry) else []
+
+
+def _dropped(live: Any, saved: Any) -> list[str]:
+    if not isinstance(live, dict) or not isinstance(saved, dict):
+        return []
+    inside = [f"{key}/{name}" for key in live if key in saved for name in _dropped(live[key], saved[key])]
+    return [str(key) for key in live if key not in saved] + inside
+
+
 def _pairs(container: Any) -> Any:
     return container.items() if isinstance(container, dict) else enumerate(container)
 
