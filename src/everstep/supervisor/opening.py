@@ -16,7 +16,7 @@ from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, user_path
 from everstep.record import facts as run_facts
-from everstep.state import Encoded
+from everstep.state import Encoded, dropped
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
@@ -184,6 +184,9 @@ class Opening:
         meta: Any = checkpoint.meta
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
         changed = self._compare(progress, board, user, meta, reopened)
+        for name, entry in user.entries.items():
+            if names := dropped(entry, tree["user"][name]):
+                self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
         user.load(tree, progress.updates)
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
