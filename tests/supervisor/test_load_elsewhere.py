@@ -133,6 +133,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained
     with pytest.raises(RestoreError, match="does not fit these objects") as raised:
         everstep.load(trained[0], {"notes": net.notes, "model": net.model, "ema": np.zeros(2)})
     assert raised.value.missing == ("ema",) and raised.value.unexpected == ()
+    assert "'ema': known: model, notes, optimizer; " in str(raised.value)
     assert "model/0.weight (3, 4) float32 -> (5, 4) float32" in raised.value.reshaped
     assert same(snapshot(net.model), before) and net.notes["epoch"] == 0
     with pytest.raises(RestoreError) as raised:

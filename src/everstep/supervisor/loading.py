@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Checkpoint, Store, read_manifest
-from everstep.errors import RestoreError
+from everstep.errors import RestoreError, nearest
 from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, user_path
 from everstep.supervisor.ending import BestRecord
@@ -62,7 +62,7 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     else:
         saved = saved_tree(_only(checkpoint, user.entries), ("user",))["user"]
         trees = {name: saved[name] for name in user.entries if name in saved}
-    _check(user, trees, where)
+    _check(user, trees, checkpoint)
     user.load_user(trees)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
@@ -77,13 +77,18 @@ def _only(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
     return replace(checkpoint, structure={"user": {name: user[name] for name in names if name in user}})
 
 
-def _check(user: UserState, trees: Mapping[str, Any], where: str) -> None:
+def _check(user: UserState, trees: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    structure: Any = checkpoint.structure
     try:
-        user.check(trees, where)
+        user.check(trees, str(checkpoint.path))
     except RestoreError as error:
+        unknown = [
+            f"{name!r}: {nearest(name, structure['user'])}; " for name in user.entries if name not in trees
+        ]
         raise RestoreError(
-            f"{where} does not fit these objects; make them as the run made them, under the same names, or "
-            "take parts of it with everstep.load(InitFrom(path, include=..., rename=...), state)",
+            f"{checkpoint.path} does not fit these objects; {''.join(unknown)}make them as in the run, "
+            "under the same names, or take parts with everstep.load(InitFrom(path, include=..., rename=...), "
+            "state)",
             missing=error.missing,
             unexpected=error.unexpected,
             reshaped=error.reshaped,
