@@ -38,7 +38,10 @@ if TYPE_CHECKING:
         BestRecord as BestRecord,
         Ending as Ending,
         InitFrom as InitFrom,
+        Loaded as Loaded,
         Supervisor as Supervisor,
+        best as best,
+        load as load,
     )
 
 _HOMES = {
@@ -65,7 +68,7 @@ _HOMES = {
     "services.nan_guard": ("NaNGuard",),
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
-    "supervisor": ("BestRecord", "Ending", "InitFrom", "Supervisor"),
+    "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load"),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {

@@ -50,6 +50,16 @@ class Store:
         """The folder in which checkpoint `name` is, or would be."""
         return self._folder / str(name)
 
+    def best_folder(self, metric: str) -> Path:
+        """Where the best weights by `metric` are kept."""
+        return self.run_dir / "best" / metric.replace("/", ".")
+
+    def best(self) -> dict[str, Path]:
+        """By metric, the folder of the best weights that the newest checkpoint names, if it is there."""
+        newest = self.facts()[-1:]
+        found = {m: self.best_folder(m) / name for facts in newest for m, name in facts.best.items()}
+        return {metric: path for metric, path in found.items() if path.exists()}
+
     def names(self) -> list[CheckpointName]:
         """The names on disk, oldest to newest, whole or not."""
         try:

@@ -3,6 +3,7 @@
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock
+from everstep.record.paths import user_path
 from everstep.record.provenance import facts
 from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
 from everstep.record.replay import Replay
@@ -23,4 +24,5 @@ __all__ = [
     "StoredBlock",
     "facts",
     "read_segment",
+    "user_path",
 ]

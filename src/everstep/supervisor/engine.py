@@ -32,6 +32,7 @@ from everstep.errors import (
     NonFiniteError,
     NotResumableError,
     ProgressError,
+    RunDirError,
     ServiceError,
     StateError,
     UsageError,
@@ -39,7 +40,7 @@ from everstep.errors import (
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block
+from everstep.record import Block, user_path
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -109,7 +110,7 @@ class Run:
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
-            path=Path(run_dir),
+            path=user_path(run_dir, "run_dir"),
             seed=seed,
             resume=resume,
             init_from=InitFrom.of(init_from),
@@ -691,11 +692,13 @@ class Run:
             CheckpointError: it could not be.
         """
         self._announce_commits(wait=True)
-        if self._saver.error is not None:
+        error = self._saver.error
+        if error is not None:
+            remedy = "bring it back" if isinstance(error, RunDirError) else "free space"
             raise CheckpointError(
-                f"the last state could not be saved: {self._saver.error}; free space and start again: "
+                f"the last state could not be saved: {error}; {remedy} and start again: "
                 "the run goes on from the checkpoint before"
-            ) from self._saver.error
+            ) from error
 
     def _leave(self, interruption: Interrupt) -> None:
         """The state of this boundary is being saved: wait for it, then leave the body."""
