@@ -17,7 +17,7 @@ from everstep.metrics import MetricFormatter, Window, environment_table, log_lin
 from everstep.metrics.collector import Reader, is_wall, to_scalar
 from everstep.progress_estimate import progress
 from everstep.schedule import NEVER
-from everstep.services.best import Best
+from everstep.services.best import Best, direction
 from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
 from everstep.supervisor import Supervisor, checked_limit
@@ -46,8 +46,9 @@ class TrainLoop(Supervisor):
         max_epoch: total number of epochs, 1 or more; None for no limit.
         steps_per_epoch: an epoch is so many steps, and a pass over the data goes on in the next
             epoch; None: an epoch is a pass.
-        watch: the metric whose best value is tracked and marked ` (*)`: a name, or (name, "min" or
-            "max").  Default: that of a `Best` or `EarlyStop` among the services, else "valid_loss".
+        watch: the metric whose best value is tracked, kept and marked ` (*)`, and which `best` is of: a
+            name, or (name, "min" or "max"); beside any `Best` among the services.  Default: that of the
+            first `Best` or `EarlyStop` among them, else "valid_loss".
         groups: prefixes of parameter names that get tables of their own in the training summary.
         formatter: how metrics are written in log lines.
         show_eta: whether log lines have the ETA.
@@ -71,9 +72,7 @@ class TrainLoop(Supervisor):
     ) -> None:
         self._max_epoch = checked_limit("max_epoch", max_epoch)
         self._steps_per_epoch = checked_limit("steps_per_epoch", steps_per_epoch)
-        services = listed(services)
-        if not any(isinstance(service, Best) for service in services):
-            services.append(Best(*_watched(watch, services), save=watch is not None))
+        services = _with_best(watch, listed(services))
         super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)
         self._groups, self._formatter, self._show_eta = (
             tuple(groups),
@@ -690,11 +689,28 @@ def _no_batch(name: str) -> DataError:
     )
 
 
-def _watched(watch: str | tuple[str, str] | None, services: Sequence[Service]) -> tuple[str, str | None]:
-    """The metric to watch, and its direction where it is given."""
-    if isinstance(watch, tuple):
-        return watch
-    if watch is not None:
-        return watch, None
+def _with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> list[Service]:
+    """The services, with the `Best` of the watched metric before every other `Best`."""
+    bests = [service for service in services if isinstance(service, Best)]
+    if watch is None:
+        return services if bests else [*services, _default_best(services)]
+    if isinstance(watch, str):
+        metric, mode = watch, None
+    elif isinstance(watch, tuple) and len(watch) == 2:
+        metric, mode = watch
+    else:
+        raise ConfigError(f'watch={watch!r}: give a name, or a pair as in watch=("valid_acc", "max")')
+    found = next((best for best in bests if best.metric == metric), None)
+    if found is None:
+        direction(metric, mode, f'give watch=("{metric}", "min") or "max"')
+        found = Best(metric, mode)
+    elif mode not in (None, found.mode):
+        raise ConfigError(f"watch={watch!r} and {found!r} with mode={found.mode!r}: give one of the two")
+    return [found, *(service for service in services if service is not found)]
+
+
+def _default_best(services: Sequence[Service]) -> Best:
+    """Marks the best value of the metric that stops the run, or of "valid_loss" if it comes."""
     stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
-    return ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
+    metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
+    return Best(metric, mode, save=False)

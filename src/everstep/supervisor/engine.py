@@ -106,6 +106,11 @@ class Run:
         services = listed(services)
         if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
             raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
+        if sum(isinstance(service, Checkpoints) for service in services) > 1:
+            raise ConfigError(
+                "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
+                "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))"
+            )
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
