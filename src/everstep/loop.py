@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep import backends
 from everstep.contracts import Moment, Service
-from everstep.errors import ConfigError, DataError, MetricError, UsageError
+from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
 from everstep.keywords import checked_keywords
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
 from everstep.metrics.collector import Reader, is_wall, to_scalar
@@ -102,6 +102,11 @@ class TrainLoop(Supervisor):
         """The user's state there, while the lines at the epoch's head run again."""
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
+        self._epoch_updates = 0
+        """Optimizer updates when it began."""
+        self._epoch_data: dict[str, Any] = {}
+        """By stream, the data that its first step loop in this epoch reads."""
+        self._told_of_second_data = False
         self._slot: StreamSlot | None = None
         self._pass_unfinished = False
         self._tail_ready = False
@@ -214,6 +219,8 @@ class TrainLoop(Supervisor):
 
     def _enter_epoch(self) -> None:
         self._calls = 0
+        self._epoch_data.clear()
+        self._epoch_updates = self.updates
         self._epoch_open = True
         self._pass_unfinished = False
         self._tail_ready = False
@@ -251,6 +258,15 @@ class TrainLoop(Supervisor):
         }
         self._journal.event("times", times, wall=True)
         self._waited = 0.0
+
+    def _check_epoch(self) -> None:
+        super()._check_epoch()
+        made = self.updates - self._epoch_updates
+        if made and not (self._progress.step or self._calls):
+            raise ProgressError(
+                f"in epoch {self.epoch} the optimizers of the state made {made} updates and no step was "
+                "counted; take the batches from the loop: for step, batch in loop.iter_steps(data):"
+            )
 
     def _require_calls(self) -> None:
         raise UsageError(
@@ -313,7 +329,10 @@ class TrainLoop(Supervisor):
             raise UsageError(
                 "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
             )
-        slot = None if data is None else self._streams.bind(data, name)
+        slot = None
+        if data is not None:
+            slot = self._streams.bind(data, name)
+            self._note_data(data, name)
         self._calls += 1
         current = self._progress
         if self._replaying and self._calls <= current.calls:  # done before the checkpoint
@@ -332,6 +351,17 @@ class TrainLoop(Supervisor):
             )
         self._slot, self._step_data = slot, None
         return self._steps(slot)
+
+    def _note_data(self, data: Any, name: str) -> None:
+        """Say once if a second step loop of the epoch reads other data as the same stream."""
+        if self._epoch_data.setdefault(name, data) is data or self._told_of_second_data:
+            return
+        self._told_of_second_data = True
+        self._warn(
+            f"a second iter_steps() of epoch {self.epoch} reads other data as stream {name!r}: its steps "
+            "count as training steps. Evaluation reads its data itself: with loop.evaluation(): "
+            f'for x, y in valid: ...; two kinds of training data: iter_steps(other, name="{name}2")'
+        )
 
     def _require_no_steps(self) -> None:
         if self._in_steps:
@@ -529,12 +559,21 @@ class TrainLoop(Supervisor):
 
         So evaluating, or not, more or less often, changes nothing in the training.  The block may run
         again after a resume and must not change the state.
+
+        Raises:
+            UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
         """
         self._enter_outside("evaluation")
         began = self.clock()
         self._estimator.update(self._progress.step)
+        before = self.updates
         with isolated(), self._user.evaluation_mode():
             yield
+        if self.updates != before:
+            raise UsageError(
+                f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
+                f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
+            )
         self._estimator.exclude(self.clock() - began)
         self._fire(Moment.AFTER_EVALUATION)
 

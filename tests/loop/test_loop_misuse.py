@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import everstep
 from everstep import Best, Checkpoints
-from everstep.errors import ConfigError
-from tiny_runs import Tiny
+from everstep.errors import ConfigError, ProgressError, UsageError
+from tiny_runs import Boom, Tiny
 
 
 def collecting(**values: float) -> Any:
@@ -40,9 +42,7 @@ def test_a_watch_that_contradicts_a_best_service_is_an_error(tmp_path: Path) -> 
 
 
 def test_a_watch_without_a_direction_is_told_how_to_give_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r'give watch=\("val_los", "min"\) or "max"'
-    ):
+    with pytest.raises(ConfigError, match=r'give watch=\("val_los", "min"\) or "max"'):
         Tiny(tmp_path / "run", watch="val_los")
 
 
@@ -56,3 +56,115 @@ def test_two_checkpoints_services_are_told_how_to_be_one(tmp_path: Path) -> None
     services = [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]
     with pytest.raises(ConfigError, match=r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"):
         Tiny(tmp_path / "run", services=services)
+
+
+# ---------------------------------------------------------------------------- what trains uncounted
+
+
+class Net:
+    """The smallest training with torch: weights, their optimizer, one update."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+
+    def train(self, run_dir: Path, body: Callable[[Any], object]) -> everstep.TrainLoop:
+        """One epoch of two steps, and then `body`."""
+        with everstep.TrainLoop(run_dir, self.state, max_epoch=1) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps([1, 2]):
+                    self.update()
+                body(loop)
+        return loop
+
+    def update(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 1)).sum().backward()
+        self.optimizer.step()
+
+
+def test_an_epoch_that_trains_without_iter_steps_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+    wanted = r"in epoch 1 .* made 3 updates and no step was counted; .*loop\.iter_steps\(data\)"
+
+    def without_steps() -> None:
+        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=2) as loop:
+            for _ in loop.iter_epochs():
+                for _ in range(3):
+                    net.update()
+
+    with pytest.raises(ProgressError, match=wanted):
+        without_steps()
+
+
+def test_an_epoch_without_steps_may_train_beside_others_also_after_a_resume(tmp_path: Path) -> None:
+    for max_epoch in (1, 3):
+        net = Net()
+        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=max_epoch) as loop:
+            for epoch in loop.iter_epochs():
+                for _ in loop.iter_steps([1, 2]) if epoch != 2 else [1]:
+                    net.update()
+    assert (loop.step, loop.updates) == (4, 5)
+
+
+def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+
+    def trains(loop: Any) -> None:
+        with loop.evaluation():
+            net.update()
+
+    with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
+        net.train(tmp_path / "run", trains)
+
+
+def test_an_error_inside_evaluation_stays_that_error(tmp_path: Path) -> None:
+    net = Net()
+
+    def fails(loop: Any) -> None:
+        with loop.evaluation():
+            net.update()
+            raise Boom
+
+    with pytest.raises(Boom):
+        net.train(tmp_path / "run", fails)
+
+
+def test_an_optimizer_of_its_own_may_step_inside_evaluation(tmp_path: Path) -> None:
+    def probes(loop: Any) -> None:
+        with loop.evaluation():
+            Net().update()
+
+    assert Net().train(tmp_path / "run", probes).updates == 2
+
+
+# --------------------------------------------------------------------------- a second step loop
+
+
+def test_a_second_step_loop_over_other_data_is_said_once(tmp_path: Path) -> None:
+    train, valid = [1, 2, 3], [4]
+    for max_epoch in (2, 3):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps(train):
+                    pass
+                for _ in loop.iter_steps(valid):
+                    pass
+        (warning,) = loop.ending.warnings
+        assert "reads other data as stream 'train': its steps count as training steps" in warning
+        assert "with loop.evaluation(): for x, y in valid:" in warning and 'name="train2"' in warning
+
+
+def test_data_made_anew_or_read_twice_or_named_is_no_second_data(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=4)
+    with tiny.loop as loop:
+        for epoch in loop.iter_epochs():
+            train = [epoch, epoch + 1]
+            for _ in range(2):
+                for _ in loop.iter_steps(train):
+                    pass
+            for _ in loop.iter_steps([epoch], name="other"):
+                pass
+    assert loop.step == 20 and loop.ending.warnings == ()

@@ -55,7 +55,7 @@ from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.saving import Saver, Snapshot
-from everstep.supervisor.signals import SignalWatch, describe
+from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import UserState
@@ -530,7 +530,12 @@ class Run:
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
                 "add it and what it steps, as in state={'model': model, 'optimizer': optimizer}"
             )
-        if at_epoch_end and self._progress.epoch == 1:
+        if at_epoch_end:
+            self._check_epoch()
+
+    def _check_epoch(self) -> None:
+        """Ask at an epoch's end whether what it did makes sense."""
+        if self._progress.epoch == 1:
             self._check_updates()
 
     def _check_updates(self) -> None:
@@ -711,7 +716,7 @@ class Run:
             "interrupted", {"reason": interruption.reason, "step": self._progress.step}, wall=True
         )
         self.println(f"{interruption.reason}: {where}; start again to go on")
-        raise Interrupted(interruption.code, interruption.reason)
+        raise leaving(interruption.code, interruption.reason)
 
     # ------------------------------------------------------------------------------- the record
 
@@ -874,6 +879,8 @@ class Run:
         stop = self._progress.stop
         if isinstance(cause, Interrupted):
             reason = cause.reason
+        elif isinstance(cause, KeyboardInterrupt) and self._interruption is not None:
+            reason = self._interruption.reason
         elif cause is not None:
             reason = f"{type(cause).__name__}: {cause}"
         else:
@@ -910,7 +917,7 @@ class Run:
         if stop is not None and stop.failed:
             raise GuardStop(stop.reason)
         if number is not None:
-            raise Interrupted(128 + number, f"{describe(number)} while the loop was ending")
+            raise leaving(128 + number, f"{describe(number)} while the loop was ending")
 
     # --------------------------------------------------------------------------- what must hold
 
