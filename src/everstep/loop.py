@@ -246,6 +246,7 @@ class TrainLoop(Supervisor):
         self._epoch_open = False
         self._forget_lines()
         self._boundary(Moment.AFTER_EPOCH)
+        self._check_watched()
 
     def _record_times(self) -> None:
         """Times belong to ranges of steps, not to rows."""
@@ -752,4 +753,6 @@ def _default_best(services: Sequence[Service]) -> Best:
     """Marks the best value of the metric that stops the run, or of "valid_loss" if it comes."""
     stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
     metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
-    return Best(metric, mode, save=False)
+    best = Best(metric, mode, save=False)
+    best.watches = ()  # nobody asked for it
+    return best

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import Best, Checkpoints
+from everstep import Best, Checkpoints, EarlyStop
 from everstep.errors import ConfigError, ProgressError, UsageError
 from tiny_runs import Boom, Tiny
 
@@ -56,6 +56,83 @@ def test_two_checkpoints_services_are_told_how_to_be_one(tmp_path: Path) -> None
     services = [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]
     with pytest.raises(ConfigError, match=r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"):
         Tiny(tmp_path / "run", services=services)
+
+
+# ---------------------------------------------------------------------------- metrics that never come
+
+
+WATCHING = {
+    "early stop": {"services": [EarlyStop("val_loss", patience=1)]},
+    "best": {"services": [Best("val_loss")]},
+    "watch": {"watch": "val_loss"},
+    "keep_best": {"services": [Checkpoints(keep_best=("val_loss", "min", 2))]},
+    "all": {"watch": "val_loss", "services": [EarlyStop("val_loss", patience=1)]},
+}
+
+
+@pytest.mark.parametrize("arguments", WATCHING.values(), ids=WATCHING)
+def test_a_name_like_a_collected_one_is_said_after_the_first_epoch(tmp_path: Path, arguments: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=3, **arguments)
+    told = []
+
+    def tail(loop: Any, epoch: int) -> None:
+        told.append(any("no value of" in line for line in tiny.lines))
+        loop.collect_metrics(valid_loss=1 / epoch, train_loss=1.0)
+
+    (warning,) = tiny.train(tail=tail).loop.ending.warnings
+    assert warning.endswith(": no value of 'val_loss' has come; did you mean 'valid_loss'?")
+    assert told == [False, True, True]
+    assert tiny.lines.count(f"warning: {warning}") == 1
+
+
+def test_a_name_like_no_other_is_said_at_the_end_of_each_start_that_trains(tmp_path: Path) -> None:
+    services = [EarlyStop("nope", "min", patience=1, name="stopper")]
+    wanted = ("'stopper': no value of 'nope' has come; known: loss, valid_loss",)
+    for max_epoch, warnings in ((2, wanted), (3, wanted), (3, ())):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services)
+        assert tiny.train(tail=collecting(valid_loss=1.0)).loop.ending.warnings == warnings
+
+
+def test_values_of_an_earlier_start_have_come(tmp_path: Path) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        if epoch == 1:
+            loop.collect_metrics(valid_loss=1.0)
+
+    for max_epoch in (1, 2):
+        services = [EarlyStop("valid_loss", patience=9), Checkpoints(keep_best=("valid_loss", "min", 1))]
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services, watch="valid_loss")
+        assert tiny.train(tail=tail).loop.ending.warnings == ()
+
+
+@pytest.mark.parametrize("services", [[], [EarlyStop("loss", patience=9)]])
+def test_what_nobody_asked_for_or_comes_in_steps_is_not_missed(tmp_path: Path, services: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train(tail=collecting(valid_los=1.0))
+    assert tiny.loop.ending.warnings == ()
+
+
+def test_a_loop_of_ones_own_misses_a_metric_at_its_end(tmp_path: Path) -> None:
+    def warnings(name: str, metric: str) -> tuple[str, ...]:
+        services = [Checkpoints(everstep.Every(steps=1), keep_last=1, keep_best=(metric, "min", 1))]
+        with everstep.Supervisor(tmp_path / name, services=services, max_step=4) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                sv.advance(loss=abs(sv.step - 1.0))
+        return sv.ending.warnings
+
+    assert warnings("right", "loss") == ()
+    assert {path.name for path in (tmp_path / "right" / "checkpoints").glob("step-*")} >= {"step-00000002"}
+    assert warnings("wrong", "losses") == (
+        "'checkpoints': no value of 'losses' has come; did you mean 'loss'? known: loss",
+    )
+
+
+def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
+    services = [Best("val_acc", restore_at_end=True)]
+    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services).train()
+    assert tiny.loop.ending.warnings == (
+        "'best val_acc': no value of 'val_acc' has come; known: loss",
+        "'best val_acc': restore_at_end restored nothing: no value of it has come; the last weights stay",
+    )
 
 
 # ---------------------------------------------------------------------------- what trains uncounted

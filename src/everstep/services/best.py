@@ -83,7 +83,7 @@ class Best(Service):
         every: Schedule | None = None,
     ) -> None:
         super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
-        self.metric = metric
+        self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.restore_at_end = save, restore_at_end
         self.value: float | None = None

@@ -35,6 +35,8 @@ from everstep.errors import (
     ServiceError,
     StateError,
     UsageError,
+    alike,
+    nearest,
 )
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import Collector, Rows
@@ -163,6 +165,9 @@ class Run:
         self._kept_only = False
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
+        """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
+        self._missed: set[str] = set()
+        """Watched metrics without a value that were warned about."""
         self._lines: dict[str, Any] = {}
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
@@ -547,6 +552,20 @@ class Run:
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
             )
 
+    def _check_watched(self, *, at_end: bool = False) -> None:
+        """Warn of each watched metric that never came; before the end, if another's name is like its own."""
+        watching: dict[str, list[str]] = {}
+        for service in self._board:
+            for metric in service.watches:
+                watching.setdefault(metric, []).append(repr(service.name))
+        others = self._last_values.keys() - watching.keys()
+        for metric, names in watching.items():
+            if metric in self._last_values or metric in self._missed:
+                continue
+            if hint := nearest(metric, self._last_values) if at_end else alike(metric, others).rstrip():
+                self._missed.add(metric)
+                self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
+
     # ---------------------------------------------------------------------------------- saving
 
     def _steps_left(self) -> int | None:
@@ -723,7 +742,7 @@ class Run:
     def _record_rows(self, rows: Rows) -> None:
         """Rows that the collector finished: into the journal, and compared if executed again."""
         block = Block(self._progress.epoch, *rows)
-        if rows.phase != "step":
+        if rows.phase != "step" or not self._progress.epoch:
             self._last_values[rows.name] = rows.values[-1]
         self._journal.append(block)
         replay = self._recovered.replay
@@ -825,6 +844,8 @@ class Run:
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
         final = self._viewer(Moment.AFTER_STEP, final=True)
         self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
+        if (self._progress.step, self._progress.epoch) != (self._recovered.step, self._recovered.epoch):
+            self._check_watched(at_end=True)
         if self._is_over():
             current = self._progress
             assert current.stop is not None
@@ -861,8 +882,17 @@ class Run:
 
     def _restore_best(self) -> None:
         for service in self._board.all(Best):
+            if not service.restore_at_end:
+                continue
             best = self._best_record(service)
-            if service.restore_at_end and best is not None and best.path is not None:
+            if best is None or best.path is None:
+                why = (
+                    "no value of it has come"
+                    if best is None
+                    else "the weights of its best value were not kept"
+                )
+                self._warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
+            else:
                 saved = read_checkpoint(Path(best.path))
                 self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
                 self.println(
