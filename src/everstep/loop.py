@@ -266,7 +266,7 @@ class TrainLoop(Supervisor):
         if made and not (self._progress.step or self._calls):
             raise ProgressError(
                 f"in epoch {self.epoch} the optimizers of the state made {made} updates and no step was "
-                "counted; take the batches from the loop: for step, batch in loop.iter_steps(data):"
+                "counted; give the data to the loop: for step, batch in loop.iter_steps(data):"
             )
 
     def _require_calls(self) -> None:
