@@ -413,6 +413,7 @@ class Service:
     Attributes:
         name: unique in a run; the key of its state in the checkpoint.
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
+        watches: names of the metrics that it is there for; one of which no value comes is warned about.
     """
 
     stage: Stage = Stage.REPORT
@@ -420,6 +421,7 @@ class Service:
     controller: bool = False
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after it ran; built-in services draw none."""
+    watches: Sequence[str] = ()
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 
