@@ -456,7 +456,7 @@ class TrainLoop(Supervisor):
         """The step loop has ended; what follows in the epoch is its tail."""
         current = self._progress
         current.iterating, current.calls = False, self._calls
-        if self._saved_step() != current.step - 1:
+        if not self._one_before():
             self._keep_snapshot("step")
         self._tail_ready = True
 
@@ -599,6 +599,8 @@ class TrainLoop(Supervisor):
                 self._step_began = None
         else:
             self._enter_outside("print_logs")
+            if self._replaying:
+                return  # it was printed the first time, and what came since is still to be
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began)
         self._note_durations()
@@ -683,10 +685,11 @@ class TrainLoop(Supervisor):
         super()._finish()
 
     def _explain(self, error: BaseException) -> None:
-        if isinstance(error, NameError) and self.resumed_mid_epoch and self.step == self._recovered.step:
+        if isinstance(error, NameError) and self.resumed_mid_epoch:
             error.add_note(
-                "this epoch was resumed after its last step (which one that is was not known beforehand), so "
-                "its step loop ran no step and assigned nothing; give what follows it a value before the loop"
+                f"this epoch was resumed after step {self._recovered.step}; a step loop that had ended "
+                "before (which step is its last is not always known beforehand) ran no step and assigned "
+                "nothing: give what follows it a value before the loop"
             )
 
     def _is_over(self) -> bool:

@@ -259,3 +259,85 @@ def test_lines_before_a_supervisors_loop(tmp_path: Path, stop_at: int) -> None:
         train(tmp_path / "run", stop_at)
     assert train(tmp_path / "run", None) == straight
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("place", ["tail", "between"])
+@pytest.mark.parametrize("second", [1, 2])
+def test_two_step_loops_the_second_of_few_steps(tmp_path: Path, second: int, place: str) -> None:
+    first_data = everstep.data.arrays(np.arange(6.0), batch_size=2)
+    second_data = everstep.data.arrays(np.arange(second + 0.0), batch_size=1)
+
+    def train(run: Path, stop_at: int | None = None) -> None:
+        w, b = np.zeros(1), 0.0
+        services = [everstep.Checkpoints(Every(steps=1))]
+        with everstep.TrainLoop(run, {"w": w}, max_epoch=3, services=services, seed=1) as loop:
+            for epoch in loop.iter_epochs():
+                for _, (a,) in loop.iter_steps(first_data):
+                    w += a.sum()
+                loop.print_logs()
+                if stop_at == epoch and place == "between":
+                    raise Killed
+                for _, (b,) in loop.iter_steps(second_data, "second"):
+                    w *= 1 + b.sum()
+                    loop.collect_metrics(inside=w[0])
+                if stop_at == epoch and place == "tail":
+                    raise Killed
+                loop.collect_metrics(last=b.sum())
+
+    train(tmp_path / "straight")
+    for stop_at in (1, 2, 3):
+        run = tmp_path / f"{stop_at}"
+        with pytest.raises(Killed):
+            train(run, stop_at)
+        train(run)
+        assert compare_runs(tmp_path / "straight", run) == [], stop_at
+
+
+def test_a_variable_of_a_step_loop_that_a_resume_skips_is_explained(tmp_path: Path) -> None:
+    def train(stop_at: int | None = None) -> None:
+        with everstep.TrainLoop(
+            tmp_path, {"w": [0]}, max_epoch=1, services=[everstep.Checkpoints(Every(steps=1))]
+        ) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps([1, 2]):
+                    first = batch
+                for step, _ in loop.iter_steps([1, 2, 3], "second"):
+                    if step == stop_at:
+                        raise Killed
+                loop.collect_metrics(first=first)
+
+    with pytest.raises(Killed):
+        train(5)
+    with pytest.raises(NameError) as caught:
+        train()
+    assert "resumed after step 4" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("stop_at", range(2, 12, 3))
+def test_lines_printed_at_the_head_are_not_printed_again(tmp_path: Path, stop_at: int) -> None:
+    def train(run: Path, strike: int | None) -> list[str]:
+        lines: list[str] = []
+        services = [everstep.Checkpoints(Every(steps=1)), everstep.Console(sink=lines.append)]
+        data = everstep.data.arrays(np.arange(6.0), batch_size=1)
+        with everstep.TrainLoop(run, {"w": [0]}, max_epoch=2, services=services, show_eta=False) as loop:
+            for epoch in loop.iter_epochs():
+                loop.collect_metrics(head=float(epoch))
+                loop.print_logs()
+                for step, (x,) in loop.iter_steps(data):
+                    loop.collect_metrics(loss=x[0])
+                    if step == strike:
+                        raise Killed
+                loop.print_logs()
+        return [line.split("epoch time")[0].split("; step_time")[0] for line in lines if "loss: " in line]
+
+    straight = train(tmp_path / "straight", None)
+    with pytest.raises(Killed):
+        train(tmp_path / "run", stop_at)
+    resumed = train(tmp_path / "run", None)
+    assert resumed and [_untimed(line) for line in resumed] == [
+        _untimed(s) for s in straight[-len(resumed) :]
+    ]
+
+
+def _untimed(line: str) -> str:
+    return line.partition("loss: ")[2].split(" ")[0]

@@ -461,7 +461,7 @@ def test_an_epoch_of_two_loops_that_was_cut_goes_on_where_it_was_cut(
     straight = train("straight", 12)
     train("run", first)
     tiny = train("run", 12)
-    assert tiny.seen[0][1] in (first, first + 1)
+    assert first - 1 <= tiny.seen[0][1] <= first + 1
     assert tiny.result() == straight.result()
 
 

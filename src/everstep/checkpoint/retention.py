@@ -109,11 +109,13 @@ def expendable(
 def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
     """Where a raised limit may go on inside an epoch that `closed` had cut short: the best first.
 
-    At its last step, or one before; with an epoch of one step that is where the epoch before ended.
+    At its last step, or one before; with an epoch of one step that is where the epoch before ended, and
+    with a second loop of one step it is one before the end of the first.
     """
     step, epoch = closed.step, closed.epoch
     assert epoch is not None
-    return CheckpointName(step), CheckpointName(step - 1), CheckpointName(step - 1, epoch - 1)
+    before = [CheckpointName(step), CheckpointName(step - 1), CheckpointName(step - 1, epoch - 1)]
+    return (*before, CheckpointName(step - 2)) if step > 1 else tuple(before)
 
 
 def _spaced(every: Every, present: Sequence[Facts]) -> set[CheckpointName]:

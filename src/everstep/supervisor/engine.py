@@ -581,7 +581,17 @@ class Run:
         is committed instead, and the last step runs again.
         """
         left = self._steps_left()
-        return left is not None and left < 1 and self._saved_step() == self._progress.step - 1
+        return left is not None and left < 1 and self._one_before()
+
+    def _one_before(self) -> bool:
+        """Whether the newest snapshot is from one step before.
+
+        Of a loop of one step: from one step before the end of the loop before it, which has no other state
+        either; then both run again.
+        """
+        current = self._progress
+        behind = current.step - self._saved_step()
+        return behind == 1 or (behind == 2 and current.call_start == current.step - 1)
 
     def _saved_step(self) -> int:
         """The step of the newest snapshot, committed or kept."""

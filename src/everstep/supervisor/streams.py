@@ -79,8 +79,8 @@ class StreamSlot:
         """Of the source's generators, as the checkpoint has them, until they stand there."""
         self._opened: list[list[Any]] = []
         """The states of the source's generators when the run's first pass was opened, and the last one."""
-        self._given: list[bool] | None = None
-        """Which of them the program sets itself between two passes; None before the second pass."""
+        self._given: list[int] = []
+        """Which of them (by index) the program sets itself between two passes."""
         self._between: list[tuple[Any, Any]] | None = None
         """The source's generators, and their states at the last boundary between two passes."""
         self._generators = generators
@@ -152,42 +152,46 @@ class StreamSlot:
                 f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
                 f"holds {holds} now; give generator= as it was then"
             )
-        with self._generators.returning(self.stream, self._states, self._are_given()):
+        given = self._are_given()
+        with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 self.cursor, self._saved = self._open_at(self.pass_index, self._saved), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
+        if self.cursor is None and self._opened:
+            self._given = [index for index, chosen in enumerate(given) if chosen]
 
     def _are_given(self) -> list[bool]:
         """Which generators the program has set for the pass that comes, so that they stay as they are."""
         held = getattr(self.stream, "generators", ())
-        known: list[list[Any]] = [self._given or [None] * len(held), *self._opened]
-        if self._saved is not None or [len(each) for each in known] != [len(held)] * 3:
+        if self._saved is not None or [len(states) for states in self._opened] != [len(held)] * 2:
             return [False] * len(held)
-        return [self._is_given(*each) for each in zip(held, *known, strict=True)]
+        return [self._is_given(*each) for each in zip(range(len(held)), held, *self._opened, strict=True)]
 
-    def _is_given(self, generator: Any, given: bool | None, first: Any, last: Any) -> bool:
+    def _is_given(self, index: int, generator: Any, first: Any, last: Any) -> bool:
         """Where the program begins, each generator stands as at the first pass, unless it is set since."""
         entry = make_entry("generator", generator)
         now = entry.save()
-        if given is None:  # only one pass was read: another seed than it had was set on purpose
+        if self.pass_index == 1:  # only one was read: another seed than it had was set on purpose
             return entry.as_seeded() and not _equal(now, first)
-        return given and (not _equal(now, first) or _equal(now, last))
+        return index in self._given and (not _equal(now, first) or _equal(now, last))
 
     def _notice_generators(self) -> None:
         """What the program has done to the source's generators since the pass before."""
         assert self.stream is not None
         held, now = getattr(self.stream, "generators", ()), Generators.states(self.stream)
         self._opened = [self._opened[0] if self._opened else now, now]
-        if self._between is None or len(self._between) != len(held):
+        between, self._between = self._between, None
+        if between is None or len(between) != len(held):
             return
         self._given = []
-        for generator, (before, left), state in zip(held, self._between, now, strict=True):
-            touched = generator is not before or not _equal(state, left)
-            seeded = generator is not before or make_entry("generator", generator).as_seeded()
-            self._given.append(touched and seeded)
-            if touched and not seeded and not self._generators.stands(generator):
+        for index, (generator, (before, left), state) in enumerate(zip(held, between, now, strict=True)):
+            if generator is before and _equal(state, left):
+                continue
+            if generator is not before or make_entry("generator", generator).as_seeded():
+                self._given.append(index)
+            elif not self._generators.stands(generator):
                 self._generators.stand([generator])
                 self._say(
                     f"warning: stream {self.name!r}: lines between its passes draw from its generator, which "

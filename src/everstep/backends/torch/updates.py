@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -85,22 +86,29 @@ class TorchUpdateWatch:
     def unsaved(self, user: Mapping[str, Any]) -> list[str]:
         """Parameters that an optimizer of the state steps and that nothing in it saves, each in words.
 
-        An object of the user's own may save copies of them: beside one with tensors nothing can be told.
+        An object of the user's own may save copies of them: of those only the shape is known.
         """
         saved = {0}  # where tensors without elements lie
+        copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
-            places = set(_storages(user[name]))
+            tensors = list(_tensors(user[name]))
+            saved.update(map(_place, tensors))
             if isinstance(value, torch.nn.Module):
-                places.update(parameter.untyped_storage().data_ptr() for parameter in value.parameters())
-            elif places and not isinstance(value, Tensor | Optimizer | dict | list):
-                return []
-            saved |= places
-        return [
-            f"parameter {index} {tuple(parameter.shape)} of {owner!r}"
-            for owner, watched in self._own.items()
-            for index, parameter in enumerate(_parameters(watched.optimizer))
-            if parameter.untyped_storage().data_ptr() not in saved
-        ]
+                own = dict(getattr(value, "_orig_mod", value).named_parameters())
+                saved.update(_place(parameter) for key, parameter in own.items() if key in user[name])
+            elif not isinstance(value, Tensor | Optimizer | dict | list | torch.Generator):
+                copies.update(tuple(tensor.shape) for tensor in tensors)
+        found = []
+        for owner, watched in self._own.items():
+            for index, parameter in enumerate(_parameters(watched.optimizer)):
+                shape = tuple(parameter.shape)
+                if _place(parameter) in saved:
+                    continue
+                if copies[shape] > 0:
+                    copies[shape] -= 1
+                else:
+                    found.append(f"parameter {index} {shape} of {owner!r}")
+        return found
 
     def unscheduled(self) -> list[str]:
         """Names of the optimizers for which a scheduler was made that is not part of the state."""
@@ -239,13 +247,17 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _storages(tree: Any) -> Iterator[int]:
-    """Where the tensors of a tree lie in memory."""
+def _tensors(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
-        yield tree.untyped_storage().data_ptr()
+        yield tree
     elif isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _storages(item)
+            yield from _tensors(item)
+
+
+def _place(tensor: Tensor) -> int:
+    """Where it lies in memory."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
