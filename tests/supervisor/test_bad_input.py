@@ -518,3 +518,20 @@ def test_unknown_keywords_of_iter_steps(tmp_path: Path) -> None:
         for _ in loop.iter_epochs():
             with pytest.raises(ConfigError, match=r"iter_steps\(\) has no argument 'nme'.*'name'"):
                 loop.iter_steps([1], nme="train")
+
+
+def test_an_entry_that_fails_to_save_is_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        with everstep.TrainLoop(tmp_path, {"model": model, "optimizer": optimizer}, max_epoch=2) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps([torch.ones(1, 2)]):
+                    model(torch.ones(1, 2)).sum().backward()
+                    optimizer.step()
+                    optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(3))] * 3
+
+    with pytest.raises(KeyError) as caught:
+        train()
+    assert caught.value.__notes__ == ["while state entry 'optimizer' was being saved"]

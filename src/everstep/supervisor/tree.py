@@ -67,7 +67,7 @@ class UserState:
         Raises:
             StateError: names the parameters, or an optimizer whose scheduler the state lacks.
         """
-        user = {name: entry.save() for name, entry in self.entries.items()}
+        user = {name: _saved(name, entry) for name, entry in self.entries.items()}
         unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
         if unsaved:
             some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
@@ -87,7 +87,7 @@ class UserState:
         """Its branches of the tree: `user` and, inside an accumulation window, `gradients`."""
         gradients = {name: watch.gradients() for name, watch in self._watches.items()}
         return {
-            "user": {name: entry.save() for name, entry in self.entries.items()},
+            "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
         }
 
@@ -95,7 +95,7 @@ class UserState:
         """The live arrays of the `user` branch, by the names they have in a checkpoint."""
         found = {}
         for name, entry in self.entries.items():
-            tree = entry.save()
+            tree = _saved(name, entry)
             for path in _array_paths(tree):
                 found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
         return found
@@ -171,6 +171,14 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+
+
+def _saved(name: str, entry: Entry) -> Any:
+    try:
+        return entry.save()
+    except Exception as error:
+        error.add_note(f"while state entry {name!r} was being saved")
+        raise
 
 
 def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
