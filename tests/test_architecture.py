@@ -27,11 +27,14 @@ FLOORS = (
     {"contracts", "durable"},
     {"progress_estimate", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
+    {"index"},
     {"services"},
     {"supervisor"},
     {"loop"},
     {"testing", "proof"},
+    {"cli"},
     {"__init__"},
+    {"__main__"},
 )
 """From the ground up: a room imports from floors below its own, never from its own.
 

@@ -86,6 +86,10 @@ class JournalError(EverstepError, ValueError):
     """The run's journal is damaged where it must not be, or of another version."""
 
 
+class RunIndexError(EverstepError, OSError):
+    """The index over runs cannot be read or written; the journals, which are the truth, are unharmed."""
+
+
 class NotResumableError(EverstepError):
     """The data in use cannot tell its position, so no checkpoint can be made inside its pass."""
 

@@ -2,7 +2,7 @@
 
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
-from everstep.record.lock import RunLock
+from everstep.record.lock import RunLock, is_held
 from everstep.record.provenance import facts
 from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
 from everstep.record.replay import Replay
@@ -22,5 +22,6 @@ __all__ = [
     "Status",
     "StoredBlock",
     "facts",
+    "is_held",
     "read_segment",
 ]

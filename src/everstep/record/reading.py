@@ -74,7 +74,8 @@ class Segment:
     Attributes:
         number: which start of the process wrote it, from 1.
         path: the file.
-        end: the offset after its last whole frame.
+        end: the offset after its last whole frame; 0 if there is none.
+        size: the bytes of the file up to the end of that frame; what follows is torn, or being written.
         started: False for a file that was killed before its start was written.
         parent: the position that it goes on from; None if it started from nothing.
         events: in the order in which they were written.
@@ -85,6 +86,7 @@ class Segment:
     number: int
     path: Path
     end: int
+    size: int = 0
     started: bool = False
     parent: Position | None = None
     events: list[Event] = field(default_factory=list)
@@ -114,19 +116,26 @@ def segment_number(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def read_segment(path: Path) -> Segment:
+def read_segment(path: Path, start: int = 0) -> Segment:
     """Read one file of a journal, whatever is damaged in it.
+
+    Args:
+        start: the `size` that an earlier reading came to: only what was written since is returned.
 
     Raises:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    data = path.read_bytes()
+    start = max(start, frames.HEADER_SIZE)
+    with path.open("rb") as file:
+        head = file.read(frames.HEADER_SIZE)
+        file.seek(start)
+        data = file.read()
     events: list[Event] = []
     blocks: list[StoredBlock] = []
     problems: list[str] = []
-    header = frames.unpack_header(data)
-    if header is None and data:
+    header = frames.unpack_header(head)
+    if header is None and head:
         problems.append(f"{path.name}: the header ({frames.HEADER_SIZE} bytes at 0) is torn or damaged")
     if header is not None and header.version > frames.VERSION:
         raise JournalError(
@@ -136,22 +145,24 @@ def read_segment(path: Path) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    end = 0
-    for found in frames.scan(data, frames.HEADER_SIZE):
+    end = size = 0
+    for found in frames.scan(data, 0):
         if isinstance(found, Hole):
-            problems.append(_describe(path, found, len(data)))
+            hole = Hole(start + found.start, start + found.end)
+            problems.append(_describe(path, hole, start + len(data)))
             continue
-        end = found.offset + found.end - found.start
+        end, size = found.offset + found.end - found.start, start + found.end
         if found.kind == frames.EVENT:
             events.append(_event(number, found))
         elif found.kind == frames.METRICS:
             blocks.append(StoredBlock(found.offset, found.payload))
         else:
-            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {found.start} is skipped")
+            at = start + found.start
+            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {at} is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     started = header is not None or bool(starts)
-    return Segment(number, path, end, started, parent, events, blocks, problems)
+    return Segment(number, path, end, size or min(start, len(head)), started, parent, events, blocks, problems)
 
 
 def _event(segment: int, frame: Frame) -> Event:
