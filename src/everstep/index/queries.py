@@ -214,6 +214,12 @@ def summaries(connection: Connection, run: int) -> list[Summary]:
     return sorted(rows, key=lambda one: (_PHASES.get(one.phase, 2), one.phase, one.name))
 
 
+def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
+    """(phase, name) of every metric of a run."""
+    found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
+    return [(phase, name) for phase, name in found]
+
+
 def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
     """The starts of a run, the first one first; `facts` and `problems` as Python values."""
     found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))

@@ -1,0 +1,97 @@
+"""Which index and which run a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from everstep.cli.output import note
+from everstep.errors import ConfigError, RunIndexError
+from everstep.index.database import Database
+from everstep.index.location import index_from_here
+from everstep.index.queries import find_run
+from everstep.index.shipping import run_dirs, ship, sync
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def index_option(function: F) -> F:
+    """The option --index of every command that asks the index."""
+    option = click.option(
+        "--index",
+        "index",
+        type=click.Path(path_type=Path),
+        help="The index, or the folder of runs that it lies in.",
+    )
+    return option(function)
+
+
+def json_option(function: F) -> F:
+    """The option --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def index_path(index: Path | None) -> Path:
+    """The index's file."""
+    if index is None:
+        return index_from_here()
+    return index.absolute() / "everstep.db" if index.is_dir() else index.absolute()
+
+
+def open_index(index: Path | None) -> Database:
+    """The index, brought up to what the journals beside it say.
+
+    Raises:
+        RunIndexError: there is neither an index nor a run.
+    """
+    path = index_path(index)
+    if not path.exists() and not (path.parent.is_dir() and run_dirs(path.parent)):
+        raise RunIndexError(f"there are no runs in {path.parent}: go where they are, or pass --index")
+    database = Database(path)
+    try:
+        note(sync(database, [path.parent] if path.parent.is_dir() else []).problems)
+    except RunIndexError as error:
+        if not path.exists():
+            raise
+        note([f"the index may lack what is newest: {error}"])
+    return database
+
+
+class Found(NamedTuple):
+    """A run, and the index that knows it: `facts` has its `id` there."""
+
+    database: Database
+    facts: dict[str, Any]
+
+    @property
+    def id(self) -> int:
+        """Its key in the index."""
+        return int(self.facts["id"])
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return Path(self.facts["path"])
+
+
+def find(text: str, index: Path | None) -> Found:
+    """The run that RUN means: a directory, read from its journal alone, or a name in the index.
+
+    Raises:
+        ConfigError: there is none.
+        RunDirError, JournalError, RunIndexError: it cannot be read.
+    """
+    folder = Path(text)
+    if folder.is_dir() and run_dirs(folder) == [folder]:
+        database = Database(None)
+        note(ship(database, folder.absolute()).problems)
+        with database.read() as connection:
+            return Found(database, find_run(connection, str(folder.absolute())))
+    if folder.is_dir() and "/" in text:
+        raise ConfigError(f"{text} is no run directory: it has no run.json; give one that has")
+    database = open_index(index)
+    with database.read() as connection:
+        return Found(database, find_run(connection, text))
