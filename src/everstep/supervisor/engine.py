@@ -45,6 +45,7 @@ from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.function import OBSERVED, SCHEDULED, SYNCHRONOUS, FunctionService
+from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
@@ -173,7 +174,7 @@ class Run:
             services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
         if lacks(Checkpoints):
             services.append(Checkpoints())
-        for service in (*services, Record(lambda: self._journal.flush())):
+        for service in (*services, Record(lambda: self._journal.flush()), Index()):
             self._board.add(service)
 
     # ------------------------------------------------------------------------------ what it is
@@ -837,17 +838,22 @@ class Run:
 
     def _conclude(self, cause: BaseException | None) -> None:
         stop = self._progress.stop
+        status = "finished" if cause is None and self._is_over() else "stopped"
         if isinstance(cause, Interrupted):
             reason = cause.reason
         elif cause is not None:
-            reason = f"{type(cause).__name__}: {cause}"
+            status, reason = "failed", f"{type(cause).__name__}: {cause}"
+        elif stop is None:
+            reason = "the loop was left before its end"
         else:
-            reason = "the loop was left before its end" if stop is None else stop.reason
+            status, reason = "failed" if stop.failed else status, stop.reason
+        self._journal.event("closed", {"status": status, "reason": reason}, wall=True)
+        self._journal.flush()
         self._ending = Ending(
             reason=reason,
             step=self._progress.step,
             epoch=self._progress.epoch,
-            finished=cause is None and self._is_over(),
+            finished=status == "finished",
             best=self.best,
             where=self._opening.where(),
             digest=self._saver.digest or self._recovered.digest,
