@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,20 +78,41 @@ class Found(NamedTuple):
 
 
 def find(text: str, index: Path | None) -> Found:
-    """The run that RUN means: a directory, read from its journal alone, or a name in the index.
+    """The run that RUN means: see `find_all`."""
+    return find_all([text], index)[0]
+
+
+def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
+    """The runs that are meant: directories, read from their journals alone, or names in the index.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such run.
         RunDirError, JournalError, RunIndexError: it cannot be read.
     """
+    named = [text for text in texts if not _is_run_dir(text)]
+    database = open_index(index) if named else None
+    found = []
+    for text in texts:
+        if database is not None and text in named:
+            with database.read() as connection:
+                found.append(Found(database, find_run(connection, text)))
+        else:
+            found.append(_read_alone(Path(text).absolute()))
+    return found
+
+
+def _is_run_dir(text: str) -> bool:
     folder = Path(text)
     if folder.is_dir() and run_dirs(folder) == [folder]:
-        database = Database(None)
-        note(ship(database, folder.absolute()).problems)
-        with database.read() as connection:
-            return Found(database, find_run(connection, str(folder.absolute())))
-    if folder.is_dir() and "/" in text:
+        return True
+    if folder.is_dir() and len(folder.parts) != 1:
         raise ConfigError(f"{text} is no run directory: it has no run.json; give one that has")
-    database = open_index(index)
+    return False
+
+
+def _read_alone(run_dir: Path) -> Found:
+    """A run as its journal has it, in an index of its own."""
+    database = Database(None)
+    note(ship(database, run_dir).problems)
     with database.read() as connection:
-        return Found(database, find_run(connection, text))
+        return Found(database, find_run(connection, str(run_dir)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from everstep import __version__
 from everstep.errors import nearest
 
 COMMANDS = {
@@ -47,7 +46,7 @@ class _Commands(click.Group):
 
 
 @click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")
-@click.version_option(__version__, prog_name="everstep")
+@click.version_option(package_name="everstep", prog_name="everstep")
 def commands(**_: Any) -> None:
     """Looks at runs of everstep.
 

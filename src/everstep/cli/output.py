@@ -43,7 +43,7 @@ def cell(name: str, value: Any) -> str:
 def size(count: float) -> str:
     """A number of bytes in the unit that suits it."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
