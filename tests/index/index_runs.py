@@ -32,7 +32,7 @@ def inside(loop, step):
     if step == at + 1 and what == "wait":
         print("waiting", flush=True)
         sys.stdin.read()
-    elif step == at and what != "run":
+    if step == at and what.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, what))
 
 def tail(loop, epoch):
@@ -45,7 +45,15 @@ Tiny(run_dir, max_epoch=epochs).train(inside, tail)
 def start(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **environment: str) -> Any:
     """Start a program of 4 steps an epoch that at step `at` does `what`: run, raise, wait, or a signal."""
     return subprocess.Popen(
-        [sys.executable, "-c", VICTIM.format(tests=str(HERE.parent)), str(run_dir), str(epochs), str(at), what],
+        [
+            sys.executable,
+            "-c",
+            VICTIM.format(tests=str(HERE.parent)),
+            str(run_dir),
+            str(epochs),
+            str(at),
+            what,
+        ],
         env={**os.environ, "EVERSTEP_INDEX": "", **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -117,7 +125,9 @@ def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     connection = sqlite3.connect(path)
     try:
         return {
-            table: sorted(connection.execute(f"SELECT {names[table]} FROM {sources.get(table, table)}"), key=repr)
+            table: sorted(
+                connection.execute(f"SELECT {names[table]} FROM {sources.get(table, table)}"), key=repr
+            )
             for table in names
         }
     finally:

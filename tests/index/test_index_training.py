@@ -26,7 +26,7 @@ def statuses(database: Database) -> dict[str, str]:
 
 def test_eight_processes_train_into_one_index(tmp_path: Path) -> None:
     """With shipping all the time: every row is there, none twice, and nobody hears of a lock."""
-    victims = [start(tmp_path / f"run{n}", 40, TEST_SECONDS="0.01") for n in range(8)]
+    victims = [start(tmp_path / f"run{n}", 12, TEST_SECONDS="0.01") for n in range(8)]
     for victim in victims:
         output, errors = victim.communicate()
         assert victim.returncode == 0
@@ -34,7 +34,7 @@ def test_eight_processes_train_into_one_index(tmp_path: Path) -> None:
     database = Database(tmp_path / "everstep.db")
     for n in range(8):
         assert index_rows(database, f"run{n}") == journal_rows(tmp_path / f"run{n}")
-        assert len(index_rows(database, f"run{n}")) == 40 * 6
+        assert len(index_rows(database, f"run{n}")) == 12 * 6
     before = everything(tmp_path / "everstep.db")
     assert sync(database, [tmp_path]).rows == 0
     (tmp_path / "everstep.db").unlink()
@@ -60,8 +60,7 @@ def test_every_ending_has_its_status(tmp_path: Path) -> None:
 
 def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tmp_path: Path) -> None:
     victim = start(tmp_path / "run", 4, 6, "wait", TEST_SECONDS="0.01")
-    while victim.stdout.readline() != "waiting\n":
-        pass
+    assert "waiting\n" in iter(victim.stdout.readline, "")
     database = Database(tmp_path / "everstep.db")
     while not (tmp_path / "everstep.db").exists() or not statuses(database):
         os.sched_yield()
@@ -141,6 +140,8 @@ assert run.loop.ending.finished and not [line for line in run.lines if "index" i
         text = program.format(
             tests=str(Path(__file__).parent.parent), lacking=lacking, run=str(folder / "run")
         )
-        done = subprocess.run([sys.executable, "-c", text], env={**os.environ, "EVERSTEP_INDEX": ""}, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", text], env={**os.environ, "EVERSTEP_INDEX": ""}, check=False
+        )
         assert done.returncode == 0
         assert (folder / "everstep.db").exists() != lacking

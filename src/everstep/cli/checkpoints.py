@@ -22,7 +22,9 @@ _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "nex
 @click.argument("run")
 @click.argument("action", type=click.Choice(["list", "verify", "pin", "unpin", "prune"]), default="list")
 @click.argument("names", nargs=-1)
-@click.option("--keep-last", type=click.IntRange(min=1), default=3, show_default=True, help="prune: the newest.")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), default=3, show_default=True, help="prune: the newest."
+)
 @click.option("--keep-best", metavar="METRIC:min|max:N", help="prune: besides, the best by a metric.")
 @click.option("--delete", is_flag=True, help="prune: do it; without, only say what would go.")
 @index_option
@@ -87,7 +89,9 @@ def _verified(run_dir: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, Any]]:
     if not names:
-        raise ConfigError(f"{action} what? give the names of checkpoints; everstep checkpoints RUN lists them")
+        raise ConfigError(
+            f"{action} what? give the names of checkpoints; everstep checkpoints RUN lists them"
+        )
     store = store_of(run_dir)
     for name in [_parse(run_dir, text) for text in names]:
         store.pin(name) if action == "pin" else store.unpin(name)

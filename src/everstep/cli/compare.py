@@ -72,7 +72,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _metrics(run: Found) -> dict[str, Any]:
-    """"PHASE/NAME last" and "PHASE/NAME best" -> value."""
+    """ "PHASE/NAME last" and "PHASE/NAME best" -> value."""
     told: dict[str, Any] = {}
     with run.database.read() as connection:
         best = best_values(connection, run.id)
@@ -85,9 +85,7 @@ def _metrics(run: Found) -> dict[str, Any]:
 
 def _side_by_side(titles: list[str], each: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     names = dict.fromkeys(name for one in each for name in one)
-    return {
-        name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names
-    }
+    return {name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names}
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -68,7 +68,9 @@ def _determinism() -> Iterator[Finding]:
     if find_spec("torch") is not None:
         facts = backends.get("torch").describe()
         cuda = facts.get("cuda_devices")
-        yield Finding("devices", f"CPU, {facts['torch_threads']} threads" + (f"; CUDA: {cuda}" if cuda else ""))
+        yield Finding(
+            "devices", f"CPU, {facts['torch_threads']} threads" + (f"; CUDA: {cuda}" if cuda else "")
+        )
     else:
         yield Finding("devices", f"CPU, {os.cpu_count()} cores")
     if cuda:
@@ -142,4 +144,6 @@ def _locks(place: Path) -> Finding:
         lock.release()
     if done.stdout.strip() == "True":
         return Finding("locks", "seen by other processes", True)
-    return Finding("locks", "other processes do not see them; two could train into one run: choose another", False)
+    return Finding(
+        "locks", "other processes do not see them; two could train into one run: choose another", False
+    )

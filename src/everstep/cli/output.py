@@ -54,9 +54,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], inden
     rows = list(rows)
     cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
     right = [_is_number_column(name, rows) for name in columns]
-    widths = [
-        max([len(name), *(len(line[at]) for line in cells)]) for at, name in enumerate(columns)
-    ]
+    widths = [max([len(name), *(len(line[at]) for line in cells)]) for at, name in enumerate(columns)]
     for line in [list(columns), *cells]:
         padded = [
             text.rjust(width) if to_right else text.ljust(width)

@@ -26,14 +26,18 @@ class _Line(NamedTuple):
 
 @click.command("plot")
 @click.argument("runs_and_metric", nargs=-1, required=True, metavar="RUN... METRIC")
-@click.option("--phase", help="Of which phase (head, step, tail, epoch, eval/STREAM), where there are several.")
+@click.option(
+    "--phase", help="Of which phase (head, step, tail, epoch, eval/STREAM), where there are several."
+)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a .png or .svg file instead of drawing in the terminal.",
 )
 @index_option
-def command(runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: Path | None) -> None:
+def command(
+    runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: Path | None
+) -> None:
     """Draw a METRIC of one or more RUNs over the steps, in the terminal or into a file."""
     *runs, metric = runs_and_metric
     if not runs:
@@ -48,7 +52,9 @@ def command(runs_and_metric: tuple[str, ...], phase: str | None, out: Path | Non
         title = str(found.facts["name"])
         lines.append(_Line(title, [row.step for row in rows], [row.value for row in rows]))
     if not any(line.steps for line in lines):
-        raise ConfigError(f"{metric!r} has no finite value; choose another metric: everstep show RUN lists them")
+        raise ConfigError(
+            f"{metric!r} has no finite value; choose another metric: everstep show RUN lists them"
+        )
     if out is None:
         _draw(lines, metric)
     else:

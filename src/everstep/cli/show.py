@@ -50,15 +50,16 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
     begun = starts(connection, found.id)
     best = best_values(connection, found.id)
     metrics = [
-        {**one._asdict(), **dict(zip(("best", "best_step"), best.get((one.phase, one.name), ()), strict=False))}
+        {
+            **one._asdict(),
+            **dict(zip(("best", "best_step"), best.get((one.phase, one.name), ()), strict=False)),
+        }
         for one in summaries(connection, found.id)
     ]
     return {
         **{name: found.facts[name] for name in FACTS},
         "facts": begun[-1]["facts"] if begun else {},
-        "segments": [
-            {"from": start["facts"].get("resumed_from"), **start, "facts": None} for start in begun
-        ],
+        "segments": [{"from": start["facts"].get("resumed_from"), **start, "facts": None} for start in begun],
         "metrics": metrics,
         "checkpoints": checkpoints_of(found.path),
         "best": sorted(str(path) for path in (found.path / "best").glob("*/*") if path.is_dir()),

@@ -44,6 +44,10 @@ class Database:
             with self._writer.begin() as connection:
                 metadata.create_all(connection)
 
+    def exists(self) -> bool:
+        """Whether there is an index; an empty file is none."""
+        return self.path is None or (self.path.exists() and self.path.stat().st_size > 0)
+
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads.
@@ -51,7 +55,7 @@ class Database:
         Raises:
             RunIndexError: there is no index, or it cannot be read.
         """
-        if self.path is not None and not self.path.exists():
+        if not self.exists():
             raise RunIndexError(f"there is no index {self.path}; run everstep sync to make it")
         with self._explained(), self._engine.begin() as connection:
             self._check(connection)
@@ -66,7 +70,7 @@ class Database:
             IndexBusyError: another process has been writing for longer than `BUSY_SECONDS`.
         """
         with self._explained():
-            if self.path is not None and (not self.path.exists() or not self.path.stat().st_size):
+            if self.path is not None and not self.exists():
                 _create(self.path)
             with self._writer.begin() as connection:
                 self._check(connection)

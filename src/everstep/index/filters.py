@@ -17,7 +17,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s<>=!]+)")
+_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
 
 
 class Condition(NamedTuple):
@@ -76,10 +76,7 @@ def ordered(found: Iterable[Mapping[str, Any]], name: str, descending: bool) -> 
     """Sorted by a value: numbers first, then texts; those without it last, either way."""
     have = [one for one in found if _sortable(one.get(name))]
     lack = [one for one in found if not _sortable(one.get(name))]
-    return (
-        sorted(have, key=lambda one: (isinstance(one[name], str), one[name]), reverse=descending)
-        + lack
-    )
+    return sorted(have, key=lambda one: (isinstance(one[name], str), one[name]), reverse=descending) + lack
 
 
 def _sortable(value: Any) -> bool:

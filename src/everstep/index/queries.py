@@ -163,9 +163,7 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
     """
     mine = select(series.c.id, series.c.phase, series.c.name).where(series.c.run == run)
     known = [(key, in_phase, called) for key, in_phase, called in connection.execute(mine)]
-    chosen = [
-        one for one in known if name in (one[2], f"{one[1]}/{one[2]}") and phase in (None, one[1])
-    ]
+    chosen = [one for one in known if name in (one[2], f"{one[1]}/{one[2]}") and phase in (None, one[1])]
     if not chosen:
         where = "" if phase is None else f" in phase {phase!r}"
         names = {called for _, in_phase, called in known} | {f"{p}/{n}" for _, p, n in known}
@@ -210,7 +208,9 @@ def summaries(connection: Connection, run: int) -> list[Summary]:
         .where(series.c.run == run)
         .group_by(series.c.id)
     )
-    rows = [Summary(p, n, k, s, math.nan if v is None else v, low, high) for p, n, k, s, v, low, high in found]
+    rows = [
+        Summary(p, n, k, s, math.nan if v is None else v, low, high) for p, n, k, s, v, low, high in found
+    ]
     return sorted(rows, key=lambda one: (_PHASES.get(one.phase, 2), one.phase, one.name))
 
 

@@ -93,7 +93,7 @@ def _is_run(folder: str | Path) -> bool:
 
 
 def _known_by_path(database: Database) -> dict[str, _Known]:
-    if database.path is not None and not database.path.exists():
+    if not database.exists():
         return {}
     with database.read() as connection:
         found = {

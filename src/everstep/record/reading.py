@@ -145,7 +145,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    end = size = 0
+    end, size = 0, start if len(head) == frames.HEADER_SIZE else len(head)
     for found in frames.scan(data, 0):
         if isinstance(found, Hole):
             hole = Hole(start + found.start, start + found.end)
@@ -162,7 +162,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     started = header is not None or bool(starts)
-    return Segment(number, path, end, size or min(start, len(head)), started, parent, events, blocks, problems)
+    return Segment(number, path, end, size, started, parent, events, blocks, problems)
 
 
 def _event(segment: int, frame: Frame) -> Event:
