@@ -1,4 +1,4 @@
-"""Runs for the tests of the index and of the commands: trained, killed, stopped, failed, in processes of their own."""
+"""Runs for the tests of the index and the commands: trained, killed, stopped, failed, each in a process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
             for phase, name in metric_names(connection, key)
             for row in metric_rows(connection, key, name, phase)
         ]
-    return sorted(row[:6] + (row.value.hex(),) + row[7:] for row in found)
+    return sorted((*row[:6], row.value.hex(), *row[7:]) for row in found)
 
 
 def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
@@ -111,7 +111,7 @@ def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     names = {
         "runs": "name, path, created, seed, status, reason, started, step, epoch",
         "evaluations": "*",
-        "segments": "r.name, number, parent, parent_offset, valid_to, size, end, g.step, g.facts, problems, torn",
+        "segments": "r.name, number, parent, parent_offset, valid_to, size, end, g.step, facts, torn",
         "events": "r.name, segment, offset, kind, time, wall, data",
         "checkpoints": "r.name, segment, offset, c.name, bytes, time",
         "metrics": "r.name, s.phase, s.name, segment, offset, row, m.epoch, m.step, seq, count, value, wall",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from index_runs import everything, index_rows, journal_rows
-from tiny_runs import Boom, Tiny, boom_at
 
 import everstep
 from everstep.errors import RunIndexError
@@ -18,6 +17,7 @@ from everstep.index.queries import all_runs, find_run, metric_rows, summaries
 from everstep.index.shipping import ship, sync
 from everstep.record import Block, Journal, Position, RunDir
 from everstep.record.journal import segment_path
+from tiny_runs import Boom, Tiny, boom_at
 
 
 def tail(loop: Any, epoch: int) -> None:

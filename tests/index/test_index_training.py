@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from index_runs import everything, index_rows, journal_rows, make_runs, start, train
-from tiny_runs import Tiny
 
 from everstep.index import database as database_module
 from everstep.index.database import Database
 from everstep.index.queries import all_runs, find_run
 from everstep.index.shipping import sync
+from tiny_runs import Tiny
 
 
 def statuses(database: Database) -> dict[str, str]:

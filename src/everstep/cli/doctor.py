@@ -24,6 +24,7 @@ from everstep.record import RunLock
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
 _WRITE = 64 << 20
+_ASK = "import sys, pathlib, everstep.record as r; print(r.is_held(pathlib.Path(sys.argv[1])))"
 
 
 class Finding(NamedTuple):
@@ -136,9 +137,8 @@ def _locks(place: Path) -> Finding:
     lock = RunLock(place)
     lock.acquire()
     try:
-        ask = "import sys, pathlib; from everstep.record import is_held; print(is_held(pathlib.Path(sys.argv[1])))"
         done = subprocess.run(
-            [sys.executable, "-c", ask, str(place)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", _ASK, str(place)], capture_output=True, text=True, check=False
         )
     finally:
         lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -105,7 +106,7 @@ def _is_run_dir(text: str) -> bool:
     folder = Path(text)
     if folder.is_dir() and run_dirs(folder) == [folder]:
         return True
-    if folder.is_dir() and len(folder.parts) != 1:
+    if folder.is_dir() and os.sep in text:
         raise ConfigError(f"{text} is no run directory: it has no run.json; give one that has")
     return False
 

@@ -13,8 +13,7 @@ from everstep.cli.finding import find_all, index_option
 from everstep.errors import ConfigError
 from everstep.index.queries import metric_rows
 
-
-_MARKERS = "●×+o*#"
+_MARKERS = "●+xo*#"
 _COLORS = ("blue", "orange", "green", "red", "magenta", "cyan")
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.schema import checkpoints, events, metrics, runs, segments, series
+from everstep.index.schema import metrics, runs, segments, series
 
 FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
 """What is known of every run."""
@@ -231,23 +231,3 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
         }
         for row in found
     ]
-
-
-def recorded_checkpoints(connection: Connection, run: int) -> list[dict[str, Any]]:
-    """The checkpoints that the journal speaks of, in the order of their commits, whether still there or not."""
-    found = connection.execute(
-        select(checkpoints.c.segment, checkpoints.c.name, checkpoints.c.bytes, checkpoints.c.time)
-        .where(checkpoints.c.run == run)
-        .order_by(checkpoints.c.segment, checkpoints.c.offset)
-    )
-    return [dict(row._mapping) for row in found]
-
-
-def recorded_events(connection: Connection, run: int, kind: str) -> list[dict[str, Any]]:
-    """The data of a run's events of one kind, in the order in which they were written."""
-    found = connection.execute(
-        select(events.c.data)
-        .where(events.c.run == run, events.c.kind == kind)
-        .order_by(events.c.segment, events.c.offset)
-    )
-    return [json.loads(data) for data in found.scalars()]

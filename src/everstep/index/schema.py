@@ -125,7 +125,7 @@ events = Table(
 event.listen(
     metadata,
     "after_create",
-    DDL(
+    DDL(  # type: ignore[no-untyped-call]
         "CREATE VIEW evaluations AS SELECT r.name AS run, m.epoch, m.step, s.phase, s.name, m.seq, m.value "
         "FROM metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run "
         "JOIN segments g ON g.run = s.run AND g.number = m.segment "

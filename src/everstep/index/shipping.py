@@ -11,7 +11,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, CursorResult, Table, delete, insert, select, update
 
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
@@ -190,7 +190,14 @@ def _enter(connection: Connection, run: Any, problems: list[str]) -> _Known | No
             epoch=0,
         )
     )
-    return _Known(made.inserted_primary_key[0], "running", {})
+    return _Known(_key(made), "running", {})
+
+
+def _key(made: CursorResult[Any]) -> int:
+    """The primary key of the row that was inserted."""
+    keys = made.inserted_primary_key
+    assert keys is not None
+    return int(keys[0])
 
 
 def _id_in(path: Path) -> str | None:
@@ -305,7 +312,7 @@ def _ship_blocks(
             key = (_text(block.name), _text(block.phase))
             if key not in ids:
                 made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
-                ids[key] = made.inserted_primary_key[0]
+                ids[key] = _key(made)
             segment["step"] = max(segment["step"], *block.steps)
             segment["epoch"] = max(segment["epoch"], block.epoch)
             count += len(block.steps)
@@ -355,7 +362,7 @@ def _link(connection: Connection, run: int) -> None:
     valid: dict[int, int] = {}
     at = max((number for number, row in by_number.items() if row.begun), default=None)
     end = _FOREVER
-    while at in by_number:
+    while at is not None and at in by_number:
         valid[at] = end
         row = by_number[at]
         if row.parent is not None and row.parent >= at:
