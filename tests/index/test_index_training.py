@@ -7,12 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from index_runs import everything, index_rows, journal_rows, make_runs, start, train
 
 from everstep.index import database as database_module
+from everstep.index import writer
 from everstep.index.database import Database
 from everstep.index.queries import all_runs, find_run
 from everstep.index.shipping import sync
@@ -104,6 +106,16 @@ def test_a_busy_index_is_nobodys_concern(tmp_path: Path, monkeypatch: pytest.Mon
     assert statuses(database) == {"first": "finished"}
     sync(database, [tmp_path])
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
+
+
+def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    monkeypatch.setattr(writer, "SECONDS", 0.001)
+    monkeypatch.chdir(tmp_path)
+    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
+    Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))
+    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["everstep.db", "run"]
 
 
 def test_where_the_index_lies_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,11 @@ def all_runs(connection: Connection, wanted: Iterable[str] = ()) -> list[dict[st
     for name in dict.fromkeys(wanted):
         if name in FACTS:
             continue
-        values = _last_values(connection, name) or _facts_at(connection, name)
+        values = _last_values(connection, name)
         if not values and found:
-            raise ConfigError(f"no run has {name!r}; {nearest(name, _names(connection))}")
+            values, known = _facts_at(connection, name)
+            if name.partition(".")[0] not in known:
+                raise ConfigError(f"no run has {name!r}; {nearest(name, known | _names(connection))}")
         for run, value in values.items():
             found[run][name] = value
     return list(found.values())
@@ -114,14 +116,16 @@ def _valid() -> ColumnElement[bool]:
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
-def _facts_at(connection: Connection, path: str) -> dict[int, Any]:
-    found = {}
-    newest = select(segments.c.run, segments.c.facts).where(segments.c.begun == 1).order_by(segments.c.number)
-    for run, text in connection.execute(newest):
-        value = _at(json.loads(text), path)
-        if value is not None:
-            found[run] = value
-    return found
+def _facts_at(connection: Connection, path: str) -> tuple[dict[int, Any], set[str]]:
+    """Run -> what its newest start recorded at `path`; and the names with which a path may begin."""
+    found: dict[int, Any] = {}
+    known: set[str] = set()
+    begun = select(segments.c.run, segments.c.facts).where(segments.c.begun == 1).order_by(segments.c.number)
+    for run, text in connection.execute(begun):
+        facts = json.loads(text)
+        known |= facts.keys()
+        found[run] = _at(facts, path)
+    return found, known
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -27,10 +27,11 @@ class Index(Service):
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
-        path = index_of(Path(run.run_dir))
+        run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
+        path = index_of(run_dir)
         if path is not None and find_spec("sqlalchemy") is not None:
             first = run.step
-            self._writer = IndexWriter(path, Path(run.run_dir), lambda: run.step > first, run.println)
+            self._writer = IndexWriter(path, run_dir, lambda: run.step > first, run.println)
 
     def close(self) -> None:
         if self._writer is not None:
