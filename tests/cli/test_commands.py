@@ -152,6 +152,7 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
 def test_the_index_is_found_by_folder_option_and_environment(here: Path) -> None:
     as_json("sync", cwd=here)
     assert len(as_json("runs", cwd=here / "runs")) == 5
+    assert len(as_json("runs", cwd=here / "runs" / "good")) == 5
     assert len(as_json("runs", "--index", str(here / "runs"), cwd=Path("/"))) == 5
     told, _ = everstep("runs", cwd=Path("/"), EVERSTEP_INDEX=str(here / "runs" / "everstep.db"))
     assert len(told.splitlines()) == 6
@@ -164,7 +165,7 @@ def test_show_by_directory_needs_no_index_and_writes_nothing(here: Path) -> None
     before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
     run = as_json("show", "runs/long", cwd=here)
     assert (run["status"], run["step"], run["epoch"], run["seed"]) == ("finished", 16, 4, 7)
-    assert [start["status"] for start in run["segments"]] == [None, "finished"]
+    assert [start["status"] for start in run["segments"]] == ["killed", "finished"]
     assert run["segments"][1]["from"].startswith("epoch-000")
     metrics = {(one["phase"], one["name"]): one for one in run["metrics"]}
     assert metrics["tail", "valid_loss"]["best"] == 0.25

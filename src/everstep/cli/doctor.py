@@ -43,7 +43,7 @@ def command(folder: Path, as_json: bool) -> None:
 
     Exit status 1 if something there would keep a run from being exact or safe.
     """
-    findings = [*_environment(), *_determinism(), *_disk(folder)]
+    findings = [*_disk(folder), *_environment(), *_determinism()]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:

@@ -59,13 +59,21 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
     return {
         **{name: found.facts[name] for name in FACTS},
         "facts": begun[-1]["facts"] if begun else {},
-        "segments": [{"from": start["facts"].get("resumed_from"), **start, "facts": None} for start in begun],
+        "segments": [
+            _start(start, found.facts["status"] if start is begun[-1] else "killed") for start in begun
+        ],
         "metrics": metrics,
         "checkpoints": checkpoints_of(found.path),
         "best": sorted(str(path) for path in (found.path / "best").glob("*/*") if path.is_dir()),
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
+
+
+def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
+    """One start of the run; `silent` is the status of one that did not say how it ended."""
+    told = {name: value for name, value in start.items() if name != "facts"}
+    return {"from": start["facts"].get("resumed_from"), **told, "status": start["status"] or silent}
 
 
 def _print(run: dict[str, Any]) -> None:

@@ -29,6 +29,8 @@ def index_from_here() -> Path:
     if said not in ("", "off"):
         return Path(said).absolute()
     here = Path.cwd()
+    if (here / "run.json").exists():  # inside a run directory: its index lies beside it
+        here = here.parent
     candidates = [here / FILE, here / "runs" / FILE]
     found = [path for path in candidates if path.exists()]
     if found:

@@ -50,6 +50,7 @@ class _Known(NamedTuple):
 def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
+    Runs elsewhere that the index has as running are looked at again, too: they may have been killed.
     A damaged run is a problem that is told, and no obstacle for the others.
 
     Raises:
@@ -57,7 +58,9 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     """
     total = Shipped()
     known = _known_by_path(database)
-    for run_dir in (found for folder in folders for found in run_dirs(folder.absolute())):
+    asked = [found for folder in folders for found in run_dirs(folder.absolute())]
+    running = [Path(path) for path, run in known.items() if run.status == "running"]
+    for run_dir in dict.fromkeys([*asked, *(path for path in running if _is_run(path))]):
         total.runs += 1
         if _unchanged(run_dir, known.get(str(run_dir))):
             continue
