@@ -76,6 +76,17 @@ class Database:
                 self._check(connection)
                 yield connection
 
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """For many transactions in a row: with the last connection SQLite closes and tidies up the file."""
+        if not self.exists():
+            with self.write():
+                pass
+        with self._explained(), self._engine.connect() as connection:
+            self._check(connection)
+            connection.rollback()
+            yield
+
     def _check(self, connection: Connection) -> None:
         if self.path is None:
             return

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -56,24 +57,29 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     Raises:
         RunIndexError: the index cannot be used.
     """
-    total = Shipped()
     known = _known_by_path(database)
     asked = [found for folder in folders for found in run_dirs(folder.absolute())]
     running = [Path(path) for path, run in known.items() if run.status == "running"]
-    for run_dir in dict.fromkeys([*asked, *(path for path in running if _is_run(path))]):
-        total.runs += 1
-        if _unchanged(run_dir, known.get(str(run_dir))):
-            continue
-        try:
-            shipped = ship(database, run_dir)
-        except RunIndexError:
-            raise
-        except EverstepError as error:
-            total.problems.append(str(error))
-            continue
+    found = list(dict.fromkeys([*asked, *(path for path in running if _is_run(path))]))
+    changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
+    total = Shipped(runs=len(found))
+    with database.kept_open() if changed else nullcontext():
+        for run_dir in changed:
+            _ship_into(total, database, run_dir)
+    return total
+
+
+def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
+    """Ship one run and add up what came of it."""
+    try:
+        shipped = ship(database, run_dir)
+    except RunIndexError:
+        raise
+    except EverstepError as error:
+        total.problems.append(str(error))
+    else:
         total.rows += shipped.rows
         total.problems += shipped.problems
-    return total
 
 
 def run_dirs(folder: Path) -> list[Path]:
