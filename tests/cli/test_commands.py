@@ -13,7 +13,7 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import journal_rows, make_runs, start
 
-from everstep.record.journal import segment_path
+from everstep.record.reading import segment_path
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["checkpoints", "good", "pin"], "give the names"),
         (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
         (["checkpoints", "good", "verify", "good"], "is no checkpoint's name"),
+        (["checkpoints", "good", "pin", "epoch-0009-step-00000004"], "did you mean 'epoch-000"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: list[str], said: str) -> None:

@@ -16,7 +16,7 @@ from everstep.index.database import Database
 from everstep.index.queries import all_runs, find_run, metric_rows, summaries
 from everstep.index.shipping import ship, sync
 from everstep.record import Block, Journal, Position, RunDir
-from everstep.record.journal import segment_path
+from everstep.record.reading import segment_path
 from tiny_runs import Boom, Tiny, boom_at
 
 

@@ -12,7 +12,7 @@ from everstep.checkpoint import CheckpointName, Retention
 from everstep.cli.finding import find, index_option, json_option
 from everstep.cli.listing import checkpoints_of, store_of
 from everstep.cli.output import note, print_json, print_table
-from everstep.errors import CheckpointError, ConfigError
+from everstep.errors import CheckpointError, ConfigError, nearest
 from everstep.record import RunDir, RunLock
 
 _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next", "problem")
@@ -73,9 +73,9 @@ def command(
 
 
 def _parse(run_dir: Path, text: str) -> CheckpointName:
-    store = store_of(run_dir)
-    name = CheckpointName.parse(text)
-    store.meta(name)  # names the nearest if there is none
+    name, known = CheckpointName.parse(text), store_of(run_dir).names()
+    if name not in known:
+        raise ConfigError(f"there is no checkpoint {text!r}; {nearest(text, map(str, known))}")
     return name
 
 

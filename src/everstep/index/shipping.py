@@ -235,7 +235,7 @@ def _forget(connection: Connection, run: int) -> None:
 
 def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: int) -> int:
     from everstep.record import read_segment
-    from everstep.record.journal import segment_path
+    from everstep.record.reading import segment_path
 
     path, run = segment_path(run_dir, number), known.id
     start = known.sizes.get(number, 0)
