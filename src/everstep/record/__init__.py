@@ -6,7 +6,7 @@ from everstep.record.lock import RunLock
 from everstep.record.provenance import facts
 from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
 from everstep.record.replay import Replay
-from everstep.record.rundir import RunDir
+from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
     "Block",
@@ -22,5 +22,7 @@ __all__ = [
     "Status",
     "StoredBlock",
     "facts",
+    "located",
     "read_segment",
+    "to_read",
 ]
