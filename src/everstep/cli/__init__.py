@@ -1,0 +1,1 @@
+"""The commands: thin, they read what the library offers."""
