@@ -144,7 +144,7 @@ class _Drill:
         strikes = HAZARDS[hazard](course, draw)
         if not strikes:
             return Ordeal(hazard, "no such place")
-        program = self.program(f"{self.number:02d}-{hazard.replace(', ', '-').replace(' ', '-')}")
+        program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
         hit = 0
         for strike in strikes:
             if not program.start(strike).status:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from everstep.drill.victim import Program, Record
 from everstep.errors import EverstepError
@@ -44,6 +44,12 @@ CAUSES = {
 }
 """Likely causes of a resume that differs."""
 
+TOUCHED = (
+    "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
+    "Change the state in the loop"
+)
+
+_Key: TypeAlias = tuple[str, str, int, int]
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
 _PLACES = {"enter": -1, "before": 0, "step": 1, "tail": 2, "epoch": 3, "end": 4}
 _WHERE = {
@@ -67,7 +73,7 @@ class Divergence:
         place: "enter", "before", "step", "tail", "epoch" or "end".
         epoch, step: where; 0 at "end".
         expected, found: values or digests, in a few words.
-        note: what else was seen.
+        note: a cause that was seen; empty where it is only likely.
     """
 
     component: str
@@ -112,7 +118,7 @@ class Reference:
         self.program = program
 
     @cached_property
-    def records(self) -> dict[tuple[str, str, int, int], Record]:
+    def records(self) -> dict[_Key, Record]:
         """What the witness wrote, by (run, place, epoch, step)."""
         return {_key(record): record for start in self.program.starts for record in start.records}
 
@@ -130,6 +136,8 @@ class Reference:
         Raises:
             EverstepError: something in its run directories cannot be read.
         """
+        if found := list(self._of_touches(other)):
+            return min(found, key=lambda one: one.order)
         found = [*self._of_runs(other), *self._of_records(other)]
         for run in other.runs:
             if run in self.program.runs:
@@ -139,6 +147,22 @@ class Reference:
                 found += self._of_ends(other, run)
         return min(found, key=lambda one: one.order, default=None)
 
+    @cached_property
+    def touches(self) -> dict[_Key, frozenset[str]]:
+        """Which parts changed before a step began, where no line of the loop runs."""
+        return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
+
+    def _of_touches(self, other: Program) -> Iterator[Divergence]:
+        """State that changed between two steps in one of the programs only: no line of the loop did it."""
+        for start in other.starts:
+            for key, parts in _touches(start.records):
+                run, place, epoch, step = key
+                before = self.touches.get(key, parts)
+                for part in parts ^ before:
+                    component, name = _of_part(part)
+                    seen = ("changed", "unchanged") if part in before else ("unchanged", "changed")
+                    yield Divergence(component, name, run, place, epoch, step, *seen, note=TOUCHED)
+
     def _of_runs(self, other: Program) -> Iterator[Divergence]:
         for run in set(self.program.runs) ^ set(other.runs):
             here = run in self.program.runs
@@ -147,14 +171,13 @@ class Reference:
 
     def _of_records(self, other: Program) -> Iterator[Divergence]:
         for start in other.starts:
-            touched = _touched(start.records)
             for record in start.records:
                 expected = self.records.get(_key(record))
                 if expected is None:
                     if record.at == "step":
                         yield _divergence("journal", "a step that was not there", record, ABSENT, "there")
                 elif record.at != "enter" or record.step == 0:
-                    yield from _of_parts(expected, record, touched)
+                    yield from _of_parts(expected, record)
 
     def _of_rows(self, other: Program, run: str) -> Iterator[Divergence]:
         """Rows that were ever written, those superseded later included."""
@@ -178,38 +201,32 @@ class Reference:
             yield Divergence(component, name, run, "end", 0, 0, expected, found)
 
 
-def _key(record: Record) -> tuple[str, str, int, int]:
+def _key(record: Record) -> _Key:
     return record.run, record.at, record.epoch, record.step
 
 
-def _of_parts(expected: Record, found: Record, touched: dict[str, str]) -> Iterator[Divergence]:
+def _of_parts(expected: Record, found: Record) -> Iterator[Divergence]:
     for part in expected.parts.keys() & found.parts.keys():
         if expected.parts[part] != found.parts[part]:
-            kind, _, name = part.partition("/")
             digests = (expected.parts[part][:8], found.parts[part][:8])
-            component = _KINDS.get(kind, "state")
-            yield _divergence(component, name, found, *digests, note=touched.get(part, ""))
+            yield _divergence(*_of_part(part), found, *digests)
 
 
-def _divergence(
-    component: str, name: str, at: Record, expected: str, found: str, note: str = ""
-) -> Divergence:
-    return Divergence(component, name, at.run, at.at, at.epoch, at.step, expected, found, note)
+def _of_part(part: str) -> tuple[str, str]:
+    kind, _, name = part.partition("/")
+    return _KINDS.get(kind, "state"), name
 
 
-def _touched(records: list[Record]) -> dict[str, str]:
-    """Parts that changed between two steps, where no line of the loop runs: part -> what was seen."""
-    found: dict[str, str] = {}
+def _divergence(component: str, name: str, at: Record, expected: str, found: str) -> Divergence:
+    return Divergence(component, name, at.run, at.at, at.epoch, at.step, expected, found)
+
+
+def _touches(records: list[Record]) -> Iterator[tuple[_Key, frozenset[str]]]:
+    """For each step that followed another one: the parts that changed between them."""
     for record, after in pairwise(records):
         if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
-            for part in record.parts.keys() & after.parts.keys():
-                if record.parts[part] != after.parts[part]:
-                    found.setdefault(
-                        part,
-                        f"it changed between steps {record.step} and {after.step}, where no line of the loop "
-                        "runs: a thread, or the data, writes into it. Let the loop do that",
-                    )
-    return found
+            both = record.parts.keys() & after.parts.keys()
+            yield _key(after), frozenset(part for part in both if record.parts[part] != after.parts[part])
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

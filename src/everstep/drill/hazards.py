@@ -113,7 +113,7 @@ HAZARDS: dict[str, Aim] = {
     "resume": _resume,
     "SIGTERM": _signal("SIGTERM"),
     "SIGINT": _signal("SIGINT"),
-    "SIGTERM, SIGKILL": _signal_then_kill,
+    "SIGTERM+SIGKILL": _signal_then_kill,
     "disk full": _disk_full,
 }
 """By name; each gives no strike where the program has no such place (a Supervisor's loop has no tail)."""

@@ -7,11 +7,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from everstep.drill.divergence import Divergence
+from everstep.drill.picture import AGAIN, ONCE, STRUCK, WIDTH
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 is that of a wrong command line."""
+
+UNSEEDED = "the run has no seed: give seed= to the loop"
+UNSTABLE = (
+    "the clock, a generator that is not seeded, the order of a set (it changes with PYTHONHASHSEED), a "
+    "thread, or a kernel that is not deterministic"
+)
 
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗", "not hit": " ", "no such place": " "}
 _HAZARD, _STRUCK = 16, 34
@@ -131,7 +138,8 @@ class DrillReport:
         title = f"{what}: {runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
         if self.nondeterminism is not None:
             return title
-        return f"{title}\n\n{'hazard':<{_HAZARD}} {'struck':<{_STRUCK}} {'steps':<32} again"
+        legend = f"{ONCE} done  {AGAIN} again  {STRUCK} struck"
+        return f"{title}\n\n{'hazard':<{_HAZARD}} {'struck':<{_STRUCK}} {legend:<{WIDTH}} again"
 
     def verdict(self) -> str:
         """What stands below the table."""
@@ -158,20 +166,12 @@ class DrillReport:
         return "\n".join(lines) or f"nothing was struck{missed}"
 
     def _nondeterministic(self, where: Divergence) -> str:
-        lines = [
-            "two undisturbed runs of this script differ, so nothing can be said of its resume",
-            f"first: {where}: {where.expected} in the first, {where.found} in the second",
-        ]
-        if not self.seeded:
-            lines.append("likely: the run has no seed: give seed= to the loop")
-        else:
-            lines.append(
-                f"likely: {where.note}"
-                if where.note
-                else "likely: the clock, a generator that is not seeded, the order of a set (it changes with "
-                "PYTHONHASHSEED), a thread, or a kernel that is not deterministic"
-            )
-        return "\n".join(lines)
+        likely = where.note or UNSEEDED * (not self.seeded) or UNSTABLE
+        return (
+            "two undisturbed runs of this script differ, so nothing can be said of its resume\n"
+            f"first: {where}: {where.expected} in the first, {where.found} in the second\n"
+            f"likely: {likely}"
+        )
 
     def __str__(self) -> str:
         rows = "".join(f"{one.line}\n" for one in self.ordeals)
