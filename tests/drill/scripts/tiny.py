@@ -39,4 +39,5 @@ def loop(state: dict[str, Any], name: str = "runs/tiny", **arguments: Any) -> ev
     """Four epochs of six steps."""
     services = [everstep.Checkpoints(everstep.Every(steps=4)), *arguments.pop("services", ())]
     run_dir = sys.argv[1] if len(sys.argv) > 1 else name
-    return everstep.TrainLoop(run_dir, state, seed=3, services=services, **{"max_epoch": 4, **arguments})
+    settings = {"max_epoch": 4, "seed": 3, **arguments}
+    return everstep.TrainLoop(run_dir, state, services=services, **settings)

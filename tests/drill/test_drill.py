@@ -1,0 +1,151 @@
+"""The drill's own test: scripts with one planted fault each, and sound ones, as a user would drill them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.drill import DrillReport, drill
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PYTHON_M = [sys.executable, "-m", "everstep.drill"]
+
+QUICK = ("last step", "resume", "SIGTERM+SIGKILL")
+"""Hazards that leave steps to be executed after a resume in the middle of an epoch."""
+
+FAULTS = {
+    "counter_outside": ("loss", "loss"),
+    "data_generator": ("samples", "train"),
+    "ema_outside": ("loss", "valid_loss"),
+    "rate_by_hand": ("weights", "w"),
+    "schedule_outside": ("weights", "w"),
+}
+"""Script -> the component that its resume spoils first, and its name."""
+
+NONDETERMINISM = {
+    "clock_augmentation": ("samples", "train"),
+    "set_order": ("samples", "train"),
+    "thread": ("weights", "w"),
+    "unseeded": ("random state", "numpy"),
+}
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def drilled(name: str, *args: str, **options: object) -> DrillReport:
+    return drill(SCRIPTS / f"{name}.py", args, kills=1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_names_the_component_that_a_resume_spoils(name: str) -> None:
+    report = drilled(name, hazards=QUICK)
+    first = report.first_divergence
+    assert report.exit_code == 1, report
+    assert first is not None
+    assert (first.component, first.name) == FAULTS[name], report
+    assert "state=" in first.cause
+
+
+@pytest.mark.parametrize("name", NONDETERMINISM)
+def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) -> None:
+    report = drilled(name)
+    assert report.exit_code == 3, report
+    assert report.nondeterminism is not None
+    assert (report.nondeterminism.component, report.nondeterminism.name) == NONDETERMINISM[name], report
+    assert not report.ordeals
+
+
+@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "supervisor", "two_runs"])
+def test_a_sound_script_is_exact(name: str) -> None:
+    hazards = ("tail", "commit", "resume") if name == "bare_evaluation" else QUICK
+    report = drilled(name, hazards=hazards)
+    assert report.exit_code == 0, report
+    assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "supervisor", "two_runs"])
+def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
+    for seed in range(8):
+        report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
+        assert report.exit_code == 0, report
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_named_at_every_seed(name: str) -> None:
+    for seed in range(8):
+        first = drill(SCRIPTS / f"{name}.py", seed=seed).first_divergence
+        assert first is not None
+        assert (first.component, first.name) == FAULTS[name], first
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PYTHON_M, *map(str, args)], capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    done = command("--kills", "0", "--json", "report.json", "--keep", "kept", SCRIPTS / "everything.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(Path("report.json").read_text())
+    hazards = [one["hazard"] for one in found["ordeals"]]
+    assert hazards == [
+        "start-up",
+        "commit",
+        "tail",
+        "last step",
+        "shutdown",
+        "resume",
+        "SIGTERM",
+        "SIGINT",
+        "SIGTERM+SIGKILL",
+        "disk full",
+    ]
+    statuses = {one["hazard"]: [start["status"] for start in one["starts"]] for one in found["ordeals"]}
+    assert statuses["resume"] == [-9, -9, -9, -9, 0]
+    assert (statuses["SIGTERM"], statuses["SIGINT"]) == ([143, 0], [130, 0])
+    assert (statuses["SIGTERM+SIGKILL"], statuses["disk full"]) == ([-9, 0], [1, 0])
+    for one in found["ordeals"]:
+        assert one["verdict"] == "exact"
+        assert f"{one['hazard']:<16} {one['struck']:<34} {one['timeline']}" in done.stdout
+    assert "✗" in done.stdout
+    assert "exact: 10 of 10" in done.stdout
+    assert list(Path("kept").rglob("run.json"))
+
+
+def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
+    for run_dir in ("runs/mine", str(tmp_path / "absolute"), "../up"):
+        report = drilled("everything", run_dir, hazards=("start-up",))
+        assert report.exact, report
+        assert report.runs == [str((tmp_path / run_dir).resolve())]
+    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path.parent / "up").exists()
+
+
+def test_what_cannot_be_drilled_is_said(tmp_path: Path) -> None:
+    for program, said in (
+        ("print('no training here')", "opened no run"),
+        ("raise SystemExit('out of order')", "out of order"),
+        ("while True: pass", "ran longer than 0.5 s"),
+    ):
+        Path("script.py").write_text(program)
+        timeout = "0.5" if "while" in program else "60"
+        done = command("--timeout", timeout, "script.py")
+        assert (done.returncode, said in done.stderr) == (4, True), done.stderr
+
+
+def test_wrong_usage() -> None:
+    assert "did you mean 'SIGTERM'" in (done := command("--hazard", "SIGERM", __file__)).stderr
+    assert done.returncode == 2
+    assert command("gone.py").returncode == 2
+    assert "exists" in command("--keep", ".", __file__).stderr
