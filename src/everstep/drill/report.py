@@ -74,10 +74,11 @@ class Ordeal:
     def line(self) -> str:
         """Its row of the table."""
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
+        again = self.again if self.starts else ""
         return (
-            f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline} {self.again:>5}  "
+            f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "
             f"{_MARKS[self.verdict]} {what}"
-        ).rstrip()
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
