@@ -14,14 +14,15 @@ from everstep.drill import DrillReport, drill
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON_M = [sys.executable, "-m", "everstep.drill"]
 
-QUICK = ("last step", "SIGTERM+SIGKILL")
-"""Hazards that leave steps to be executed after a resume in the middle of an epoch."""
-
 FAULTS = {
+    "cached_draw": ("random state", "numpy"),
     "counter_outside": ("loss", "loss"),
     "data_generator": ("samples", "train"),
     "ema_outside": ("loss", "valid_loss"),
+    "forgetful_service": ("service", "total"),
+    "lines_again": ("state", "notes"),
     "rate_by_hand": ("weights", "w"),
+    "rows_by_chance": ("journal", "row norm"),
     "schedule_outside": ("weights", "w"),
 }
 """Script -> the component that its resume spoils first, and its name."""
@@ -45,12 +46,12 @@ def drilled(name: str, *args: str, **options: object) -> DrillReport:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_it_names_the_component_that_a_resume_spoils(name: str) -> None:
-    report = drilled(name, hazards=QUICK)
+    report = drilled(name, hazards=["last step"])
     first = report.first_divergence
     assert report.exit_code == 1, report
     assert first is not None
     assert (first.component, first.name) == FAULTS[name], report
-    assert "state=" in first.cause
+    assert first.step > 1
 
 
 @pytest.mark.parametrize("name", NONDETERMINISM)
@@ -63,9 +64,9 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert ("give seed=" in str(report)) == (name == "unseeded")
 
 
-@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "supervisor", "two_runs"])
+@pytest.mark.parametrize("name", ["bare_evaluation", "supervisor", "two_runs"])
 def test_a_sound_script_is_exact(name: str) -> None:
-    hazards = ("tail", "commit", "resume") if name == "bare_evaluation" else QUICK
+    hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
     report = drilled(name, hazards=hazards)
     assert report.exit_code == 0, report
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
@@ -77,6 +78,13 @@ def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
     for seed in range(8):
         report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
         assert report.exit_code == 0, report
+
+
+@pytest.mark.torture
+def test_a_scheduler_outside_the_state_spoils_the_optimizer() -> None:
+    first = drill(SCRIPTS / "torch_scheduler.py", kills=0).first_divergence
+    assert first is not None
+    assert (first.component, first.name) == ("optimizer", "optimizer"), first
 
 
 @pytest.mark.torture
