@@ -32,8 +32,8 @@ FLOORS = (
     {"loop"},
     {"testing", "proof"},
     {"drill"},
-    {"__init__"},
     {"cli"},
+    {"__init__"},
 )
 """From the ground up: a room imports from floors below its own, never from its own.
 

@@ -25,7 +25,9 @@ Exit status:
 """
 
 
-@click.command(help=HELP, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "drill", help=HELP, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--kills", type=click.IntRange(0), default=3, show_default=True, help="At random instants.")
@@ -36,7 +38,7 @@ Exit status:
 )
 @click.option("--keep", type=click.Path(path_type=Path), help="New folder that keeps runs and logs.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report there, too.")
-def drill(
+def command(
     script: Path,
     args: tuple[str, ...],
     kills: int,
@@ -64,5 +66,7 @@ def drill(
     sys.exit(report.exit_code)
 
 
+drill = command
+
 if __name__ == "__main__":
-    drill(prog_name="everstep drill")
+    command(prog_name="everstep drill")

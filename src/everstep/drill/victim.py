@@ -19,7 +19,7 @@ from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
 
-HAZARD = "EVERSTEP_HAZARD"
+HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 
 
 class Strike(NamedTuple):
@@ -111,6 +111,7 @@ class Program:
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
         env = {**os.environ, ROOT: str(self.root), FILE: str(witness)}
         spec = f"trace:{trace}" if trace else strike.spec if strike else ""
+        env[INDEX] = "off"  # drilled runs have no business in the user's
         env.pop(HAZARD, None)
         if spec:
             env[HAZARD] = spec

@@ -49,7 +49,7 @@ class Witness(Service):
     window = "none"
 
     def __init__(self, path: str, save: Callable[[], Mapping[str, Any]]) -> None:
-        super().__init__("witness", Every(steps=1) | Every(epochs=1))
+        super().__init__("drill witness", Every(steps=1) | Every(epochs=1))
         self._path, self._save = path, save
         self._samples: dict[str, Any] = {}
         self._run_dir = ""

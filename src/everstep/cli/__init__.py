@@ -1,1 +1,0 @@
-"""The commands: thin, they read what the library offers."""
