@@ -132,6 +132,24 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert list(Path("kept").rglob("run.json"))
 
 
+def test_a_resume_that_fails_is_shown_with_its_output() -> None:
+    report = drilled("refuses_to_resume", hazards=["SIGTERM"])
+    assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["failed"])
+    assert "RuntimeError: there is no way back" in str(report)
+
+
+def test_the_same_seed_aims_the_same_kills() -> None:
+    strikes = [
+        [
+            start.strike
+            for one in drilled("supervisor", seed=seed, hazards=["SIGTERM"]).ordeals
+            for start in one.starts
+        ]
+        for seed in (1, 1, 2)
+    ]
+    assert strikes[0] == strikes[1] != strikes[2]
+
+
 def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
     for run_dir in (str(tmp_path / "absolute"), "../up"):
         report = drilled("everything", run_dir, hazards=("commit",))

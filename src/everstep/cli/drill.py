@@ -25,9 +25,7 @@ Exit status:
 """
 
 
-@click.command(
-    "drill", help=HELP, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command("drill", help=HELP, context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--kills", type=click.IntRange(0), default=3, show_default=True, help="At random instants.")

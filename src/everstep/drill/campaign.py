@@ -13,7 +13,7 @@ from everstep.drill import picture
 from everstep.drill.divergence import Divergence, Reference, could_not_read
 from everstep.drill.hazards import HAZARDS, Course, chosen
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
-from everstep.drill.victim import Program, Start, command
+from everstep.drill.victim import Program, Start, Strike, command
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import RunDir
 
@@ -47,7 +47,7 @@ def drill(
         kills: how many kills at random instants, 0 or more; each other hazard strikes once.
         seed: of what is drawn: instants, steps, operations.
         hazards: only these (`everstep.drill.HAZARDS`); empty: all.
-        timeout: seconds that one start may take.
+        timeout: seconds that one start may take, more than 0.
         keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
         say: takes the lines of the report as they come.
 
@@ -65,7 +65,7 @@ def drill(
     if keep is not None and folder.exists():
         raise ConfigError(f"{folder} exists; give --keep a folder that can be made")
     try:
-        return _Drill(path, tuple(args), folder, kills, seed, timeout, say).run(names)
+        return _Drill(path, tuple(args), folder, keep is not None, kills, seed, timeout, say).run(names)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -77,12 +77,13 @@ class _Drill:
         script: Path,
         args: tuple[str, ...],
         folder: Path,
+        keep: bool,
         kills: int,
         seed: int,
         timeout: float,
         say: Callable[[str], None],
     ) -> None:
-        self.script, self.args, self.folder = script, args, folder
+        self.script, self.args, self.folder, self.keep = script, args, folder, keep
         self.kills, self.seed, self.timeout, self.say = kills, seed, timeout, say
         self.number = 0
 
@@ -107,8 +108,8 @@ class _Drill:
         self.say(report.header())
         if report.nondeterminism is None:
             for name in names:
-                for _ in range(self.kills if name == "random instant" else 1):
-                    report.ordeals.append(self.ordeal(name, reference, course))
+                for turn in range(self.kills if name == "random instant" else 1):
+                    report.ordeals.append(self.ordeal(name, turn, reference, course))
                     self.say(report.ordeals[-1].line)
         self.say(f"\n{report.verdict()}")
         return report
@@ -130,20 +131,20 @@ class _Drill:
         if not any(record.at == "step" for record in start.records):
             raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
 
-    def ordeal(self, hazard: str, reference: Reference, course: Course) -> Ordeal:
+    def ordeal(self, hazard: str, turn: int, reference: Reference, course: Course) -> Ordeal:
         """One program, struck and started again until it ends; another one if it was not hit."""
+        draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            found = self.attempt(hazard, reference, course)
+            strikes = HAZARDS[hazard](course, draw)
+            if not strikes:
+                return Ordeal(hazard, "no such place")
+            found = self.attempt(hazard, strikes, reference)
             if found.verdict != "not hit":
                 break
         return found
 
-    def attempt(self, hazard: str, reference: Reference, course: Course) -> Ordeal:
+    def attempt(self, hazard: str, strikes: list[Strike], reference: Reference) -> Ordeal:
         self.number += 1
-        draw = Random(f"{self.seed}/{hazard}/{self.number}")
-        strikes = HAZARDS[hazard](course, draw)
-        if not strikes:
-            return Ordeal(hazard, "no such place")
         program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
         hit = 0
         for strike in strikes:
@@ -152,7 +153,10 @@ class _Drill:
             hit += 1
         while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
             program.start()
-        return self.judged(hazard, hit, program, reference)
+        judged = self.judged(hazard, hit, program, reference)
+        if not self.keep:
+            shutil.rmtree(program.folder, ignore_errors=True)
+        return judged
 
     def judged(self, hazard: str, hit: int, program: Program, reference: Reference) -> Ordeal:
         place = picture.positions(reference)
