@@ -1,6 +1,6 @@
 """Named points at which a test may kill the process or make an operation fail.
 
-Every operation of a save, and a few other places where a crash is worst, call `reach(name)`.
+Every operation of a save, and a few other places where a crash is worst ("loop.PLACE"), call `reach(name)`.
 Unarmed, that is one comparison.  A process is armed from outside, through the environment:
 
     EVERSTEP_HAZARD="kill:checkpoint.rename:2"     # SIGKILL itself at the second time it gets there
