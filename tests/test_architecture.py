@@ -32,6 +32,7 @@ FLOORS = (
     {"supervisor"},
     {"loop"},
     {"testing", "proof"},
+    {"drill"},
     {"cli"},
     {"__init__"},
     {"__main__"},

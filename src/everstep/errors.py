@@ -114,6 +114,10 @@ class ServiceError(EverstepError, RuntimeError):
     """One or more services failed; the first failure is the cause, all are listed."""
 
 
+class DrillError(EverstepError, RuntimeError):
+    """A script cannot be drilled: it fails undisturbed, has no run, or does not end in time."""
+
+
 class Interrupted(SystemExit):
     """The run was interrupted (signal, time budget) and saved; starting it again goes on.
 

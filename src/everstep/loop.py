@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from everstep import backends
+from everstep import backends, hazard
 from everstep.contracts import Moment, Service
 from everstep.errors import ConfigError, DataError, MetricError, UsageError
 from everstep.keywords import checked_keywords
@@ -226,6 +226,7 @@ class TrainLoop(Supervisor):
 
     def _close_epoch(self) -> None:
         """The tail is over: the after_epoch boundary."""
+        hazard.reach("loop.tail_end")
         self._left_open = self._left_open or self._open_step != 0
         self._step_loops += 1  # one that is kept alive is not this epoch's any more
         self._in_steps = False
@@ -437,6 +438,7 @@ class TrainLoop(Supervisor):
         if self._saved_step() != current.step - 1:
             self._keep_snapshot("step")
         self._tail_ready = True
+        hazard.reach("loop.tail")
 
     def _settle(self) -> None:
         """Complete a step that was left by `break` or `return`, which ends its pass."""

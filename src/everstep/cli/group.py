@@ -15,6 +15,7 @@ COMMANDS = {
     "compare": "Differences of facts and of last and best metrics.",
     "plot": "Draw a metric of one or more runs.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
+    "drill": "Kill a script at every hazard: is its resume exact?",
     "sync": "Bring the index up to what the journals say.",
     "doctor": "Examine this machine: devices, determinism, disk, locks.",
 }
@@ -48,7 +49,7 @@ class _Commands(click.Group):
 @click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")
 @click.version_option(package_name="everstep", prog_name="everstep")
 def commands(**_: Any) -> None:
-    """Looks at runs of everstep.
+    """Looks at runs of everstep, and proves their promise.
 
     A RUN is a run directory, or the name of a run in the index (its beginning is enough).  The index
     is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.

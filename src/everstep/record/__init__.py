@@ -6,7 +6,7 @@ from everstep.record.lock import RunLock, is_held
 from everstep.record.provenance import facts
 from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
 from everstep.record.replay import Replay
-from everstep.record.rundir import RunDir
+from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
     "Block",
@@ -23,5 +23,7 @@ __all__ = [
     "StoredBlock",
     "facts",
     "is_held",
+    "located",
     "read_segment",
+    "to_read",
 ]

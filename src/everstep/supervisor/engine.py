@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from everstep import hazard
 from everstep.checkpoint import CheckpointName, read_checkpoint
 from everstep.contracts import (
     Action,
@@ -39,7 +40,7 @@ from everstep.errors import (
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block
+from everstep.record import Block, located
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -49,6 +50,7 @@ from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
+from everstep.services.witness import witnesses
 from everstep.state import Encoded, capture, decode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
@@ -110,7 +112,7 @@ class Run:
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
-            path=Path(run_dir),
+            path=located(run_dir),
             seed=seed,
             resume=resume,
             init_from=InitFrom.of(init_from),
@@ -174,6 +176,7 @@ class Run:
             services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
         if lacks(Checkpoints):
             services.append(Checkpoints())
+        services += witnesses(lambda: self._user.save()["user"])
         for service in (*services, Record(lambda: self._journal.flush()), Index()):
             self._board.add(service)
 
@@ -291,6 +294,8 @@ class Run:
         self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
+        if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
+            self._say_replay()  # there is nothing to verify
         retention = self._board.need(Checkpoints).retention
         self._saver = Saver(opening, self._journal, retention, self._wake, self._warn)
         stack.callback(self._saver.close)
@@ -694,9 +699,13 @@ class Run:
                 self._say_replay()
 
     def _say_replay(self) -> None:
-        report = self._recovered.replay.report()
+        replay = self._recovered.replay
+        report = replay.report()
         self._journal.event("verified", {"report": report}, wall=True)
-        self.println(report)
+        if replay.difference is None:
+            self.println(report)
+        else:
+            self._warn(f"{report}\n{replay.advice()}")
 
     def _fire(self, moment: Moment, payload: Any = None) -> None:
         """Announce a moment that is no boundary to the services that asked for it."""
@@ -750,6 +759,7 @@ class Run:
             suppress = True
         else:
             suppress = False
+        hazard.reach("loop.exit")
         failures = _attempt(self._finish if error is None else self._abandon)
         cause = error or (failures[0] if failures else None)
         failures += _attempt(lambda: self._conclude(cause))

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
+from everstep.record import to_read
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.tree import UserState
@@ -93,7 +94,7 @@ class InitFrom:
         return f"{checkpoint.path} (step {checkpoint.step})"
 
     def _read(self) -> Checkpoint:
-        path = Path(self.path)
+        path = to_read(self.path)
         if (path / "manifest.json").exists():
             return read_checkpoint(path)
         found, _ = Store(path, 0, lambda _: None).find(True) if path.is_dir() else (None, [])
