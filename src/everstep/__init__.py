@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep import data as data, errors as errors, schedule as schedule, testing as testing
+    from everstep import (
+        data as data,
+        errors as errors,
+        schedule as schedule,
+        services as services,
+        testing as testing,
+    )
     from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
@@ -73,6 +79,7 @@ _ROOMS = {
     "data": "everstep.data",
     "errors": "everstep.errors",
     "schedule": "everstep.schedule",
+    "services": "everstep.services",
     "testing": "everstep.testing",
     "torch": "everstep.backends.torch",
 }

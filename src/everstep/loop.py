@@ -550,10 +550,14 @@ class TrainLoop(Supervisor):
         self._fire(Moment.AFTER_EVALUATION)
 
     def add_summary(self, summary: Any) -> None:
-        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
+        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
+
+        In the head of an epoch that a resume enters again it was handed over the first time.
+        """
         if not self.within_step:
             self._enter_outside("add_summary")
-        self._announce(Moment.SUMMARY_ADDED, summary)
+        if not self._replaying:
+            self._announce(Moment.SUMMARY_ADDED, summary)
 
     # ------------------------------------------------------------------------------- the lines
 

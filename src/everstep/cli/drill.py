@@ -62,4 +62,3 @@ def command(
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     sys.exit(report.exit_code)
-

@@ -4,13 +4,25 @@ from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
 from everstep.record.provenance import facts
-from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
+from everstep.record.reading import (
+    Event,
+    Follower,
+    Item,
+    Row,
+    RunJournal,
+    Segment,
+    Status,
+    StoredBlock,
+    read_segment,
+)
 from everstep.record.replay import Replay
 from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
     "Block",
     "Event",
+    "Follower",
+    "Item",
     "Journal",
     "Position",
     "Replay",

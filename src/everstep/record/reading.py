@@ -8,6 +8,7 @@ started from nothing.  Everything else is superseded; it stays readable.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ class StoredBlock(NamedTuple):
     def time(self) -> float:
         """When it was appended, in seconds since 1970."""
         return frames.block_time(self.payload)
+
+
+Item: TypeAlias = Event | StoredBlock
+"""What a journal holds, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +157,11 @@ def read_segment(path: Path, start: int = 0) -> Segment:
             problems.append(_describe(path, hole, start + len(data)))
             continue
         end, size = found.offset + found.end - found.start, start + found.end
-        if found.kind == frames.EVENT:
-            events.append(_event(number, found))
-        elif found.kind == frames.METRICS:
-            blocks.append(StoredBlock(found.offset, found.payload))
+        item = _item(number, found)
+        if isinstance(item, Event):
+            events.append(item)
+        elif item is not None:
+            blocks.append(item)
         else:
             at = start + found.start
             problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {at} is skipped")
@@ -165,7 +171,12 @@ def read_segment(path: Path, start: int = 0) -> Segment:
     return Segment(number, path, end, size, started, parent, events, blocks, problems)
 
 
-def _event(segment: int, frame: Frame) -> Event:
+def _item(segment: int, frame: Frame) -> Item | None:
+    """What a frame holds; None if its kind is unknown."""
+    if frame.kind == frames.METRICS:
+        return StoredBlock(frame.offset, frame.payload)
+    if frame.kind != frames.EVENT:
+        return None
     record = frames.unpack_event(frame.payload)
     return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
 
@@ -251,6 +262,13 @@ class RunJournal:
             for stored in segment.blocks:
                 if stored.offset < end:
                     yield segment.number, stored.block
+
+    def parts(self) -> Iterator[tuple[int, list[Item]]]:
+        """Each segment that has valid rows or events, oldest first: its number, and these as written."""
+        for number, end in self._chain.items():
+            segment = self._segments[number]
+            items: list[Item] = [*segment.events, *segment.blocks]
+            yield number, sorted((i for i in items if i.offset < end), key=lambda item: item.offset)
 
     def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
         """Events in the order in which they were written.  Decisions are always valid.
@@ -354,3 +372,38 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
         (block.epoch, step, block.phase, block.name, seq): (value, count)
         for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True)
     }
+
+
+class Follower:
+    """The valid rows and events of a run, in the order of writing, while its newest segment grows.
+
+    Args:
+        run_dir: the run directory.
+        segment: number of the segment that is being written; its start has been flushed.
+    """
+
+    def __init__(self, run_dir: Path, segment: int) -> None:
+        self._run_dir, self._segment = Path(run_dir), segment
+        self._path = self._run_dir / "journal" / f"segment-{segment:04d}.evj"
+        self._at = frames.HEADER_SIZE  # in the file
+        self._next = 0  # in everything that the segment wrote
+
+    def older(self) -> Iterator[tuple[int, list[Item]]]:
+        """What is valid of the segments before: see `RunJournal.parts`."""
+        return (part for part in RunJournal(self._run_dir).parts() if part[0] != self._segment)
+
+    def news(self) -> Iterator[Item]:
+        """What reached the newest segment's file since the last call."""
+        with open(self._path, "rb") as file:
+            if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
+                self._at = frames.HEADER_SIZE
+            start = file.seek(self._at)
+            data = file.read()
+        for found in frames.scan(data, 0):
+            if isinstance(found, Hole):
+                continue  # torn, if it is the last: then it is read again next time
+            self._at = start + found.end
+            item = _item(self._segment, found) if found.offset >= self._next else None
+            if item is not None:
+                self._next = item.offset + 1
+                yield item

@@ -372,6 +372,14 @@ class Run:
         """Call `seen` with each value of `metric` collected outside steps, at once."""
         self._collector.watch(metric, seen)
 
+    def flush(self) -> object:
+        """Hand every row and event so far to the journal's file."""
+        return self._journal.flush()
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Add an event to the journal; `data` is JSON."""
+        self._journal.event(kind, data)
+
     # -------------------------------------------------------------------------------- the step
 
     def _complete_step(self, can_save: bool = True) -> None:
