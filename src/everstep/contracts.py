@@ -6,6 +6,7 @@ around steps (`Service`), a framework (`Backend`).
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -199,9 +200,10 @@ class Cursor(Protocol):
 class Stream(Protocol):
     """An immutable, named description of data; each pass over it is a cursor.
 
-    It may have a method `describe()` that returns what decides which batches come, as a dictionary of
-    JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it, and data that is
-    described otherwise is refused at the resume.  What only changes speed does not belong there.
+    It may have a method `describe(seed)` that returns what decides which batches come in a run of this
+    seed, as a dictionary of JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it,
+    and data that is described otherwise is refused at the resume.  What counts only for going on inside
+    a pass stands under the key "inside", a dictionary; what only changes speed does not belong there.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -225,8 +227,7 @@ class Moment(enum.Enum):
     """The moments of a run at which something can happen.
 
     BEFORE_STEP and the four data events (METRICS_COLLECTED and below) are synchronous observers:
-    they may look, not act.  AFTER_EVAL_STEP is reserved for a loop that runs the evaluation itself;
-    TrainLoop and Supervisor do not know its steps, and never fire it.
+    they may look, not act.
     """
 
     ENTER_LOOP = "enter_loop"
@@ -234,7 +235,6 @@ class Moment(enum.Enum):
     BEFORE_STEP = "before_step"
     AFTER_STEP = "after_step"
     AFTER_EPOCH = "after_epoch"
-    AFTER_EVAL_STEP = "after_eval_step"
     AFTER_EVALUATION = "after_evaluation"
     AFTER_CHECKPOINT = "after_checkpoint"
     EXIT_LOOP = "exit_loop"
@@ -413,7 +413,8 @@ class Service:
                 f"every={schedule!r} of service {self.name!r} is no schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
-        self.schedule = Never() if schedule is None else schedule
+        # A copy: one in seconds remembers when it was due last, and another service may be given the same.
+        self.schedule = Never() if schedule is None else copy.deepcopy(schedule)
 
     def config(self) -> Json:
         """What of its arguments changes training, for comparison on resume (controllers only)."""

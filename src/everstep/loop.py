@@ -138,6 +138,7 @@ class TrainLoop(Supervisor):
     @property
     def resumed_mid_epoch(self) -> bool:
         """True in the epoch that a resume entered again, from its first line to its last."""
+        self._require_entered("resumed_mid_epoch")
         recovered = self._recovered
         return recovered.mid_epoch and self._progress.epoch == recovered.epoch
 

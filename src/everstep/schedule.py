@@ -192,8 +192,7 @@ class _Pair(Schedule):
         return min(self.left.next_step(step), self.right.next_step(step))
 
     def next_time(self) -> float | None:
-        times = [t for t in (self.left.next_time(), self.right.next_time()) if t is not None]
-        return min(times, default=None)
+        return earliest((self.left.next_time(), self.right.next_time()))
 
     def start(self, now: float) -> None:
         self.left.start(now)

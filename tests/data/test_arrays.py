@@ -65,22 +65,6 @@ def test_remaining_and_position_count_batches_handed_out():
 
 
 @pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        (arrays(X[:9], batch_size=4), "length was 11 at the checkpoint and is 9 now"),
-        (arrays(X, batch_size=5), "batch_size was 4 at the checkpoint and is 5 now"),
-        (arrays(X, batch_size=4, shuffle=True), "shuffle was False at the checkpoint and is True now"),
-        (arrays(X, batch_size=4, drop_last=True), "drop_last was False"),
-    ],
-)
-def test_changed_data_is_refused(now, message):
-    cursor = arrays(X, batch_size=4).open("train", 0, seed=0)
-    next(cursor)
-    with pytest.raises(DataError, match=message):
-        now.open("train", 0, cursor.position(), seed=0)
-
-
-@pytest.mark.parametrize(
     ("given", "message"),
     [
         ((), "no array; give it at least one"),

@@ -159,23 +159,13 @@ def test_replay_with_workers_says_how_many():
     assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
 
 
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        (
-            lambda: DataLoader(Augmented(), 2, num_workers=1),
-            "num_workers was 0 at the checkpoint and is 1 now",
-        ),
-        (lambda: DataLoader(Augmented(), 3), "batch_size was 2 at the checkpoint and is 3 now"),
-        (lambda: DataLoader(Augmented(6), 2), "length was 4 at the checkpoint and is 3 now"),
-        (lambda: DataLoader(Augmented(), 2, generator=generator()), "held 0 generators .* hold 1 now"),
-    ],
-)
-def test_a_changed_loader_is_refused(now, message):
+def test_a_loader_that_holds_another_number_of_generators_is_refused():
     cursor = as_stream(DataLoader(Augmented(), 2)).open("train", 0, seed=0)
     next(cursor)
-    with pytest.raises(DataError, match=message):
-        as_stream(now()).open("train", 0, cursor.position(), seed=0)
+    with pytest.raises(DataError, match=r"held 0 generators .* hold 1 now"):
+        as_stream(DataLoader(Augmented(), 2, generator=generator())).open(
+            "train", 0, cursor.position(), seed=0
+        )
 
 
 @pytest.mark.parametrize(

@@ -127,15 +127,6 @@ def test_laws(make):
     check_stream(make)
 
 
-def test_sequence_that_changed():
-    cursor = as_stream([1, 2, 3]).open("train", 0, seed=0)
-    next(cursor)
-    with pytest.raises(DataError, match="length was 3 at the checkpoint and is 2 now"):
-        as_stream([1, 2]).open("train", 0, cursor.position(), seed=0)
-    with pytest.raises(DataError, match="kind was 'sequence' at the checkpoint and is 'arrays' now"):
-        arrays(np.ones(3), batch_size=1).open("train", 0, cursor.position(), seed=0)
-
-
 def test_plain_iterable_is_refused_inside_its_pass_only():
     stream = as_stream(Fresh())
     cursor = stream.open("train", 0, seed=0)

@@ -545,3 +545,20 @@ def test_where_everything_lies(tmp_path: Path) -> None:
     where = tiny.loop.ending.where
     assert {"run", "checkpoints", "journal", "log"} <= where.keys()
     assert all(Path(path).exists() for path in where.values())
+
+
+def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
+    loop = everstep.TrainLoop(tmp_path / "run", max_epoch=1)
+    for name in ("resumed", "resumed_mid_epoch", "seed"):
+        with pytest.raises(UsageError, match=rf"\.{name} is not known before the loop is entered"):
+            getattr(loop, name)
+    assert everstep.TrainLoop(tmp_path / "other", seed=3).seed == 3
+    with loop:
+        assert loop.seed >= 0 and not loop.resumed and not loop.resumed_mid_epoch
+        with pytest.raises(UsageError, match=r"call_soon\('stop'\): give Stop"):
+            loop.call_soon("stop")  # type: ignore[arg-type]
+        loop.request_stop()
+    with pytest.raises(UsageError, match="after the loop has ended; register it before"):
+        loop.on(everstep.Moment.AFTER_STEP, print)
+    with pytest.raises(UsageError, match="the loop has ended"):
+        loop.call_soon(everstep.Stop("late"))

@@ -12,6 +12,7 @@ import everstep
 from everstep import Boundary, Every, Moment, Outcome, Service, Stage, Stop
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.schedule import Schedule
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, rows
 
 Run = Callable[[Boundary], Outcome | None]
@@ -234,7 +235,7 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path, stage: Stag
     assert tiny.loop.ending.step == 3 and not tiny.loop.ending.finished
 
 
-@pytest.mark.parametrize("moment", [m for m in Moment if m is not Moment.AFTER_EVAL_STEP])
+@pytest.mark.parametrize("moment", list(Moment))
 def test_observers_that_return_actions_are_refused(tmp_path: Path, moment: Moment) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=1)
     tiny.loop.on(moment, lambda b: Outcome(actions=(Stop("me too"),)))
@@ -443,3 +444,20 @@ def test_one_reader_clears_nobody_elses_window(tmp_path: Path) -> None:
     Tiny(tmp_path / "run", samples=6, max_epoch=1, services=services).train()
     assert [n for who, n in means if who == "keeps"][:3] == [1, 2, 3]
     assert [n for who, n in means if who == "clears"][:3] == [1, 1, 1]
+
+
+def test_services_given_one_schedule_do_not_postpone_each_other(tmp_path: Path) -> None:
+    clock, ran = ManualClock(), {"a": 0, "b": 0}
+    shared = Every(seconds=10)
+
+    def count(name: str) -> Run:
+        def run(boundary: Boundary) -> None:
+            ran[name] += 1
+
+        return run
+
+    services = [Told("a", count("a"), every=shared), Told("b", count("b"), every=shared)]
+    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services, clock=clock)
+    tiny.train(inside=lambda loop, step: clock.advance(4))
+    assert ran["a"] == ran["b"] > 0
+    assert shared == Every(seconds=10) and shared.next_time() == 10

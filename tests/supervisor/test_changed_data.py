@@ -33,7 +33,7 @@ def start(run_dir: Path, make: Callable[[], Any], steps: int, **arguments: Any) 
         run_dir,
         {"w": w},
         max_step=steps,
-        seed=5,
+        seed=arguments.pop("seed", 5),
         services=[everstep.Console(sink=lines.append)],
         **arguments,
     )
@@ -61,7 +61,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "seed of its own": (
         lambda: arrays(X, batch_size=2, shuffle=True),
         lambda: arrays(X, batch_size=2, shuffle=True, seed=9),
-        "seed was None.*is 9",
+        "seed was 5.*is 9",
     ),
     "several": (
         lambda: arrays(X, batch_size=2),
@@ -135,6 +135,20 @@ def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -
         start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), 8)
 
 
+@pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuffle: bool, at: int) -> None:
+    def make() -> Any:
+        return arrays(X, batch_size=2, shuffle=shuffle)
+
+    start(tmp_path / "run", make, at)
+    [_, loop, lines] = start(tmp_path / "run", make, 8, seed=6, on_change="override")
+    said = [line for line in lines if "stream 'train' is used as given" in line]
+    assert len(said) == shuffle and loop.seed == 6 and loop.step == 8
+    assert all("seed was 5 at the checkpoint and is 6 now" in line for line in said)
+    assert any("begins anew" in line for line in said) == (shuffle and at == INSIDE)
+
+
 def test_a_chosen_change_inside_a_pass_reads_the_pass_from_its_start(tmp_path: Path) -> None:
     def seen(run_dir: Path, batch_size: int, steps: int, **arguments: Any) -> list[list[float]]:
         got = []
@@ -206,8 +220,8 @@ def test_a_stream_of_ones_own_is_known_by_its_type_or_its_own_words(tmp_path: Pa
             return self.inner.open(*args, **kwargs)
 
     class Spoken(Wrapped):
-        def describe(self) -> dict[str, Any]:
-            return {"kind": "spoken", "version": self.inner.describe()["batch_size"]}
+        def describe(self, seed: int) -> dict[str, Any]:
+            return {"kind": "spoken", "version": self.inner.describe(seed)["batch_size"]}
 
     start(tmp_path / "a", lambda: Wrapped(batch_size=2), EPOCH_END)
     start(tmp_path / "a", lambda: Wrapped(batch_size=4), INSIDE)  # not said, not seen

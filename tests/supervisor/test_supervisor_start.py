@@ -15,10 +15,10 @@ import torch
 
 import everstep
 from everstep import Every, InitFrom, Supervisor
+from everstep.checkpoint import CheckpointName, pointer
 from everstep.errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     NoCheckpointError,
     RestoreError,
     RunLockedError,
@@ -141,8 +141,6 @@ def test_a_seed_that_differs_must_be_chosen(tmp_path: Path) -> None:
     crashed(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"seed: stored 7, given 8.*on_change=\"override\""):
         stepwise(tmp_path / "run", seed=8).train()
-    with pytest.raises(DataError, match="seed was 7 at the checkpoint and is 8 now"):  # inside a pass
-        stepwise(tmp_path / "run", seed=8, on_change="override").train()
     assert stepwise(tmp_path / "run", seed=None).train().loop.seed == 7
     tiny = stepwise(tmp_path / "run", seed=8, on_change="override", max_epoch=3).train()
     assert tiny.loop.seed == 8 and tiny.loop.epoch == 3
@@ -333,6 +331,32 @@ def test_a_warm_start_takes_the_weights_and_counts_from_zero(tmp_path: Path, sou
 def test_a_warm_start_from_one_checkpoint(tmp_path: Path, source: Source) -> None:
     folder = source[0] / "checkpoints" / "step-00000003"
     assert_same(entered(Net(tmp_path / "run", seed=9, init_from=str(folder))).weights(), source[1])
+
+
+def test_the_run_of_a_warm_start_is_left_as_it_is(tmp_path: Path, source: Source) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(source[0], other)
+    names = checkpoints(other)
+    (other / "checkpoint").write_text("step-")  # as a kill may leave it
+    with open(other / "checkpoints" / names[-1] / "arrays.safetensors", "r+b") as file:
+        file.truncate(10)
+
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in other.rglob("*") if path.is_file()}
+
+    before = files()
+    net = entered(Net(tmp_path / "run", seed=9, init_from=other))
+    assert files() == before
+    assert any("init_from" in line and names[-1] in line and "passed over" in line for line in net.lines)
+    for name in names[:-1]:
+        shutil.rmtree(other / "checkpoints" / name)
+    held = other / "superseded" / f"{names[-2]}.segment-1"
+    shutil.copytree(source[0] / "checkpoints" / names[-2], held)
+    shutil.rmtree(other / "checkpoints" / names[-1])
+    pointer.write(other / "checkpoint", CheckpointName.parse(names[-2]))
+    before = files()
+    entered(Net(tmp_path / "run2", seed=9, init_from=other))
+    assert files() == before
 
 
 def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, source: Source) -> None:

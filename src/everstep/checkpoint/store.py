@@ -175,7 +175,9 @@ class Store:
         """What the manifests say, oldest to newest; each is read once; none of damaged ones."""
         return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
-    def find(self, which: bool | int | str | Path) -> tuple[Checkpoint | None, list[str]]:
+    def find(
+        self, which: bool | int | str | Path, *, mend: bool = True
+    ) -> tuple[Checkpoint | None, list[str]]:
         """The checkpoint to resume from, and what the user should know about the choice.
 
         After resuming from it, `supersede_after` its name: later ones must not win at the next start.
@@ -184,6 +186,7 @@ class Store:
             which: True for the one that an edited `checkpoint` file names, else the newest whole one; a
                 step (of two at one step, after_epoch); a name; or the path of a checkpoint's folder
                 anywhere.
+            mend: put right what a kill left behind; False for a run that is not this process's.
 
         Returns:
             None for the checkpoint only if the run never had one.
@@ -197,7 +200,7 @@ class Store:
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
         if which is True:
-            return self._find_by_itself()
+            return self._find_by_itself(mend)
         if isinstance(which, Path):
             return _read_elsewhere(which), []
         return self._read_chosen(self._at_step(which) if isinstance(which, int) else self._named(which)), []
@@ -212,20 +215,24 @@ class Store:
                 f"{error}; choose another one: {others or 'there is none'}"
             ) from error
 
-    def _find_by_itself(self) -> tuple[Checkpoint | None, list[str]]:
+    def _find_by_itself(self, mend: bool) -> tuple[Checkpoint | None, list[str]]:
         names, found = self.names(), pointer.read(self._pointer)
         if found.kind is Kind.EDITED:
             return self._edited(found.text, names)
         notes: list[str] = []
         if not names and found.kind is Kind.ABSENT:
             return None, []
-        names = names or [self._bring_back(found.text, notes)]
+        if not names:
+            held = self._held_back(found.text)
+            if not mend:
+                return format.read(held), []
+            names = [self._bring_back(held, found.text, notes)]
         newest = self._newest_whole(names, notes)
         if found.kind is Kind.OURS and CheckpointName.parse(found.text) > names[-1]:
             notes.append(
                 f"checkpoint {found.text}, the last that was saved, is gone; resuming from {newest.name}"
             )
-        if found.kind is Kind.TORN:
+        if found.kind is Kind.TORN and mend:
             notes.append(f"{self._pointer} was torn ({found.text!r}); it now names {newest.name} again")
             pointer.write(self._pointer, newest.name)
         return newest, notes
@@ -239,8 +246,8 @@ class Store:
         note = f"{self._pointer} was edited: resuming from {text} (the newest is {names[-1]})"
         return self._read_chosen(CheckpointName.parse(text)), [note]
 
-    def _bring_back(self, last: str, notes: list[str]) -> CheckpointName:
-        """A kill while the only checkpoint was being replaced leaves it in superseded/: take it from there.
+    def _held_back(self, last: str) -> Path:
+        """Where a kill while the only checkpoint was being replaced has left it: in superseded/.
 
         Raises:
             CheckpointError: it is nowhere; to start from nothing is for a person to decide.
@@ -251,8 +258,11 @@ class Store:
                 f"{self._pointer} names {last!r}, but there is no checkpoint in {self._folder}: bring it "
                 f"back, or delete {self._pointer} to start from nothing"
             )
+        return max(held, key=lambda path: path.stat().st_ctime_ns)
+
+    def _bring_back(self, held: Path, last: str, notes: list[str]) -> CheckpointName:
         name = CheckpointName.parse(last)
-        files.rename(max(held, key=lambda path: path.stat().st_ctime_ns), self.path(name))
+        files.rename(held, self.path(name))
         files.fsync_folder(self._folder)
         notes.append(f"checkpoint {last} was about to be replaced when the run was killed; it is back")
         return name

@@ -46,13 +46,13 @@ def as_stream(data: Any, name: str | None = None) -> Stream:
     return IterableStream(data, name)
 
 
-def describe(stream: Stream) -> dict[str, Any]:
-    """What decides which batches a stream gives, besides the run's seed, as a dictionary of JSON values.
+def describe(stream: Stream, seed: int) -> dict[str, Any]:
+    """What decides which batches a stream gives in a run of this seed, as a dictionary of JSON values.
 
     Of a stream that does not say it: its type.
     """
     own = getattr(stream, "describe", None)
-    return {"kind": type(stream).__qualname__} if own is None else cast(dict[str, Any], own())
+    return {"kind": type(stream).__qualname__} if own is None else cast(dict[str, Any], own(seed))
 
 
 def _loader_adapter(data: Any) -> str | None:

@@ -77,7 +77,7 @@ class Arrays(SampledStream):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> ArraysCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
-        return ArraysCursor(self._arrays, plan, plan.start(position))
+        return ArraysCursor(self._arrays, plan, 0 if position is None else position["batches"])
 
     def __repr__(self) -> str:
         return f"arrays({len(self._arrays)} of {self._sampling.length} samples, name={self.name!r})"
@@ -88,10 +88,9 @@ class ArraysCursor(PassCursor):
 
     def __init__(self, arrays: tuple[Any, ...], plan: Plan, start: int) -> None:
         super().__init__(f"data {plan.purpose!r}", _batches(arrays, plan, start), done=start, total=len(plan))
-        self._plan = plan
 
     def position(self) -> dict[str, Any]:
-        return self._plan.position(self.done)
+        return {"batches": self.done}
 
 
 def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:

@@ -106,9 +106,9 @@ class SampledStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         raise NotImplementedError(type(self).__name__)
 
-    def describe(self) -> dict[str, Any]:
-        """What decides which batches come, besides the run's seed."""
-        return self._sampling.describe()
+    def describe(self, seed: int) -> dict[str, Any]:
+        """What decides which batches come in a run of this seed."""
+        return self._sampling.describe(seed)
 
     def __len__(self) -> int:
         """Number of batches in a pass."""

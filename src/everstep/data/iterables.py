@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 from everstep.contracts import Cursor
 from everstep.data.cursor import PassCursor
-from everstep.data.order import check_position
 from everstep.errors import DataError, NotResumableError
 from everstep.keywords import checked_keywords
 
@@ -50,19 +49,18 @@ class SequenceStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SequenceCursor(f"data {purpose!r}", self._data, position)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, seed: int) -> dict[str, Any]:
         return {"kind": "sequence", "length": len(self._data)}
 
 
 class _SequenceCursor(PassCursor):
     def __init__(self, what: str, data: Sequence[Any], position: Any) -> None:
-        self._facts = {"kind": "sequence", "length": len(data)}
-        start = 0 if position is None else check_position(what, position, self._facts)
+        start = 0 if position is None else position["batches"]
         batches = (data[index] for index in range(start, len(data)))
         super().__init__(what, batches, done=start, total=len(data))
 
     def position(self) -> dict[str, Any]:
-        return {"batches": self.done, **self._facts}
+        return {"batches": self.done}
 
 
 class IterableStream:
@@ -74,7 +72,7 @@ class IterableStream:
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"
-        done = 0 if position is None else check_position(what, position, {"kind": "iterable"})
+        done = 0 if position is None else position["batches"]
         if position is not None and position["ended"]:
             return _IterableCursor(what, self._data, iter(()), None, done=done, ended=True)
         batches = self._iterate(what, pass_index)
@@ -84,7 +82,7 @@ class IterableStream:
         cursor.note = note
         return cursor
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, seed: int) -> dict[str, Any]:
         return {"kind": "iterable"}
 
     def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
@@ -229,7 +227,7 @@ class StatefulStream:
             set_epoch(pass_index)
         if position is None:
             return _StatefulCursor(what, self._data, iter(self._data))
-        done = check_position(what, position, {"kind": "stateful"})
+        done = position["batches"]
         self._data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
             if _is_told(self._data):  # it stands after the last sample, and ends the pass when asked
@@ -240,7 +238,7 @@ class StatefulStream:
             self._data.load_state_dict(copy.deepcopy(position["state"]))
         return _StatefulCursor(what, self._data, batches, done)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, seed: int) -> dict[str, Any]:
         return {"kind": "stateful"}
 
 
@@ -254,7 +252,7 @@ class _StatefulCursor(PassCursor):
 
     def position(self) -> dict[str, Any]:
         state = copy.deepcopy(self._state(self.done))
-        return {"kind": "stateful", "batches": self.done, "ended": self.ended, "state": state}
+        return {"batches": self.done, "ended": self.ended, "state": state}
 
 
 def _is_told(data: Any) -> bool:

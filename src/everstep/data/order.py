@@ -12,7 +12,6 @@ on prefetching, not on where a resume starts, not on the versions of Python or N
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,30 +47,6 @@ def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indice
     key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
     raw = np.random.Philox(key=key).random_raw(length)
     return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
-
-
-def check_position(what: str, saved: Any, facts: Mapping[str, Any]) -> int:
-    """The number of batches done at a saved position, after checking that the data is still the same.
-
-    Args:
-        what: the data, in words, for the message.
-        saved: what `Cursor.position` returned: "batches", and the facts of that time.
-        facts: the facts now (kind, length, batch size ...).
-
-    Raises:
-        DataError: a fact differs; the message has both values.
-    """
-    for fact, now in facts.items():
-        was = saved.get(fact, "absent")
-        if was != now:
-            raise DataError(
-                f"{what}: {fact} was {was!r} at the checkpoint and is {now!r} now, so batch "
-                f"{saved.get('batches')} is not the same place any more; give the data of that time "
-                f"({fact}={was!r}) back, or start a new run"
-            )
-    batches = saved["batches"]
-    assert isinstance(batches, int)
-    return batches
 
 
 @dataclass(frozen=True)
@@ -113,28 +88,31 @@ class Sampling:
         whole, rest = divmod(self.length, int(self.batch_size))
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def describe(self) -> dict[str, Any]:
-        """What decides which samples make which batch, besides the run's seed."""
-        own = None if self.seed is None else int(self.seed)
+    def describe(self, seed: int) -> dict[str, Any]:
+        """What decides which samples make which batch, in a run of this seed."""
+        seeded = self.shuffle or self.keyed
         return {
             "kind": self.kind,
             "length": self.length,
             "batch_size": int(self.batch_size),
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seed": own if self.shuffle or self.keyed else None,
+            "seed": self._seed(seed) if seeded else None,
         }
 
     def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
         """The batches of one pass."""
-        return Plan(self, purpose, pass_index, seed if self.seed is None else self.seed)
+        return Plan(self, purpose, pass_index, self._seed(seed))
+
+    def _seed(self, run_seed: int) -> int:
+        return run_seed if self.seed is None else int(self.seed)
 
 
 class Plan:
     """The batches of one pass, by index."""
 
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
-        self.purpose, self.pass_index, self.seed = purpose, pass_index, int(seed)
+        self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
         self.batch_size = int(sampling.batch_size)
         self._batches = sampling.batches
         self._order = (
@@ -142,8 +120,6 @@ class Plan:
             if sampling.shuffle
             else np.arange(sampling.length, dtype=np.int64)
         )
-        seeded = sampling.shuffle or sampling.keyed
-        self.facts = sampling.describe() | {"seed": self.seed if seeded else None}
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -153,15 +129,3 @@ class Plan:
         """The samples of a batch: int64, shape (batch size,) or shorter for the last."""
         start = batch * self.batch_size
         return self._order[start : start + self.batch_size]
-
-    def start(self, position: Any) -> int:
-        """The first batch to hand out: 0 for None, else where the position says.
-
-        Raises:
-            DataError: the position belongs to other data.
-        """
-        return 0 if position is None else check_position(f"data {self.purpose!r}", position, self.facts)
-
-    def position(self, batches: int) -> dict[str, Any]:
-        """The position after `batches` batches."""
-        return {"batches": batches, **self.facts}

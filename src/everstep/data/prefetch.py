@@ -55,9 +55,9 @@ class Prefetched:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)
         return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, seed: int) -> dict[str, Any]:
         """That of the source: fetching ahead changes no batch."""
-        return describe(self._stream)
+        return describe(self._stream, seed)
 
     def __repr__(self) -> str:
         return f"prefetch({self._stream!r}, buffer={self._buffer})"

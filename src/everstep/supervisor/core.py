@@ -207,7 +207,10 @@ class Supervisor(Run):
 
         Raises:
             ConfigError: no such moment (names the nearest), or `every` where it has no meaning.
+            UsageError: the loop has ended.
         """
+        if self._phase == "closed":
+            raise UsageError("on(...) after the loop has ended; register it before or inside the with block")
         if not isinstance(moment, Moment):
             names = {m.name: m for m in Moment} | {m.value: m for m in Moment}
             if moment not in names:

@@ -55,7 +55,7 @@ from everstep.state import Encoded, capture, decode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
-from everstep.supervisor.opening import Opening, Start
+from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Phase, Progress, StopRecord
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe
@@ -128,6 +128,7 @@ class Run:
         self._phase: Literal["new", "open", "closed"] = "new"
         self._user = UserState(state)
         self._progress = Progress(seed=seed or 0)
+        self._recovered = Recovered(self._progress)
         self._open_step = 0
         self._step_data: Any = None
         """The batch of the open step, or of the last one."""
@@ -199,7 +200,9 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The run's seed, given or drawn."""
+        """The run's seed, given or drawn; one that was not given is known once the loop is entered."""
+        if self._start.seed is None:
+            self._require_entered("seed")
         return self._progress.seed
 
     @property
@@ -219,7 +222,8 @@ class Run:
 
     @property
     def resumed(self) -> bool:
-        """Whether this start went on from a checkpoint."""
+        """Whether this start went on from a checkpoint; known once the loop is entered."""
+        self._require_entered("resumed")
         return self._recovered.checkpoint is not None
 
     @property
@@ -253,6 +257,10 @@ class Run:
     def get_eta(self) -> float | None:
         """Seconds to the end by the recent rate, evaluation included; None if that cannot be told."""
         return self._estimator.eta(self._progress.step, self.get_progress())
+
+    def _require_entered(self, what: str) -> None:
+        if self._phase == "new":
+            raise UsageError(f".{what} is not known before the loop is entered; ask inside its with block")
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -364,7 +372,15 @@ class Run:
         return f"[Step {self.step}{limit}]"
 
     def call_soon(self, action: Action) -> None:
-        """From any thread: apply `action` at the next boundary."""
+        """From any thread: apply `action` at the next boundary.
+
+        Raises:
+            UsageError: it is no `Stop`, `Interrupt` or `Save`, or the loop has ended.
+        """
+        if not isinstance(action, Stop | Interrupt | Save):
+            raise UsageError(f"call_soon({action!r}): give Stop(...), Interrupt(...) or Save()")
+        if self._phase == "closed":
+            raise UsageError(f"call_soon({action!r}): the loop has ended; call it inside its with block")
         self._soon.append((None, action))
         self._wake()
 

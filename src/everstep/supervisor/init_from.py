@@ -81,7 +81,7 @@ class InitFrom:
             RestoreError: the three lists of what does not fit and was not allowed.
             NoCheckpointError: there is no checkpoint there.
         """
-        checkpoint = self._read()
+        checkpoint = self._read(say)
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
         old = {name: entry.save() for name, entry in user.entries.items()}
         merged = self._merge(old, saved["user"], str(checkpoint.path), say)
@@ -93,11 +93,13 @@ class InitFrom:
             progress.epoch_start = counters.step
         return f"{checkpoint.path} (step {checkpoint.step})"
 
-    def _read(self) -> Checkpoint:
+    def _read(self, say: Callable[[str], None]) -> Checkpoint:
         path = to_read(self.path)
         if (path / "manifest.json").exists():
             return read_checkpoint(path)
-        found, _ = Store(path, 0, lambda _: None).find(True) if path.is_dir() else (None, [])
+        found, notes = Store(path, 0, say).find(True, mend=False) if path.is_dir() else (None, [])
+        for note in notes:
+            say(f"init_from: {note}")
         if found is None:
             raise NoCheckpointError(
                 f"init_from={str(path)!r} is neither a checkpoint nor a run with one; check the path"

@@ -87,10 +87,11 @@ class StreamSlot:
         Raises:
             DataError: it is not; has the stored and the given value of each difference.
         """
-        given = describe(stream)
-        if self._what not in (None, given):
+        given = describe(stream, self._seed)
+        changes = "" if self._what is None else _changes(self._what, given, inside=self._saved is not None)
+        if changes:
             if self._resuming:
-                self._accept(_changes(self._what or {}, given), override)
+                self._accept(changes, override)
                 if self._states is not None and len(self._states) != len(getattr(stream, "generators", ())):
                     self._states = None
             self._varies = True
@@ -200,8 +201,11 @@ class StreamSlot:
         return self._saved if self.cursor is None else self.cursor.position()
 
 
-def _changes(stored: dict[str, Any], given: dict[str, Any]) -> str:
-    """How two descriptions of data differ, in words."""
+def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
+    """How two descriptions of data differ, in words; "" if they do not, between or inside passes."""
+    stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
+    for one in (stored, given):
+        one.pop("inside", None)
     pairs = [(fact, stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}]
     differ = [
         f"{fact} was {was!r} at the checkpoint and is {now!r} now" for fact, was, now in pairs if was != now

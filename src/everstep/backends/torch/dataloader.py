@@ -29,7 +29,6 @@ from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, start
 from everstep.data.cursor import PassCursor
 from everstep.data.iterables import is_stateful, length_of, skip
-from everstep.data.order import check_position
 from everstep.errors import DataError, NotResumableError
 
 
@@ -70,10 +69,10 @@ class DataLoaderStream:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
         if position is None:
             return DataLoaderCursor(what, self._loader, self.generators, pass_index)
-        saved = _Saved(what, self._loader, len(self.generators), position)
+        saved = _Saved(what, len(self.generators), position)
         return DataLoaderCursor(what, self._loader, self.generators, pass_index, saved)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, seed: int) -> dict[str, Any]:
         """What decides which batches come; the number of workers counts inside a pass only."""
         loader = self._loader
         iterable = isinstance(loader.dataset, IterableDataset)
@@ -85,22 +84,11 @@ class DataLoaderStream:
             # A DataLoader's shuffle= is a choice between two of torch's samplers.
             "sampler": type(loader.sampler).__name__,
             "batch_sampler": type(loader.batch_sampler).__name__,
+            "inside": {"num_workers": loader.num_workers},
         }
 
     def __repr__(self) -> str:
         return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
-
-
-def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What must not change between a checkpoint and its resume."""
-    # The length of an IterableDataset is a guess, and asking for it arms a warning of torch's.
-    length = None if isinstance(loader.dataset, IterableDataset) else length_of(loader)
-    return {
-        "kind": "dataloader",
-        "num_workers": loader.num_workers,
-        "batch_size": loader.batch_size,
-        "length": length,
-    }
 
 
 def _generators(loader: DataLoader[Any]) -> list[Generator]:
@@ -128,10 +116,10 @@ def _own_state(loader: Any) -> Any:
 
 
 class _Saved:
-    """A position, checked against the loader, which holds `have` generators."""
+    """A position, of a loader that holds `have` generators."""
 
-    def __init__(self, what: str, loader: DataLoader[Any], have: int, position: Any) -> None:
-        self.done = check_position(what, position, _facts(loader))
+    def __init__(self, what: str, have: int, position: Any) -> None:
+        self.done: int = position["batches"]
         self.generators, self.now = position["generators"], position["now"]
         if have != len(self.now):
             raise DataError(
@@ -173,7 +161,6 @@ class DataLoaderCursor(PassCursor):
         saved: _Saved | None = None,
     ) -> None:
         self._loader, self._generators, self._pass_index = loader, generators, pass_index
-        self._facts = _facts(loader)
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
             self._began, self._start, self._first = _states(generators), randomness.get_state(), None
@@ -183,7 +170,9 @@ class DataLoaderCursor(PassCursor):
             source = self._reopen(what, saved)
         closer = source.close if isinstance(source, WorkerBatches) else None
         done, ended = (0, False) if saved is None else (saved.done, saved.ended)
-        super().__init__(what, source, done=done, total=self._facts["length"], ended=ended, closer=closer)
+        # The length of an IterableDataset is a guess, and asking for it arms a warning of torch's.
+        total = None if self._iterable else length_of(loader)
+        super().__init__(what, source, done=done, total=total, ended=ended, closer=closer)
 
     def _iterate(self, what: str) -> Iterator[Any]:
         if self._loader.num_workers > 0:
@@ -241,7 +230,6 @@ class DataLoaderCursor(PassCursor):
     def position(self) -> dict[str, Any]:
         self._check_resumable()
         return {
-            **self._facts,
             "batches": self.done,
             "ended": self.ended,
             "start": self._start,

@@ -111,7 +111,7 @@ class Loader(SampledStream):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
-        first = plan.start(position)
+        first = 0 if position is None else position["batches"]
         source: DataLoader[Any] = DataLoader(
             _Batches(self._dataset, plan, self._collate),  # type: ignore[arg-type]
             batch_size=None,
@@ -139,7 +139,6 @@ class LoaderCursor(PassCursor):
     def __init__(self, source: DataLoader[Any], dataset: Any, plan: Plan, first: int) -> None:
         what = f"data {plan.purpose!r}"
         self.fetch_error_may_be_signal = source.num_workers > 0
-        self._plan = plan
         if source.num_workers > 0:
             batches = start(source, what, dataset)
             super().__init__(what, batches, done=first, total=len(plan), closer=batches.close)
@@ -147,7 +146,7 @@ class LoaderCursor(PassCursor):
             super().__init__(what, iter(source), done=first, total=len(plan))
 
     def position(self) -> dict[str, Any]:
-        return self._plan.position(self.done)
+        return {"batches": self.done}
 
 
 def _as_is(batch: Any) -> Any:
