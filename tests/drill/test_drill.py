@@ -73,6 +73,7 @@ def test_a_sound_script_is_exact(name: str) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "supervisor", "two_runs"])
 def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
     for seed in range(8):
@@ -81,6 +82,7 @@ def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3600)
 def test_a_scheduler_outside_the_state_spoils_the_optimizer() -> None:
     first = drill(SCRIPTS / "torch_scheduler.py", hazards=["last step"]).first_divergence
     assert first is not None
@@ -88,6 +90,7 @@ def test_a_scheduler_outside_the_state_spoils_the_optimizer() -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_named_at_every_seed(name: str) -> None:
     for seed in range(8):
