@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -69,20 +69,42 @@ class Mismatch(NamedTuple):
     reshaped: list[str]
 
 
-class Entry(Protocol):
+class Entry:
     """One named entry of the user's state, whatever object is behind it."""
+
+    is_random: ClassVar[bool] = False
+    """Whether it is a generator of random numbers."""
 
     def save(self) -> Any:
         """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
+        raise NotImplementedError(f"{type(self).__name__}.save")
 
     def check(self, tree: Any) -> Mismatch:
         """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
+        return Mismatch([], [], [])
 
     def load(self, tree: Any) -> None:
         """Become what `save` described; the object stays the same object."""
+        raise NotImplementedError(f"{type(self).__name__}.load")
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
+        return False
+
+    def inner(self) -> Iterator[tuple[Any, Entry]]:
+        """Of a container, the entries of what is in it, by key."""
+        return iter(())
+
+    def options(self) -> dict[str, str]:
+        """How the program made the object, where that changes training: name to value, as texts.
+
+        The checkpoint keeps it, for comparison on resume; a learning rate, for example, is saved state
+        too, and what the program gives for it would else be overruled in silence.
+        """
+        return {}
+
+    def use_options(self, names: Collection[str]) -> None:
+        """After `load`: go on with these options as the program gave them."""
 
 
 class UpdateWatch(Protocol):
@@ -108,6 +130,9 @@ class UpdateWatch(Protocol):
         Args:
             user: the saved tree of each entry by its name.
         """
+
+    def unscheduled(self) -> list[str]:
+        """Names of the state's optimizers whose learning rate has a schedule that the state lacks."""
 
     def close(self) -> None:
         """Remove every hook."""

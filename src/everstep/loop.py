@@ -19,7 +19,7 @@ from everstep.progress_estimate import progress
 from everstep.schedule import NEVER
 from everstep.services.best import Best
 from everstep.services.early_stop import EarlyStop
-from everstep.state import Encoded, decode, encode, isolated
+from everstep.state import isolated
 from everstep.supervisor import Supervisor, checked_limit
 from everstep.supervisor.board import listed
 from everstep.supervisor.streams import StreamSlot
@@ -100,7 +100,6 @@ class TrainLoop(Supervisor):
         self._epoch_began = 0.0
         self._replaying = False
         """In an epoch that a resume entered again, before the point where it goes on."""
-        self._resume_state: Encoded | None = None
         """The user's state there, while the lines at the epoch's head run again."""
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
@@ -192,7 +191,6 @@ class TrainLoop(Supervisor):
             self._close_epoch()
         if not self._begun and self._recovered.mid_epoch:
             self._begun = self._replaying = True
-            self._resume_state = encode(self._user.save())
             self._back_to_line("epoch")
             self._enter_epoch()
             return True
@@ -342,15 +340,8 @@ class TrainLoop(Supervisor):
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
-        """The resume point inside an epoch: the state, the streams, then random state as they stood.
-
-        The checkpoint has what the lines at the epoch's head did to the state: doing it again is undone.
-        """
-        assert self._resume_state is not None
-        self._user.load(decode(self._resume_state), self._progress.updates)
-        self._resume_state = None
-        self._streams.open_bound()
-        self._restore_random()
+        """The resume point inside an epoch."""
+        self._go_on()
         self._replaying = False
 
     def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -191,3 +192,70 @@ def test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_
                 pass
     assert loop.best is not None and (loop.best.value, loop.best.path) == (1.0, None)
     assert "measured at step 2 and its weights were trained on until step 4" in capsys.readouterr().out
+
+
+def program_with_lines_before(run: Path, stop_at: int | None, generators: dict[str, Any]) -> list[list[int]]:
+    """Lines between `with` and the loops that change the state and draw from its generators."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    numpy, python, torch_ = (generators[name] for name in ("numpy", "python", "torch"))
+    seen: list[list[int]] = []
+    state = {"model": model, "generators": generators, "order": [0, 1, 2]}
+    services = [everstep.Checkpoints(Every(steps=2) | Every(epochs=1))]
+    with everstep.TrainLoop(run, state, max_epoch=3, services=services, seed=1) as loop:
+        torch.nn.init.normal_(model.weight, generator=torch_)
+        python.shuffle(state["order"])
+        offset = int(numpy.integers(100))
+        for _ in loop.iter_epochs():
+            permutation = torch.randperm(6, generator=torch_)
+            scale = float(numpy.random()) + python.random()
+            for step, batch in loop.iter_steps([permutation[i : i + 2] for i in range(0, 6, 2)]):
+                with torch.no_grad():
+                    model.weight += scale * torch.rand(1, 3, generator=torch_) + offset
+                seen.append([step, *batch.tolist(), *state["order"]])
+                if step == stop_at:
+                    raise Killed
+            loop.collect_metrics(weight=float(model.weight.detach().sum()), offset=offset)
+    return seen
+
+
+def fresh_generators() -> dict[str, Any]:
+    return {
+        "torch": torch.Generator().manual_seed(3),
+        "numpy": np.random.default_rng(3),
+        "python": random.Random(3),
+    }
+
+
+@pytest.mark.parametrize("stop_at", range(1, 10))
+def test_lines_before_the_resume_point_draw_and_change_as_the_first_time(
+    tmp_path: Path, stop_at: int
+) -> None:
+    straight = program_with_lines_before(tmp_path / "straight", None, fresh_generators())
+    with pytest.raises(Killed):
+        program_with_lines_before(tmp_path / "run", stop_at, fresh_generators())
+    resumed = program_with_lines_before(tmp_path / "run", None, fresh_generators())
+    assert resumed and resumed == straight[-len(resumed) :]
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("stop_at", [3, 4])
+def test_lines_before_a_supervisors_loop(tmp_path: Path, stop_at: int) -> None:
+    def train(run: Path, stop_at: int | None) -> float:
+        state = {"w": np.zeros(2), "generator": np.random.default_rng(5)}
+        services = [everstep.Checkpoints(Every(steps=2))]
+        with everstep.Supervisor(run, state, max_step=8, services=services, seed=1) as sv:
+            state["w"] += state["generator"].random(2)
+            batches = sv.stream([1.0, 2.0, 3.0])
+            while not sv.should_stop():
+                state["w"] *= next(batches) + state["generator"].random()
+                if sv.step + 1 == stop_at:
+                    raise Killed
+                sv.advance(w=float(state["w"].sum()))
+        return float(state["w"].sum())
+
+    straight = train(tmp_path / "straight", None)
+    with pytest.raises(Killed):
+        train(tmp_path / "run", stop_at)
+    assert train(tmp_path / "run", None) == straight
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []

@@ -129,7 +129,7 @@ class NumpyBackend:
         return {"numpy": np.__version__}
 
 
-class ArrayEntry:
+class ArrayEntry(Entry):
     """An array that is restored in place, so that every reference to it stays valid."""
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -161,8 +161,10 @@ class ArrayEntry:
         return bool(np.issubdtype(self.array.dtype, np.inexact))
 
 
-class GeneratorEntry:
+class GeneratorEntry(Entry):
     """A `np.random.Generator`: its bit generator's state, and how many children it has spawned."""
+
+    is_random = True
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -190,13 +192,11 @@ class GeneratorEntry:
         else:
             bits.__setstate__((tree["state"], np.random.SeedSequence(**tree["seed_sequence"])))
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never."""
-        return False
 
-
-class RandomStateEntry:
+class RandomStateEntry(Entry):
     """A `np.random.RandomState`, the older generator."""
+
+    is_random = True
 
     def __init__(self, generator: np.random.RandomState) -> None:
         self.generator = generator
@@ -215,10 +215,6 @@ class RandomStateEntry:
         """Set its state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
-
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never."""
-        return False
 
 
 def _refuse_mismatch(found: Mismatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from everstep import backends
@@ -85,7 +85,7 @@ def _entry(obj: Any) -> Entry | None:
 _BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
 
-class StatefulEntry:
+class StatefulEntry(Entry):
     """Anything with `state_dict` and `load_state_dict`."""
 
     def __init__(self, obj: Stateful) -> None:
@@ -95,21 +95,15 @@ class StatefulEntry:
         """Its state_dict."""
         return self.obj.state_dict()
 
-    def check(self, tree: Any) -> Mismatch:
-        """Only the object itself could tell."""
-        return Mismatch([], [], [])
-
     def load(self, tree: Any) -> None:
         """Hand the saved state to the object."""
         self.obj.load_state_dict(tree)
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never: nobody knows what its arrays are."""
-        return False
 
-
-class PythonRandomEntry:
+class PythonRandomEntry(Entry):
     """A `random.Random`."""
+
+    is_random = True
 
     def __init__(self, generator: random.Random) -> None:
         if isinstance(generator, random.SystemRandom):
@@ -131,12 +125,8 @@ class PythonRandomEntry:
             raise RestoreError("the saved state does not fit", **found._asdict())
         set_python_state(self.generator, tree)
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never."""
-        return False
 
-
-class ContainerEntry:
+class ContainerEntry(Entry):
     """A dict or a list, restored in place.
 
     Its values may be plain, arrays, or objects with entries of their own (models, optimizers ...).
@@ -152,7 +142,7 @@ class ContainerEntry:
         """A container of the same type."""
         try:
             tree = copy.copy(self.container)
-            for key, entry in _objects(self.container):
+            for key, entry in self.inner():
                 tree[key] = entry.save()
         except RecursionError:
             raise StateError("it contains itself, or is nested too deeply: use a flat dict") from None
@@ -162,7 +152,7 @@ class ContainerEntry:
         """The objects in it must all be saved and fit."""
         found = Mismatch([], [], [])
         saved = dict(_pairs(tree)) if type(tree) is type(self.container) else {}
-        for key, entry in _objects(self.container):
+        for key, entry in self.inner():
             if key in saved or isinstance(entry, ContainerEntry):
                 inner = entry.check(saved.get(key))
                 for names, more in zip(found, inner, strict=True):
@@ -193,17 +183,27 @@ class ContainerEntry:
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
 
+    def inner(self) -> Iterator[tuple[Any, Entry]]:
+        """The entries of what in it has one, arrays left out."""
+        for key, value in _pairs(self.container):
+            entry = _object_entry(value)
+            if entry is not None:
+                yield key, entry
+
+    def options(self) -> dict[str, str]:
+        """Those of the objects in it, as "KEY/NAME"."""
+        return {
+            f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
+        }
+
+    def use_options(self, names: Collection[str]) -> None:
+        """Each object its own."""
+        for key, entry in self.inner():
+            entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
+
 
 def _pairs(container: Any) -> Any:
     return container.items() if isinstance(container, dict) else enumerate(container)
-
-
-def _objects(container: Any) -> Iterator[tuple[Any, Entry]]:
-    """The entries of what in the container has one, arrays left out."""
-    for key, value in _pairs(container):
-        entry = _object_entry(value)
-        if entry is not None:
-            yield key, entry
 
 
 def _object_entry(value: Any) -> Entry | None:

@@ -51,7 +51,7 @@ from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
 from everstep.services.witness import witnesses
-from everstep.state import Encoded, capture, decode, restore
+from everstep.state import Encoded, capture, decode, encode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
@@ -162,6 +162,8 @@ class Run:
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
         self._lines: dict[str, Any] = {}
+        self._resume_state: Encoded | None = None
+        """As of entry, until the resume point is reached."""
         self._opened = 0.0
         self._ending: Ending | None = None
 
@@ -318,6 +320,8 @@ class Run:
         self._board.open(self, self._clock())
         self._say_unsaid()
         self._services_changed()
+        if recovered.checkpoint is not None:
+            self._resume_state = encode(self._user.save())
         self._lines = recovered.lines
         self._back_to_line("enter")
         if not self._lines:
@@ -336,8 +340,21 @@ class Run:
                 self._warn("the counters go on from init_from's checkpoint; step 0 is its step")
             return
         self._check_limits(False)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The resume point: the state, the streams, then random state as they stood there.
+
+        The program's lines before it have run again, and the checkpoint has what they did to the state
+        when they ran first: doing it again is undone.
+        """
+        assert self._resume_state is not None
+        self._user.load(decode(self._resume_state), self._progress.updates)
+        self._resume_state = None
         self._streams.open_bound()
-        self._restore_random()
+        if self._recovered.random is not None:
+            restore(self._recovered.random)
+            self._recovered.random = None
 
     def _mark_line(self, place: str) -> None:
         """The program's lines from here to the next resume point draw from the random state as it is.
@@ -345,16 +362,12 @@ class Run:
         At a resume these lines run again, before the run's own random state comes back: they draw the
         same numbers again.
         """
-        self._lines[place] = capture()
+        self._lines[place] = {"global": capture(), "state": self._user.random_state()}
 
     def _back_to_line(self, place: str) -> None:
         if place in self._lines:
-            restore(self._lines[place])
-
-    def _restore_random(self) -> None:
-        if self._recovered.random is not None:
-            restore(self._recovered.random)
-            self._recovered.random = None
+            restore(self._lines[place]["global"])
+            self._user.set_random_state(self._lines[place]["state"])
 
     def println(self, message: str, with_tag: bool = False) -> None:
         """Print a line, above the live line and into the run's log."""
@@ -643,6 +656,7 @@ class Run:
         position = self._journal.flush()
         meta = {
             "controllers": self._board.controllers(),
+            "options": self._user.options(),
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},

@@ -182,9 +182,10 @@ class Opening:
             if reopened is not None:
                 progress.stop = stop = None
         meta: Any = checkpoint.meta
-        self._compare(progress, board, meta["controllers"], reopened)
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
+        changed = self._compare(progress, board, user, meta, reopened)
         user.load(tree, progress.updates)
+        user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
             meta = self._adopt(checkpoint)
         self.store.supersede_after(checkpoint.name)
@@ -251,26 +252,38 @@ class Opening:
         return meta
 
     def _compare(
-        self, progress: Progress, board: ServiceBoard, stored: dict[str, Json], reopened: str | None
-    ) -> None:
-        """What was given against what is stored, wherever it changes training.  Never silent."""
+        self, progress: Progress, board: ServiceBoard, user: UserState, meta: Any, reopened: str | None
+    ) -> dict[str, list[str]]:
+        """What was given against what is stored, wherever it changes training.  Never silent.
+
+        Returns:
+            By entry of the state, the options that are to be used as given.
+        """
         differences = []
         if self._start.seed is not None and self._start.seed != progress.seed:
             differences.append(f"seed: stored {progress.seed}, given {self._start.seed}")
-        given = board.controllers()
+        stored, given = meta["controllers"], board.controllers()
         for name in sorted(stored.keys() | given.keys()):
             if stored.get(name) != given.get(name):
                 differences.append(
                     f"service {name!r}: stored {stored.get(name, 'none')}, given {given.get(name, 'none')}"
                 )
+        changed: dict[str, list[str]] = {}
+        for entry, options in user.options().items():
+            before = meta["options"].get(entry, {})
+            for name in [*options, *(before.keys() - options.keys())]:
+                was, now = before.get(name, "none"), options.get(name, "none")
+                if was != now:
+                    changed.setdefault(entry, []).append(name)
+                    differences.append(f"state {entry!r}: {name}: stored {was}, given {now}")
         if not differences:
-            return
+            return {}
         text = "; ".join(differences)
         if self._start.on_change == "override" or reopened is not None:
             self._say(f"changed since the checkpoint, and used as given: {text}")
             if self._start.seed is not None:
                 progress.seed = self._start.seed
-            return
+            return changed
         raise ConfigError(
             f"this differs from the run in {self.run_dir.path}: {text}. Give what is stored, or pass "
             'on_change="override" to go on with what is given, or use another directory for another run'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import getitem
@@ -65,7 +65,7 @@ class UserState:
         """Refuse a state whose optimizers step what it does not save.
 
         Raises:
-            StateError: names the parameters.
+            StateError: names the parameters, or an optimizer whose scheduler the state lacks.
         """
         user = {name: entry.save() for name, entry in self.entries.items()}
         unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
@@ -74,6 +74,13 @@ class UserState:
             raise StateError(
                 f"the state does not save what its optimizers step: {some}; add the model they belong to, "
                 "as in state={'model': model, 'optimizer': optimizer}"
+            )
+        unscheduled = [name for watch in self._watches.values() for name in watch.unscheduled()]
+        if unscheduled:
+            raise StateError(
+                f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
+                "state does not save it, so a resume would begin its schedule anew; add it, as in "
+                "state={..., 'scheduler': scheduler}, or make the optimizer without one"
             )
 
     def save(self) -> dict[str, Any]:
@@ -138,6 +145,25 @@ class UserState:
         for name, entry in self.entries.items():
             entry.load(user[name])
 
+    def random_state(self) -> dict[str, Any]:
+        """The states of the generators among the entries and in containers, by their path."""
+        return {path: entry.save() for path, entry in _generators(self.entries.items())}
+
+    def set_random_state(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of `random_state`, for those that are there."""
+        for path, entry in _generators(self.entries.items()):
+            if path in saved:
+                entry.load(saved[path])
+
+    def options(self) -> dict[str, dict[str, str]]:
+        """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
+        return {name: options for name, entry in self.entries.items() if (options := entry.options())}
+
+    def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
+        """After `load`: go on with these options, by entry, as the program gave them."""
+        for name, options in changed.items():
+            self.entries[name].use_options(options)
+
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """The state's models in evaluation mode; afterwards each flag is as before."""
@@ -145,6 +171,13 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+
+
+def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+    for name, entry in entries:
+        if entry.is_random:
+            yield str(name), entry
+        yield from _generators((f"{name}/{key}", each) for key, each in entry.inner())
 
 
 def _named(state: Any) -> list[tuple[Any, Any]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.contracts import Entry, Mismatch
 from everstep.errors import RestoreError, StateError
@@ -22,7 +26,7 @@ _APART = (_METADATA, _BUFFERS, _FLAGS)
 
 
 def make_entry(value: Any) -> Entry | None:
-    """The entry for a module, an optimizer, a tensor or a generator; None for anything else.
+    """The entry for a module, optimizer, scheduler, tensor or generator; None for anything else.
 
     Raises:
         StateError: a lazy module that has not seen a batch yet.
@@ -31,6 +35,8 @@ def make_entry(value: Any) -> Entry | None:
         return ModuleEntry(value)
     if isinstance(value, torch.optim.Optimizer):
         return OptimizerEntry(value)
+    if isinstance(value, LRScheduler):
+        return SchedulerEntry(value)
     if isinstance(value, Tensor):
         return TensorEntry(value)
     if isinstance(value, torch.Generator):
@@ -38,7 +44,7 @@ def make_entry(value: Any) -> Entry | None:
     return None
 
 
-class ModuleEntry:
+class ModuleEntry(Entry):
     """A module: its `state_dict`, the buffers that this leaves out, and what is frozen or evaluating.
 
     A program that makes the module with other flags than it did before means it: those stay.
@@ -112,11 +118,12 @@ class ModuleEntry:
             return False
 
 
-class OptimizerEntry:
+class OptimizerEntry(Entry):
     """An optimizer: its groups' options and the state of each parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._made = _first_seen(optimizer, _optimizer_options)
 
     def save(self) -> Any:
         """Its state_dict."""
@@ -150,8 +157,61 @@ class OptimizerEntry:
         """All state of parameters: moments, momentum buffers."""
         return bool(path) and path[0] == "state"
 
+    def options(self) -> dict[str, str]:
+        """Its class and the options of its groups; as "1.lr" where there are several."""
+        return _as_texts(self._made)
 
-class TensorEntry:
+    def use_options(self, names: Collection[str]) -> None:
+        """Another class begins without moments; a learning rate that has a schedule is the schedule's."""
+        if _CLASS in names:
+            self.optimizer.state.clear()
+        for name in set(names) & self._made.keys() - {_CLASS}:
+            index, _, key = name.rpartition(".")
+            group = self.optimizer.param_groups[int(index or 0)]
+            if key == "lr" and "initial_lr" in group:
+                key = "initial_lr"
+            _set(group, key, self._made[name])
+
+
+class SchedulerEntry(Entry):
+    """A learning-rate scheduler of torch's."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        self._made = _first_seen(scheduler, _scheduler_options)
+
+    def save(self) -> Any:
+        """Its state_dict."""
+        return self.scheduler.state_dict()
+
+    def load(self, tree: Any) -> None:
+        """Hand it the saved state."""
+        self.scheduler.load_state_dict(tree)
+
+    def options(self) -> dict[str, str]:
+        """Its class and what its constructor was given; of schedulers inside it as "0.T_max"."""
+        return _as_texts(self._made)
+
+    def use_options(self, names: Collection[str]) -> None:
+        """Go on where the schedule, as given, is at this point."""
+        before = _base_rates(self.scheduler)
+        for name in set(names) & self._made.keys() - {_CLASS}:
+            *path, key = name.split(".")
+            owner: Any = self.scheduler
+            for index in path:
+                owner = owner._schedulers[int(index)]
+            setattr(owner, key, copy.deepcopy(self._made[name]))
+        groups = self.scheduler.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        if names and hasattr(self.scheduler, "_get_closed_form_lr"):
+            rates = self.scheduler._get_closed_form_lr()
+        elif before != (now := _base_rates(self.scheduler)):
+            rates = [r * new / old if old else r for r, old, new in zip(rates, before, now, strict=False)]
+        for group, rate in zip(groups, rates, strict=False):
+            _set(group, "lr", rate)
+
+
+class TensorEntry(Entry):
     """A tensor or parameter that is restored in place."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -181,8 +241,10 @@ class TensorEntry:
         return self.tensor.is_floating_point() or self.tensor.is_complex()
 
 
-class GeneratorEntry:
+class GeneratorEntry(Entry):
     """A `torch.Generator`, on any device."""
+
+    is_random = True
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -201,9 +263,77 @@ class GeneratorEntry:
         _refuse(self.check(tree))
         self.generator.set_state(tree)
 
-    def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Never."""
-        return False
+
+_CLASS = "class"
+_FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+"""Of a group's keys, those that are no options of the training: how it is computed is free."""
+_seen: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _first_seen(obj: Any, options: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """The options as of the first time that this process saw `obj`: training changes some of them.
+
+    A notebook gives one optimizer to run after run, and has made it once.
+    """
+    if obj not in _seen:
+        _seen[obj] = {_CLASS: type(obj).__qualname__, **copy.deepcopy(options(obj))}
+    return _seen[obj]
+
+
+def _optimizer_options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    return {
+        key if len(groups) == 1 else f"{index}.{key}": group.get("initial_lr", value)
+        if key == "lr"
+        else value
+        for index, group in enumerate(groups)
+        for key, value in group.items()
+        if key not in _FREE
+    }
+
+
+def _scheduler_options(scheduler: LRScheduler) -> dict[str, Any]:
+    inner = {
+        f"{index}.{name}": value
+        for index, each in enumerate(getattr(scheduler, "_schedulers", ()))
+        for name, value in _scheduler_options(each).items()
+    }
+    state = scheduler.state_dict().items()
+    return inner | {name: v for name, v in state if not name.startswith("_") and name != "last_epoch"}
+
+
+def _base_rates(scheduler: Any) -> list[Any]:
+    inner = getattr(scheduler, "_schedulers", ())
+    return list(getattr(inner[0] if inner else scheduler, "base_lrs", ()))
+
+
+def _as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Those that are plain values; the rest (functions ...) cannot be compared."""
+    plain = {name: _plain(value) for name, value in options.items()}
+    return {name: repr(value) for name, value in plain.items() if value is not _OPAQUE}
+
+
+_OPAQUE = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        value = [[key, inner] for key, inner in sorted(value.items())]
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return _OPAQUE if any(item is _OPAQUE for item in items) else items
+    return value if isinstance(value, bool | int | float | str | None) else _OPAQUE
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set an option; a tensor, which a compiled step reads, stays the same tensor."""
+    live = group.get(key)
+    if isinstance(live, Tensor):
+        live.fill_(value)
+    else:
+        group[key] = copy.deepcopy(value)
 
 
 def _metadata(state: Any) -> dict[str, Any]:

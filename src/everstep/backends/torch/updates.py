@@ -102,6 +102,20 @@ class TorchUpdateWatch:
             if parameter.untyped_storage().data_ptr() not in saved
         ]
 
+    def unscheduled(self) -> list[str]:
+        """Names of the optimizers for which a scheduler was made that is not part of the state."""
+        driven = set()
+        for _, value in flatten(self._objects):
+            if not isinstance(value, torch.nn.Module | Optimizer):
+                held = [value, *getattr(value, "__dict__", {}).values()]
+                driven |= {id(getattr(each, "optimizer", None)) for each in held}
+        return [
+            name
+            for name, watched in self._own.items()
+            if any("initial_lr" in group for group in watched.optimizer.param_groups)
+            and id(watched.optimizer) not in driven
+        ]
+
     def gradients(self) -> Any:
         """What of the gradients is still to be used, and whether optimizers reuse theirs.
 

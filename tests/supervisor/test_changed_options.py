@@ -1,0 +1,220 @@
+"""What the program gives to optimizers and schedulers, where it is not what the checkpoint was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedulers
+
+import everstep
+from everstep.errors import ConfigError, RestoreError, StateError
+
+Make = Callable[[Any], Any]
+EPOCH = 3
+
+
+class Program:
+    """A parameter, its optimizer and its schedule; `train` makes one start."""
+
+    def __init__(self, optimizer: Make, schedule: Make | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = optimizer(self.model.parameters())
+        self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        self.schedule = None if schedule is None else schedule(self.optimizer)
+        if self.schedule is not None:
+            self.state["schedule"] = self.schedule
+        self.lines: list[str] = []
+        self.rates: list[float] = []
+
+    def train(self, run_dir: Path, epochs: int, **arguments: Any) -> Program:
+        console = everstep.Console(sink=self.lines.append)
+        loop = everstep.TrainLoop(run_dir, self.state, max_epoch=epochs, services=[console], **arguments)
+        with loop:
+            for _ in loop.iter_epochs():
+                for _, x in loop.iter_steps([torch.ones(1, 2)] * EPOCH):
+                    self.optimizer.zero_grad()
+                    self.model(x).square().sum().backward()
+                    self.optimizer.step()
+                    self.rates.append(self.optimizer.param_groups[0]["lr"])
+                if self.schedule is not None:
+                    self.schedule.step()
+        return self
+
+    def says(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(w) for w in self.model.weight.flatten()]
+
+
+def adam(lr: float, **options: Any) -> Make:
+    return lambda parameters: torch.optim.Adam(parameters, lr, **options)
+
+
+def two_groups(lr: float) -> Make:
+    return lambda p: torch.optim.SGD([{"params": [next(p)]}, {"params": list(p), "lr": lr}], lr=0.5)
+
+
+CHANGES: dict[str, tuple[Program, Program, str]] = {
+    "learning rate": (Program(adam(0.1)), Program(adam(0.01)), r"'optimizer': lr: stored 0.1, given 0.01"),
+    "betas": (
+        Program(adam(0.1)),
+        Program(adam(0.1, betas=(0.5, 0.9))),
+        r"betas: stored \[0.9, 0.999\], given \[0.5, 0.9\]",
+    ),
+    "class": (
+        Program(adam(0.1)),
+        Program(lambda p: torch.optim.AdamW(p, 0.1)),
+        "stored 'Adam', given 'AdamW'",
+    ),
+    "second group": (Program(two_groups(0.1)), Program(two_groups(0.2)), r"1\.lr: stored 0.1, given 0.2"),
+    "schedule": (
+        Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 5)),
+        Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)),
+        r"'schedule': T_max: stored 5, given 9",
+    ),
+    "milestones": (
+        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 4])),
+        Program(adam(0.1), lambda o: schedulers.MultiStepLR(o, [2, 5])),
+        "milestones: stored",
+    ),
+    "inside a chain": (
+        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o)], [])),
+        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, total_iters=9)], [])),
+        r"0\.total_iters: stored 5, given 9",
+    ),
+    "base rate of a warm-up": (
+        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
+        Program(adam(0.2), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
+        r"lr: stored 0.1, given 0.2.*base_lrs: stored \[0.1\], given \[0.2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_change_must_be_chosen(tmp_path: Path, before: Program, now: Program, message: str) -> None:
+    before.train(tmp_path / "run", 2)
+    with pytest.raises(ConfigError, match=message) as raised:
+        now.train(tmp_path / "run", 2)
+    assert 'on_change="override"' in str(raised.value)
+    assert not now.rates
+
+
+def test_what_is_the_same_or_only_computed_otherwise_is_free(tmp_path: Path) -> None:
+    def schedule(optimizer: Any) -> Any:
+        return schedulers.OneCycleLR(optimizer, 0.2, total_steps=8)
+
+    straight = Program(adam(0.1), schedule).train(tmp_path / "straight", 5)
+    Program(adam(0.1, foreach=False), schedule).train(tmp_path / "run", 2)
+    again = Program(adam(0.1, foreach=True), schedule).train(tmp_path / "run", 5)
+    assert again.rates == straight.rates[2 * EPOCH :] and not again.says("changed")
+
+
+def test_a_chosen_learning_rate_is_used_from_there_on(tmp_path: Path) -> None:
+    Program(adam(0.1)).train(tmp_path / "run", 2)
+    now = Program(adam(0.01)).train(tmp_path / "run", 3, on_change="override")
+    assert now.rates == [0.01] * EPOCH
+    assert now.says("used as given: state 'optimizer': lr: stored 0.1, given 0.01")
+    straight = Program(adam(0.01)).train(tmp_path / "run", 4)  # and from then on it is the stored one
+    assert straight.rates == [0.01] * EPOCH
+
+
+def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path) -> None:
+    """As in a script that gives its number of epochs to both."""
+
+    def start(epochs: int) -> Program:
+        program = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, epochs))
+        return program.train(tmp_path / f"to-{min(epochs, 9)}", epochs)
+
+    start(9)
+    Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 4)).train(tmp_path / "run", 4)
+    longer = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)).train(tmp_path / "run", 9)
+    whole = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)).train(tmp_path / "whole", 9)
+    assert longer.rates == pytest.approx(whole.rates[4 * EPOCH :])
+    assert longer.says("T_max: stored 4, given 9")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: schedulers.ExponentialLR(o, 0.5),
+        lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
+        lambda o: schedulers.SequentialLR(o, [schedulers.ExponentialLR(o, 0.5)], []),
+        lambda o: schedulers.ChainedScheduler([schedulers.ExponentialLR(o, 0.5)]),
+    ],
+)
+def test_a_chosen_base_rate_moves_the_whole_schedule(tmp_path: Path, schedule: Make) -> None:
+    Program(adam(0.1), schedule).train(tmp_path / "run", 2)
+    now = Program(adam(0.4), schedule).train(tmp_path / "run", 4, on_change="override")
+    straight = Program(adam(0.4), schedule).train(tmp_path / "straight", 4)
+    assert now.rates == pytest.approx(straight.rates[2 * EPOCH :])
+
+
+def test_another_class_begins_without_moments_and_with_its_own_options(tmp_path: Path) -> None:
+    Program(adam(0.1)).train(tmp_path / "run", 2)
+    sgd = Program(lambda p: torch.optim.SGD(p, 0.3, momentum=0.9))
+    sgd.train(tmp_path / "run", 3, on_change="override")
+    assert sgd.rates == [0.3] * EPOCH
+    assert all(set(state) == {"momentum_buffer"} for state in sgd.optimizer.state.values())
+
+
+def test_another_number_of_groups_does_not_fit(tmp_path: Path) -> None:
+    Program(adam(0.1)).train(tmp_path / "run", 2)
+    with pytest.raises(RestoreError, match=r"parameters per group \[2\] -> \[1, 1\]"):
+        Program(two_groups(0.1)).train(tmp_path / "run", 3, on_change="override")
+
+
+def test_a_live_optimizer_that_goes_on_is_not_a_change(tmp_path: Path) -> None:
+    """A notebook gives the same objects again, whose rates the training has moved."""
+    program = Program(adam(0.1), lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8))
+    program.train(tmp_path / "run", 2)
+    program.train(tmp_path / "run", 4)
+    assert not program.says("stored")
+    program.train(tmp_path / "another run", 1)
+
+
+def test_inside_a_container(tmp_path: Path) -> None:
+    before, now = Program(adam(0.1)), Program(adam(0.01))
+    for program in (before, now):
+        program.state = {"all": {"parts": [program.model, program.optimizer]}}
+    before.train(tmp_path / "run", 2)
+    with pytest.raises(ConfigError, match=r"state 'all': parts/1/lr: stored 0.1, given 0.01"):
+        now.train(tmp_path / "run", 2)
+    now.train(tmp_path / "run", 3, on_change="override")
+    assert now.rates == [0.01] * EPOCH
+
+
+class Holder:
+    """An object of the user's own that keeps the schedule."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedule = schedule
+
+    def state_dict(self) -> Any:
+        return self.schedule.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.schedule.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: schedulers.StepLR(o, 2),
+        lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=9),
+        lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [1]),
+    ],
+)
+def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path, schedule: Make) -> None:
+    program = Program(adam(0.1), schedule)
+    held = program.state.pop("schedule")
+    with pytest.raises(StateError, match=r"learning rate of 'optimizer'.*'scheduler': scheduler"):
+        program.train(tmp_path / "run", 1)
+    program.state["holder"] = Holder(held)
+    program.train(tmp_path / "run", 1)
