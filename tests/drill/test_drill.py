@@ -20,7 +20,7 @@ FAULTS = {
     "data_generator": ("samples", "train"),
     "ema_outside": ("loss", "valid_loss"),
     "forgetful_service": ("service", "total"),
-    "lines_again": ("state", "notes"),
+    "notes_by_hand": ("state", "notes"),
     "rate_by_hand": ("weights", "w"),
     "rows_by_chance": ("journal", "row norm"),
     "schedule_outside": ("weights", "w"),
@@ -64,7 +64,7 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert ("give seed=" in str(report)) == (name == "unseeded")
 
 
-@pytest.mark.parametrize("name", ["bare_evaluation", "supervisor", "two_runs"])
+@pytest.mark.parametrize("name", ["bare_evaluation", "lines_again", "supervisor", "two_runs"])
 def test_a_sound_script_is_exact(name: str) -> None:
     hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
     report = drilled(name, hazards=hazards)
@@ -74,7 +74,7 @@ def test_a_sound_script_is_exact(name: str) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "supervisor", "two_runs"])
+@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
 def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
     for seed in range(8):
         report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
@@ -83,8 +83,8 @@ def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_scheduler_outside_the_state_spoils_the_optimizer() -> None:
-    first = drill(SCRIPTS / "torch_scheduler.py", hazards=["last step"]).first_divergence
+def test_a_rate_by_hand_spoils_the_optimizer() -> None:
+    first = drill(SCRIPTS / "torch_rate.py", hazards=["last step"]).first_divergence
     assert first is not None
     assert (first.component, first.name) == ("optimizer", "optimizer"), first
 

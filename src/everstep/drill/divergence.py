@@ -35,10 +35,8 @@ CAUSES = {
     "generator of its own, a cache",
     "weights": "samples, random state and loss are equal, so the update reads what is not in state=: a "
     "learning rate in a variable, a schedule, a momentum",
-    "optimizer": "its settings or moments are changed by what is not in state=: a scheduler, or lines that "
-    "run again",
-    "state": "lines run again on a resume and change it (those before iter_steps do), or it is changed by "
-    "what is not in state=",
+    "optimizer": "its settings or moments are changed by what is not in state=: a counter that sets the rate",
+    "state": "it is changed by what is not in state=: a counter in a variable, a generator of its own",
     "service": "the service decides by what its state_dict() does not return",
     "journal": "a row is missing, twice or new: the script collects it depending on what is not in state=",
 }

@@ -1,4 +1,4 @@
-"""A counter in the state is changed by a line before the loop, which every start runs."""
+"""A counter in the state is changed by a line before the loop, which every start runs, to no effect."""
 
 from tiny import Model, data, loop
 

@@ -1,4 +1,4 @@
-"""Torch: a scheduler sets the optimizer's rate after each step, and is not in the state."""
+"""Torch: the optimizer's rate is set by a counter in a Python variable."""
 
 import torch
 from tiny import X, Y, loop
@@ -8,7 +8,7 @@ import everstep
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 1, dtype=torch.float64)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+updates = 0
 train = everstep.data.arrays(torch.from_numpy(X), torch.from_numpy(Y), batch_size=4, shuffle=True)
 with loop({"model": model, "optimizer": optimizer}) as run:
     for _ in run.iter_epochs():
@@ -17,5 +17,6 @@ with loop({"model": model, "optimizer": optimizer}) as run:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            scheduler.step()
+            updates += 1
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + updates)
             run.collect_metrics(loss=loss)
