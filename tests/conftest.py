@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from everstep import hazard
+
 NOBODY = 65534
 
 os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no index; its own tests ask for it
@@ -18,6 +20,13 @@ os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no inde
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell, which ignores Ctrl-C for it; the tests send it on purpose
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    """No hazard outlives the test that armed it."""
+    yield
+    hazard.arm(None)
 
 
 @pytest.fixture

@@ -163,11 +163,21 @@ def test_import_everstep_takes_under_a_tenth_of_a_second() -> None:
 # ------------------------------------------------------------------------------------ the names
 
 
+ROOMS = ("data", "errors", "schedule", "testing")
+"""What `everstep.NAME` gives besides the public names."""
+
+
 def public() -> list[tuple[str, Any]]:
-    return [(name, getattr(everstep, name)) for name in everstep.__all__]
+    return [(name, getattr(everstep, name)) for name in (*everstep.__all__, *ROOMS)]
 
 
-@pytest.mark.parametrize(("name", "value"), public(), ids=everstep.__all__)
+def test_a_star_import_takes_no_name_of_a_room() -> None:
+    names = "data, torch, errors, testing"
+    program = f"{names} = range(4); from everstep import *; print({names}, TrainLoop.__name__)"
+    assert run(program) == "0 1 2 3 TrainLoop\n"
+
+
+@pytest.mark.parametrize(("name", "value"), public(), ids=(*everstep.__all__, *ROOMS))
 def test_every_public_name_has_a_docstring(name: str, value: Any) -> None:
     assert inspect.getdoc(value)
     if not inspect.isclass(value):
@@ -186,7 +196,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
 def test_type_checkers_see_every_public_name() -> None:
     block = next(n for n in ast.parse((SRC / "__init__.py").read_text()).body if isinstance(n, ast.If))
     shown = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert shown == set(everstep.__all__)
+    assert shown == {*everstep.__all__, *ROOMS}
 
 
 # ----------------------------------------------------------------------------------- the errors

@@ -36,6 +36,15 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "Best": (lambda: everstep.Best("loss", modus="min"), "Best.. has no argument 'modus'; .*'mode'"),
     "TrainLoop": (lambda: everstep.TrainLoop("x", max_epochs=3), "TrainLoop.. has no argument .*'max_epoch'"),
     "Supervisor": (lambda: everstep.Supervisor("x", max_steps=3), "Supervisor.. has no .*'max_step'"),
+    "callbacks": (
+        lambda: everstep.TrainLoop("x", callbacks=[]),
+        "TrainLoop.. has no argument 'callbacks'; did you mean 'services'. known: clock, ",
+    ),
+    "patience": (lambda: everstep.TrainLoop("x", patience=3), "did you mean 'services'"),
+    "model": (lambda: everstep.Supervisor("x", model=None), "did you mean 'state'"),
+    "monitor": (lambda: everstep.Best(monitor="loss"), "did you mean 'metric'"),
+    "path, where nothing is called run_dir": (lambda: everstep.At(path=3), "At.. has no argument 'path'; k"),
+    "load": (lambda: everstep.load("x", states={}), "load.. has no argument 'states'; .*'state'"),
     "series": (lambda: RunJournal.series(None, "loss", phas="tail"), "series.. has no argument .*'phase'"),
 }
 

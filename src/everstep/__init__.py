@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         services as services,
         testing as testing,
     )
-    from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
         Cursor as Cursor,
@@ -45,7 +44,10 @@ if TYPE_CHECKING:
         BestRecord as BestRecord,
         Ending as Ending,
         InitFrom as InitFrom,
+        Loaded as Loaded,
         Supervisor as Supervisor,
+        best as best,
+        load as load,
     )
 
 _HOMES = {
@@ -72,7 +74,7 @@ _HOMES = {
     "services.nan_guard": ("NaNGuard",),
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
-    "supervisor": ("BestRecord", "Ending", "InitFrom", "Supervisor"),
+    "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load"),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {
@@ -81,11 +83,11 @@ _ROOMS = {
     "schedule": "everstep.schedule",
     "services": "everstep.services",
     "testing": "everstep.testing",
-    "torch": "everstep.backends.torch",
 }
 
 __version__ = "0.1.0"
-__all__ = [*_NAMES, *_ROOMS]
+__all__ = list(_NAMES)
+"""The names; not the rooms, so that `from everstep import *` takes no `data` from a program."""
 
 
 def __getattr__(name: str) -> Any:
@@ -96,10 +98,12 @@ def __getattr__(name: str) -> Any:
     else:
         from everstep.errors import nearest
 
-        raise AttributeError(f"module 'everstep' has no attribute {name!r}; {nearest(name, __all__)}")
+        raise AttributeError(
+            f"module 'everstep' has no attribute {name!r}; {nearest(name, [*_NAMES, *_ROOMS])}"
+        )
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_NAMES, *_ROOMS})

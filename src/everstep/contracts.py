@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -69,23 +70,27 @@ class Mismatch(NamedTuple):
     reshaped: list[str]
 
 
-class Entry:
+class Entry(ABC):
     """One named entry of the user's state, whatever object is behind it."""
 
     is_random: ClassVar[bool] = False
     """Whether it is a generator of random numbers."""
 
+    def as_seeded(self) -> bool:
+        """Of a generator: whether it is known that nothing was drawn since it was seeded."""
+        return False
+
+    @abstractmethod
     def save(self) -> Any:
         """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
-        raise NotImplementedError(f"{type(self).__name__}.save")
 
     def check(self, tree: Any) -> Mismatch:
         """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
         return Mismatch([], [], [])
 
+    @abstractmethod
     def load(self, tree: Any) -> None:
         """Become what `save` described; the object stays the same object."""
-        raise NotImplementedError(f"{type(self).__name__}.load")
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
@@ -103,7 +108,7 @@ class Entry:
         """
         return {}
 
-    def use_options(self, names: Collection[str]) -> None:
+    def use_options(self, names: Collection[str]) -> None:  # noqa: B027
         """After `load`: go on with these options as the program gave them."""
 
 
@@ -414,6 +419,7 @@ class Service:
     Attributes:
         name: unique in a run; the key of its state in the checkpoint.
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
+        watches: names of the metrics that it is there for; one of which no value comes is warned about.
     """
 
     stage: Stage = Stage.REPORT
@@ -421,6 +427,7 @@ class Service:
     controller: bool = False
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after it ran; built-in services draw none."""
+    watches: Sequence[str] = ()
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 

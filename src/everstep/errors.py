@@ -150,6 +150,15 @@ class GuardStop(SystemExit):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown `name`: the nearest known name and the list of all, as a phrase."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(names) if names else 'none'}"
+    return f"{alike(name, names, cutoff=0.5)}known: {', '.join(names) if names else 'none'}"
+
+
+def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
+    """The question whether the known name nearest to `name` was meant; "" if none is near.
+
+    Args:
+        cutoff: how much alike they must be, 0 to 1; by default, as "val_loss" and "valid_loss", not as
+            "train_loss" and "valid_loss".
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}? " if close else ""

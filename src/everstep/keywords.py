@@ -14,9 +14,34 @@ R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
 
+_ELSEWHERE = {
+    "callbacks": "services",
+    "hooks": "services",
+    "loggers": "services",
+    "logger": "services",
+    "patience": "services",
+    "monitor": "metric",
+    "path": "run_dir",
+    "ckpt_path": "resume",
+    "model": "state",
+    "optimizer": "state",
+    "iterations": "max_step",
+    "max_iterations": "max_step",
+    "time_limit": "max_time",
+    "max_seconds": "max_time",
+    "warm_start": "init_from",
+}
+"""What other libraries call it, where the nearest name is another one."""
+
+
 def _keywords(function: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
+
+
+def _hint(name: str, known: set[str]) -> str:
+    ours = _ELSEWHERE.get(name)
+    return nearest(ours if ours in known else name, known)
 
 
 def checked_keywords(
@@ -35,7 +60,7 @@ def checked_keywords(
         for name in kwargs:
             if name not in known:
                 owner = type(args[0]).__name__ if method else function.__name__
-                raise ConfigError(f"{owner}() has no argument {name!r}; {nearest(name, known)}")
+                raise ConfigError(f"{owner}() has no argument {name!r}; {_hint(name, known)}")
         return function(*args, **kwargs)
 
     return call

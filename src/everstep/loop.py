@@ -11,13 +11,13 @@ from typing import Any
 
 from everstep import backends, hazard
 from everstep.contracts import Moment, Service
-from everstep.errors import ConfigError, DataError, MetricError, UsageError
+from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
 from everstep.keywords import checked_keywords
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
 from everstep.metrics.collector import Reader, is_wall, to_scalar
 from everstep.progress_estimate import progress
 from everstep.schedule import NEVER
-from everstep.services.best import Best
+from everstep.services.best import Best, direction
 from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
 from everstep.supervisor import Supervisor, checked_limit
@@ -46,8 +46,9 @@ class TrainLoop(Supervisor):
         max_epoch: total number of epochs, 1 or more; None for no limit.
         steps_per_epoch: an epoch is so many steps, and a pass over the data goes on in the next
             epoch; None: an epoch is a pass.
-        watch: the metric whose best value is tracked and marked ` (*)`: a name, or (name, "min" or
-            "max").  Default: that of a `Best` or `EarlyStop` among the services, else "valid_loss".
+        watch: the metric whose best value is tracked, kept and marked ` (*)`, and which `best` is of: a
+            name, or (name, "min" or "max"); beside any `Best` among the services.  Default: that of the
+            first `Best` or `EarlyStop` among them, else "valid_loss".
         groups: prefixes of parameter names that get tables of their own in the training summary.
         formatter: how metrics are written in log lines.
         show_eta: whether log lines have the ETA.
@@ -71,9 +72,7 @@ class TrainLoop(Supervisor):
     ) -> None:
         self._max_epoch = checked_limit("max_epoch", max_epoch)
         self._steps_per_epoch = checked_limit("steps_per_epoch", steps_per_epoch)
-        services = listed(services)
-        if not any(isinstance(service, Best) for service in services):
-            services.append(Best(*_watched(watch, services), save=watch is not None))
+        services = _with_best(watch, listed(services))
         super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)
         self._groups, self._formatter, self._show_eta = (
             tuple(groups),
@@ -103,6 +102,11 @@ class TrainLoop(Supervisor):
         """The user's state there, while the lines at the epoch's head run again."""
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
+        self._epoch_updates = 0
+        """Optimizer updates when it began."""
+        self._epoch_data: dict[str, Any] = {}
+        """By stream, the data that its first step loop in this epoch reads."""
+        self._told_of_second_data = False
         self._slot: StreamSlot | None = None
         self._pass_unfinished = False
         self._tail_ready = False
@@ -215,6 +219,8 @@ class TrainLoop(Supervisor):
 
     def _enter_epoch(self) -> None:
         self._calls = 0
+        self._epoch_data.clear()
+        self._epoch_updates = self.updates
         self._epoch_open = True
         self._pass_unfinished = False
         self._tail_ready = False
@@ -241,6 +247,7 @@ class TrainLoop(Supervisor):
         self._epoch_open = False
         self._forget_lines()
         self._boundary(Moment.AFTER_EPOCH)
+        self._check_watched()
 
     def _record_times(self) -> None:
         """Times belong to ranges of steps, not to rows."""
@@ -253,6 +260,15 @@ class TrainLoop(Supervisor):
         }
         self._journal.event("times", times, wall=True)
         self._waited = 0.0
+
+    def _check_epoch(self) -> None:
+        super()._check_epoch()
+        made = self.updates - self._epoch_updates
+        if made and not (self._progress.step or self._calls):
+            raise ProgressError(
+                f"in epoch {self.epoch} the optimizers of the state made {made} updates and no step was "
+                "counted; give the data to the loop: for step, batch in loop.iter_steps(data):"
+            )
 
     def _require_calls(self) -> None:
         raise UsageError(
@@ -315,7 +331,10 @@ class TrainLoop(Supervisor):
             raise UsageError(
                 "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
             )
-        slot = None if data is None else self._streams.bind(data, name)
+        slot = None
+        if data is not None:
+            slot = self._streams.bind(data, name)
+            self._note_data(data, name)
         self._calls += 1
         current = self._progress
         if self._replaying and self._calls <= current.calls:  # done before the checkpoint
@@ -334,6 +353,17 @@ class TrainLoop(Supervisor):
             )
         self._slot, self._step_data = slot, None
         return self._steps(slot)
+
+    def _note_data(self, data: Any, name: str) -> None:
+        """Say once if a second step loop of the epoch reads other data as the same stream."""
+        if self._epoch_data.setdefault(name, data) is data or self._told_of_second_data:
+            return
+        self._told_of_second_data = True
+        self._warn(
+            f"a second iter_steps() of epoch {self.epoch} reads other data as stream {name!r}: its steps "
+            "count as training steps. Evaluation reads its data itself: with loop.evaluation(): "
+            f'for x, y in valid: ...; two kinds of training data: iter_steps(other, name="{name}2")'
+        )
 
     def _require_no_steps(self) -> None:
         if self._in_steps:
@@ -532,12 +562,21 @@ class TrainLoop(Supervisor):
 
         So evaluating, or not, more or less often, changes nothing in the training.  The block may run
         again after a resume and must not change the state.
+
+        Raises:
+            UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
         """
         self._enter_outside("evaluation")
         began = self.clock()
         self._estimator.update(self._progress.step)
+        before = self.updates
         with isolated(), self._user.evaluation_mode():
             yield
+        if self.updates != before:
+            raise UsageError(
+                f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
+                f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
+            )
         self._estimator.exclude(self.clock() - began)
         self._fire(Moment.AFTER_EVALUATION)
 
@@ -696,11 +735,30 @@ def _no_batch(name: str) -> DataError:
     )
 
 
-def _watched(watch: str | tuple[str, str] | None, services: Sequence[Service]) -> tuple[str, str | None]:
-    """The metric to watch, and its direction where it is given."""
-    if isinstance(watch, tuple):
-        return watch
-    if watch is not None:
-        return watch, None
+def _with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> list[Service]:
+    """The services, with the `Best` of the watched metric before every other `Best`."""
+    bests = [service for service in services if isinstance(service, Best)]
+    if watch is None:
+        return services if bests else [*services, _default_best(services)]
+    if isinstance(watch, str):
+        metric, mode = watch, None
+    elif isinstance(watch, tuple) and len(watch) == 2:
+        metric, mode = watch
+    else:
+        raise ConfigError(f'watch={watch!r}: give a name, or a pair as in watch=("valid_acc", "max")')
+    found = next((best for best in bests if best.metric == metric), None)
+    if found is None:
+        direction(metric, mode, f'give watch=("{metric}", "min") or "max"')
+        found = Best(metric, mode)
+    elif mode not in (None, found.mode):
+        raise ConfigError(f"watch={watch!r} and {found!r} with mode={found.mode!r}: give one of the two")
+    return [found, *(service for service in services if service is not found)]
+
+
+def _default_best(services: Sequence[Service]) -> Best:
+    """Marks the best value of the metric that stops the run, or of "valid_loss" if it comes."""
     stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
-    return ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
+    metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
+    best = Best(metric, mode, save=False)
+    best.watches = ()  # nobody asked for it
+    return best

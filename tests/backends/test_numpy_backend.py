@@ -40,6 +40,8 @@ def test_scalar(value: Any, expected: float) -> None:
         (np.complex64(1), "complex64"),
         (np.str_("a"), "<U1"),
         (np.datetime64("2026"), "datetime64"),
+        (np.ma.masked, "masked MaskedConstant"),
+        (np.ma.masked_invalid([np.nan]), "masked MaskedArray"),
     ],
 )
 def test_what_is_not_one_real_number_is_refused(value: Any, says: str) -> None:

@@ -34,6 +34,7 @@ def test_scalar_on_the_cpu_is_a_float_at_once(value: Any, expected: float) -> No
         (torch.zeros(0), r"shape \(0,\)"),
         (torch.tensor(1j), "complex64.*real part"),
         (torch.zeros((), device="meta"), "meta"),
+        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "nested tensor"),
     ],
 )
 def test_what_is_not_one_real_number_is_refused(value: Any, says: str) -> None:

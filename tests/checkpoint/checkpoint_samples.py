@@ -49,7 +49,7 @@ def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> 
 
 def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> CommittedCheckpoint:
     seed = name.step if seed is None else seed
-    more = {"digest": f"digest {seed}", "epoch": 1, "phase": "after_step", **more}
+    more = {"digest": f"digest {seed}", "epoch": 1, "phase": "step", **more}
     return store.commit(name, {"seed": seed}, arrays_of(seed), **more)
 
 
@@ -157,7 +157,7 @@ def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
         arrays_of(step),
         digest=f"digest {step}",
         epoch=1,
-        phase="after_step",
+        phase="step",
     )
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from everstep import hazard
 from everstep.checkpoint import Retention
 from everstep.checkpoint.format import read
 from everstep.errors import NoCheckpointError
-
-
-@pytest.fixture(autouse=True)
-def _disarm() -> Iterator[None]:
-    yield
-    hazard.arm(None)
 
 
 @pytest.fixture(scope="module")

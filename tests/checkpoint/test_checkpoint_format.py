@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: object) -> Path:
-    facts = {"digest": "d", "epoch": 0, "phase": "after_step", **more}
+    facts = {"digest": "d", "epoch": 0, "phase": "step", **more}
     return store.commit(at(step), None, arrays, **facts).path  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def test_names_are_ordered_by_step_then_kind() -> None:
 
 def test_everything_comes_back(store: Store) -> None:
     said = {
-        "phase": "after_epoch",
+        "phase": "epoch",
         "epoch": 3,
         "partial": True,
         "meta": {"metrics": {"loss": 0.5}, "π": [1, None]},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
-from everstep.checkpoint import Store, save_apart
+from everstep.checkpoint import Retention, Store, save_apart
 from everstep.checkpoint.format import ARRAYS
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
 
@@ -115,6 +116,33 @@ def test_an_edit_that_names_nothing_is_an_error(store: Store) -> None:
             store.find(True)
 
 
+@pytest.mark.parametrize(
+    "written", ["2", "STEP-00000010", "step-1", "step-10", "epoch-1", "step-00000010.bak"]
+)
+def test_what_a_person_wrote_without_a_line_end_is_no_torn_file(store: Store, written: str) -> None:
+    pointer(store).write_text(written)
+    with pytest.raises(NoCheckpointError, match=rf"was edited to name '{re.escape(written)}', which"):
+        store.find(True)
+    commit(store, at(30))
+    assert pointer(store).read_text() == written
+
+
+@pytest.mark.parametrize(
+    "form", ["{name}/", "checkpoints/{name}", "./checkpoints/{name}/\n", "{path}", "{path}/\n"]
+)
+def test_an_edit_may_be_the_path_of_the_folder(store: Store, form: str) -> None:
+    pointer(store).write_text(form.format(name=at(10), path=store.path(at(10))))
+    assert seed_of(store.find(True)[0]) == 10
+    store.retain(Retention(keep_last=1))
+    assert store.names() == [at(10), at(20, 1)]
+
+
+def test_an_edit_to_a_checkpoint_of_another_run_is_an_error(store: Store, tmp_path: Path) -> None:
+    pointer(store).write_text(str(tmp_path / "other" / "checkpoints" / str(at(10))))
+    with pytest.raises(NoCheckpointError, match=r"was edited to name '/.*other/checkpoints/step-00000010'"):
+        store.find(True)
+
+
 def test_an_edit_that_names_a_damaged_one_is_an_error(store: Store) -> None:
     pointer(store).write_text(f"{at(10)}\n")
     damage(store.path(at(10)) / ARRAYS)
@@ -122,7 +150,9 @@ def test_an_edit_that_names_a_damaged_one_is_an_error(store: Store) -> None:
         store.find(True)
 
 
-@pytest.mark.parametrize("torn", ["", "\n", "epo", "epoch-0001-step-", "\0" * 40, "\0" * 40 + "\n"])
+@pytest.mark.parametrize(
+    "torn", ["", "\n", "epo", "epoch-0001-step-", "step-0", "\0" * 40, "\0" * 40 + "\n", f"{at(10)}\0\0"]
+)
 def test_a_torn_file_is_rebuilt(store: Store, torn: str) -> None:
     whole = pointer(store).read_bytes()
     pointer(store).write_text(torn)
@@ -175,7 +205,7 @@ def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
     folder = tmp_path / "best" / "valid" / "loss"
 
     def save(step: int, **more: object) -> bool:
-        facts = {"digest": str(step), "epoch": 1, "phase": "after_epoch", **more}
+        facts = {"digest": str(step), "epoch": 1, "phase": "epoch", **more}
         return save_apart(folder, at(step, 1), {}, {}, **facts).kept  # type: ignore[arg-type]
 
     assert not save(1)

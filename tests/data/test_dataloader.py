@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from everstep.backends.torch.dataloader import DataLoaderStream
 from everstep.data import as_stream
@@ -199,6 +202,58 @@ def test_what_the_next_pass_needs_is_known():
     plain = DataLoader(Augmented(), 2, shuffle=True)
     own = DataLoader(Augmented(), 2, shuffle=True, generator=generator())
     assert [as_stream(loader).carries_over for loader in (plain, own)] == [False, True]
+
+
+class Counting:
+    """A sampler whose order follows from its own count of passes, and whose state is that count."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.passes)).tolist())
+
+    def state_dict(self):
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.passes = state["passes"]
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("inside", [False, True], ids=["sampler", "inside a batch sampler"])
+def test_a_sampler_with_a_state_of_its_own_is_refused_at_the_first_position(loader, inside):
+    choice = {"batch_sampler": BatchSampler(Counting(), 2, False)} if inside else {"sampler": Counting()}
+    stream = as_stream(loader(Augmented(), **choice))
+    with pytest.raises(NotResumableError, match=r"has the sampler Counting, .* use everstep\.data\.loader\("):
+        stream.open("train", 0, seed=0).position()
+    assert stream.carries_over  # so that the position is asked for where saves fall between passes
+
+
+def test_a_sampler_of_torchdatas_is_advanced_to_its_place():
+    check_stream(
+        lambda: as_stream(DataLoader(Augmented(), 2, sampler=StatefulDistributedSampler(data, 2, 0)))
+    )
+
+
+def test_what_a_sampler_counts_is_no_part_of_what_the_data_is():
+    sampler = DistributedSampler(data, 2, 0, seed=np.int64(3))
+    stream = as_stream(DataLoader(data, 2, sampler=sampler))
+    before = stream.describe(0)
+    sampler.set_epoch(7)
+    assert stream.describe(0) == before
+    assert {fact: value for fact, value in before.items() if "." in fact} == {
+        "sampler.drop_last": False,
+        "sampler.num_samples": 4,
+        "sampler.shuffle": True,
+        "sampler.seed": 3,
+        "sampler.num_replicas": 2,
+        "sampler.rank": 0,
+    }
 
 
 def test_loaders_are_adapted_by_what_they_are():

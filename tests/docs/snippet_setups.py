@@ -52,13 +52,24 @@ def training() -> dict[str, Any]:
 
 def trained() -> dict[str, Any]:
     """`training`, and a run of two epochs in `runs/digits`, finished."""
-    names = training()
+    return run_digits(training())
+
+
+def trained_with_best() -> dict[str, Any]:
+    """`trained`, with the best weights by `valid_loss`."""
+    return run_digits(training(), services=[everstep.Best("valid_loss")])
+
+
+def run_digits(names: dict[str, Any], services: Any = ()) -> dict[str, Any]:
     state = {"model": names["model"], "optimizer": names["optimizer"]}
-    with everstep.TrainLoop("runs/digits", state, max_epoch=2, default_services=False) as loop:
+    with everstep.TrainLoop(
+        "runs/digits", state, max_epoch=2, services=services, default_services=False
+    ) as loop:
         for _epoch in loop.iter_epochs():
             for _step, batch in loop.iter_steps(names["train"]):
                 loop.collect_metrics(loss=names["train_step"](batch))
-            loop.collect_metrics(valid_loss=evaluate_now(names))
+            with loop.evaluation():
+                loop.collect_metrics(valid_loss=evaluate_now(names))
     return {**names, "state": state}
 
 
@@ -85,4 +96,4 @@ def bare() -> dict[str, Any]:
     return {"everstep": everstep, "torch": torch, "np": np}
 
 
-SETUPS = {setup.__name__: setup for setup in (bare, digits, training, trained, dataset)}
+SETUPS = {setup.__name__: setup for setup in (bare, digits, training, trained, trained_with_best, dataset)}

@@ -17,13 +17,6 @@ ROWS = {
     for line in (ROOT / "docs" / "capabilities.md").read_text().splitlines()
     if re.match(r"\| \d+ \|", line)
 }
-EXPECTED = {1, *range(3, 6), 12, *range(15, 22), *range(23, 28), *range(31, 35), 36, *range(40, 43)} | {
-    *(55, 56, 58),
-    *range(59, 63),
-    *range(64, 68),
-    *(70, *range(72, 76)),
-    *range(81, 84),
-}
 
 
 @cache
@@ -34,10 +27,6 @@ def functions_in(path: Path) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             found[node.name] = ast.unparse(node)
     return found
-
-
-def test_every_row_is_there() -> None:
-    assert ROWS.keys() >= EXPECTED
 
 
 @pytest.mark.parametrize("number", ROWS)

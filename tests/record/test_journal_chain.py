@@ -186,8 +186,11 @@ def test_foreign_files_in_the_journal_folder_are_left_alone(tmp_path):
 
 def test_an_unknown_metric_names_the_nearest(tmp_path):
     segment(tmp_path, 1, None, block(1, name="loss"), block(1, name="valid_loss", phase="tail"))
+    with pytest.raises(ConfigError, match=r"no rows in phase 'steps'; did you mean 'step'"):
+        RunJournal(tmp_path).series("loss", "steps")
     with pytest.raises(ConfigError, match=r"no metric 'valid_los'; did you mean 'valid_loss'"):
         RunJournal(tmp_path).series("valid_los", "tail")
-    with pytest.raises(ConfigError, match=r"no rows in phase 'step'; ask with phase='tail'$"):
-        RunJournal(tmp_path).series("valid_loss")
+    with pytest.raises(ConfigError, match=r"no rows in phase 'step'; known: tail$"):
+        RunJournal(tmp_path).series("valid_loss", "step")
+    assert RunJournal(tmp_path).series("valid_loss") == ([1], [0.0])  # its only phase
     assert RunJournal(tmp_path).series("valid_loss", "tail") == ([1], [0.0])

@@ -11,12 +11,6 @@ from everstep.errors import JournalError, UsageError
 from everstep.record import Block, Journal, RunJournal, read_segment
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    hazard.arm(None)
-
-
 def block(*steps, name="loss"):
     return Block(
         1, "step", name, False, list(steps), [float(s) for s in steps], [1] * len(steps), [0] * len(steps)

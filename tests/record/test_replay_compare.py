@@ -51,13 +51,13 @@ def test_the_first_difference_is_the_one_with_the_lowest_step(tmp_path):
     replay.check(block([8, 9], [0.1, 0.25]))
     replay.check(block([7, 8], [0.5, 0.2], "other"))
     report = replay.report()
-    assert report == "resume differs: step 8 other was 0.1 is 0.2 (2 of 4 rows differ)"
+    assert report == "resume differs: step 8 other was 0.1 and is 0.2 now (2 of 4 rows differ)"
 
 
 def test_one_bit_is_a_difference(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1])))
     replay.check(block([1], [math.nextafter(0.1, 1)]))
-    assert replay.report().startswith("resume differs: step 1 loss was 0.1 is 0.10000000000000002")
+    assert replay.report().startswith("resume differs: step 1 loss was 0.1 and is 0.10000000000000002 now")
 
 
 def test_zeros_of_other_sign_and_nans_of_other_bits_differ(tmp_path):
@@ -65,13 +65,13 @@ def test_zeros_of_other_sign_and_nans_of_other_bits_differ(tmp_path):
     replay = Replay(expected(tmp_path, block([1, 2, 3], [quiet, quiet, 0.0])))
     replay.check(block([1, 2, 3], [quiet, other, -0.0]))
     assert (replay.equal, replay.differing) == (1, 2)
-    assert "was nan (bits 7ff8000000000000) is nan (bits 7ff8000000000001)" in replay.report()
+    assert "was nan (bits 7ff8000000000000) and is nan (bits 7ff8000000000001) now" in replay.report()
 
 
 def test_a_count_is_part_of_a_row(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1], counts=[2])))
     replay.check(block([1], [0.1], counts=[3]))
-    assert "was 0.1 (of 2 values) is 0.1 (of 3 values)" in replay.report()
+    assert "was 0.1 (of 2 values) and is 0.1 (of 3 values) now" in replay.report()
 
 
 def test_head_rows_are_never_compared(tmp_path):

@@ -12,12 +12,6 @@ from everstep.errors import RunDirError
 from everstep.record import Journal, RunDir, located, to_read
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    hazard.arm(None)
-
-
 def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
     run = RunDir.open(tmp_path / "runs" / "my digits")
     again = RunDir.open(tmp_path / "runs" / "my digits", seed=3)

@@ -34,12 +34,6 @@ lock.release()
 """
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    hazard.arm(None)
-
-
 @pytest.fixture
 def holder(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everstep.errors import RestoreError, StateError
-from everstep.state import Slot, decode, encode, make_entry
+from everstep.state import Slot, decode, dropped, encode, make_entry
 
 
 def saved(obj: Any) -> Any:
@@ -48,6 +48,16 @@ def test_a_slot_holds_what_is_replaced() -> None:
     slot.value = 3
     make_entry("slot", slot).load(tree)
     assert slot.value[0] == 1 and slot.value[1].tolist() == [1, 1]
+
+
+def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:
+    live = {"n": 0, "k": 5, "inner": {"a": 1, "b": 2}, "list": [1, 2]}
+    tree = {"n": 1, "inner": {"a": 3}, "list": [1], "new": 4}
+    entry = make_entry("d", live)
+    assert dropped(entry, tree) == ["k", "inner/b"]
+    entry.load(tree)
+    assert live == tree and dropped(entry, tree) == []
+    assert dropped(make_entry("a", np.zeros(1)), tree) == []
 
 
 def test_an_array_is_restored_in_place() -> None:

@@ -27,6 +27,7 @@ from everstep.errors import (
     RunDirError,
     StateError,
 )
+from everstep.record import RunJournal
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -51,6 +52,38 @@ def test_a_run_directory_that_is_a_file(tmp_path: Path) -> None:
     with nothing_left(), pytest.raises(RunDirError, match="give a path that can be written"):
         Tiny(tmp_path / "file" / "run", max_epoch=1).train()
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_directory_that_is_gone_while_training(tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    tiny = Tiny(tmp_path / "run", max_epoch=1)
+    with nothing_left(), pytest.raises(CheckpointError, match=r"run directory is gone.*/run'; bring it back"):
+        tiny.train(inside=lambda loop, step: (tmp_path / "run").rename(moved) if step == 2 else None)
+    assert any("a save failed" in line and "run directory is gone" in line for line in tiny.lines)
+    moved.rename(tmp_path / "run")
+    again, straight = Tiny(tmp_path / "run", max_epoch=1), Tiny(tmp_path / "straight", max_epoch=1)
+    assert again.train().result()[:2] == straight.train().result()[:2]
+
+
+@pytest.mark.parametrize("path", [None, 3, "", b"run"])
+def test_a_run_directory_that_is_no_path(path: Any) -> None:
+    for door in (everstep.TrainLoop, Supervisor, RunJournal, everstep.InitFrom, everstep.best):
+        with pytest.raises(ConfigError, match=r"path|run_dir.* is no path; give one, as in"):
+            door(path)
+
+
+def test_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first = Tiny(Path("~/run"), max_epoch=1).train()
+    assert (tmp_path / "run" / "run.json").exists() and not (tmp_path / "~").exists()
+    assert everstep.load("~/run", {"w": first.w}).step == 4
+    assert not RunJournal("~/run").problems
+    saved = "~/run/checkpoints/epoch-0001-step-00000004"
+    assert Tiny(tmp_path / "two", max_epoch=1, init_from=saved).train().loop.step == 4
+    assert Tiny(tmp_path / "three", max_epoch=1, resume=saved).train().loop.step == 4
+    with pytest.raises(ConfigError, match="give the path without '~'"):
+        everstep.TrainLoop("~no-such-user-anywhere/run")
 
 
 def test_a_run_directory_that_cannot_be_made() -> None:
@@ -404,6 +437,24 @@ def test_metrics_must_be_a_mapping(tmp_path: Path, given: Any) -> None:
             for _ in loop.iter_steps([1]):
                 with pytest.raises(MetricError, match=r"give a mapping"):
                     loop.collect_metrics(given)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        pytest.param(10**400, "an int of 1329 bits", id="int"),
+        pytest.param(10**5000, "an int of", id="int that has no text"),
+        pytest.param(np.ma.masked, "masked", id="masked"),
+    ],
+)
+def test_a_metric_value_that_is_no_float_is_named(tmp_path: Path, value: Any, says: str) -> None:
+    with Tiny(tmp_path / "run", max_epoch=1).loop as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                with pytest.raises(MetricError, match=f"^metric 'loss': .*{says}"):
+                    loop.collect_metrics(loss=value)
+            with pytest.raises(MetricError, match=f"^metric 'loss': .*{says}"):
+                loop.collect_metrics(loss=value)
 
 
 @pytest.mark.parametrize("name", [1, None, ""])

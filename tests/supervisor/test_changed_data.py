@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import everstep
 from everstep.data import arrays, loader, prefetch, replay
@@ -19,6 +26,9 @@ X = torch.arange(8, dtype=torch.float64)
 SAMPLES = TensorDataset(X)
 
 EPOCH_END, INSIDE = 4, 6  # steps of a pass of 4 batches
+
+
+IN_ORDER, SHUFFLED = SequentialSampler(SAMPLES), RandomSampler(SAMPLES)
 
 
 class Lines:
@@ -73,7 +83,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "shuffle of a DataLoader": (
         lambda: DataLoader(SAMPLES, 2),
         lambda: DataLoader(SAMPLES, 2, shuffle=True),
-        "sampler was 'SequentialSampler'.*is 'RandomSampler'",
+        "sampler was 'SequentialSampler' at the checkpoint and is 'RandomSampler' now; give",
     ),
     "sampler of a DataLoader": (
         lambda: DataLoader(SAMPLES, 2, shuffle=True),
@@ -89,6 +99,26 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: DataLoader(SAMPLES, 2),
         lambda: DataLoader(TensorDataset(X[:7]), 2),
         "length was 8.*is 7",
+    ),
+    "settings of a DataLoader's sampler": (
+        lambda: DataLoader(SAMPLES, 2, sampler=RandomSampler(SAMPLES)),
+        lambda: DataLoader(SAMPLES, 2, sampler=RandomSampler(SAMPLES, replacement=True)),
+        "sampler.replacement was False at the checkpoint and is True now; give",
+    ),
+    "batch size of a batch sampler": (
+        lambda: DataLoader(SAMPLES, batch_sampler=BatchSampler(IN_ORDER, 2, False)),
+        lambda: DataLoader(SAMPLES, batch_sampler=BatchSampler(IN_ORDER, 4, False)),
+        "batch_sampler.batch_size was 2 at the checkpoint and is 4 now; give",
+    ),
+    "order of a batch sampler": (
+        lambda: DataLoader(SAMPLES, batch_sampler=BatchSampler(SHUFFLED, 2, False)),
+        lambda: DataLoader(SAMPLES, batch_sampler=BatchSampler(IN_ORDER, 2, False)),
+        "batch_sampler.sampler was 'RandomSampler' at the checkpoint and is 'SequentialSampler' now",
+    ),
+    "number of arrays": (
+        lambda: arrays(X, batch_size=2),
+        lambda: arrays(X, X, batch_size=2),
+        "arrays was 1 at the checkpoint and is 2 now; give",
     ),
     "generator of a DataLoader": (
         lambda: DataLoader(SAMPLES, 2, shuffle=True, generator=torch.Generator()),

@@ -328,6 +328,22 @@ def test_a_warm_start_takes_the_weights_and_counts_from_zero(tmp_path: Path, sou
     assert any("initialised from" in line and "step-00000003" in line for line in net.lines)
 
 
+def test_what_a_dict_has_and_its_checkpoint_lacks_is_said_once(tmp_path: Path) -> None:
+    def lines(notes: dict[str, int]) -> list[str]:
+        said: list[str] = []
+        console = everstep.Console(sink=said.append)
+        with Supervisor(tmp_path / "run", {"notes": notes}, max_step=1, services=[console]) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                sv.advance()
+        return [line for line in said if "dropped" in line]
+
+    assert lines({"n": 0}) == []
+    notes = {"n": 0, "k": 5}
+    (line,) = lines(notes)
+    assert "state 'notes': the checkpoint has no 'k': dropped" in line and notes == {"n": 0}
+
+
 def test_a_warm_start_from_one_checkpoint(tmp_path: Path, source: Source) -> None:
     folder = source[0] / "checkpoints" / "step-00000003"
     assert_same(entered(Net(tmp_path / "run", seed=9, init_from=str(folder))).weights(), source[1])
@@ -477,7 +493,7 @@ def test_a_warm_start_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(
-            NoCheckpointError, match="neither a checkpoint nor a run with one; check the path"
+            NoCheckpointError, match=r"neither a checkpoint.* nor a run with a checkpoint; check the path"
         ):
             entered(Net(tmp_path / "run", init_from=path))
 

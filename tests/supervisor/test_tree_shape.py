@@ -16,7 +16,7 @@ from everstep.state import Encoded, decode
 from tiny_runs import Tiny
 
 SHAPE = {
-    2: {
+    3: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
@@ -24,13 +24,14 @@ SHAPE = {
         ],
         "progress/stop": ["by", "failed", "kind", "limits", "reason"],
         "rng": ["lines0", "rank0"],
+        "rng/lines0/enter": ["global", "state"],
         "services": ["best loss", "metrics"],
         "services/best loss": ["state", "version"],
         "services/metrics": ["state", "version"],
         "services/metrics/state": ["epoch", "readers", "seqs"],
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
-        "streams/train": ["data", "generators", "left", "pass", "position", "varies"],
+        "streams/train": ["data", "generators", "given", "left", "opened", "pass", "position", "varies"],
         "user": ["momentum", "w"],
         "wall": ["seconds", "segment"],
     }
@@ -70,7 +71,7 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads only 2: go on with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads only 3: go on with the"):
         trained(tmp_path).train()
 
 

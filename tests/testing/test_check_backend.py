@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from everstep.backends.numpy import NumpyBackend
-from everstep.backends.torch import TorchBackend
+from everstep.backends.torch.backend import TorchBackend
 from everstep.contracts import Backend, HostArray
 from everstep.testing import check_backend
 

@@ -96,6 +96,10 @@ class NumpyBackend:
             )
         if value.dtype.kind not in "biuf":
             raise MetricError(f"a metric is a real number, got dtype {value.dtype}: convert it first")
+        if np.ma.is_masked(value):
+            raise MetricError(
+                f"a metric is a number, got a masked {type(value).__name__}: give its value, or nothing"
+            )
         return float(value.item())
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
@@ -169,6 +173,15 @@ class GeneratorEntry(Entry):
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
 
+    def as_seeded(self) -> bool:
+        """Whether its state is the one that its seed gives, and a person chose that seed."""
+        bits: Any = self.generator.bit_generator
+        seeds = bits.seed_seq
+        if not isinstance(seeds, np.random.SeedSequence):
+            return False
+        chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64  # else the system's
+        return chosen and _same(type(bits)(seeds).state, bits.state)
+
     def save(self) -> Any:
         """The state dictionary of the bit generator and the seed sequence that `spawn` goes on from."""
         bits = self.generator.bit_generator
@@ -215,6 +228,13 @@ class RandomStateEntry(Entry):
         """Set its state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two states of bit generators are equal."""
+    if isinstance(a, dict):
+        return all(_same(value, b[key]) for key, value in a.items())
+    return bool(np.array_equal(a, b))
 
 
 def _refuse_mismatch(found: Mismatch) -> None:

@@ -2,8 +2,10 @@
 
 from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName
+from everstep.checkpoint.finding import find_checkpoint
+from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.format import read as read_checkpoint
+from everstep.checkpoint.format import read_body as read_manifest
 from everstep.checkpoint.retention import Retention, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
@@ -13,12 +15,15 @@ __all__ = [
     "Checkpoint",
     "CheckpointName",
     "CommittedCheckpoint",
+    "Phase",
     "Retention",
     "Store",
     "Writer",
+    "find_checkpoint",
     "forecast",
     "names_inside",
     "read_checkpoint",
+    "read_manifest",
     "save_apart",
     "trial_write",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.checkpoint import files, format
-from everstep.checkpoint.format import CheckpointName
+from everstep.checkpoint.format import CheckpointName, Phase
 from everstep.contracts import HostArray, Json
 from everstep.durable import temporary
 from everstep.errors import DamagedCheckpointError, NonFiniteError
@@ -98,7 +98,7 @@ def save_apart(
     *,
     digest: str,
     epoch: int,
-    phase: str,
+    phase: Phase,
     meta: Json = None,
     guarded: Collection[str] = (),
     keep: Collection[str] = (),

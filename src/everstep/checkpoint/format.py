@@ -20,7 +20,7 @@ from functools import total_ordering
 from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import xxhash
@@ -29,10 +29,10 @@ from everstep.checkpoint import files
 from everstep.contracts import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 
-FORMAT = 2
+FORMAT = 3
 """The version that is written, of these files and of the state tree in them: raised with every change of
 the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
-OLDEST = 2
+OLDEST = 3
 """The oldest version that is read."""
 
 ARRAYS = "arrays.safetensors"
@@ -45,6 +45,9 @@ ITEM_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 """Bytes per element of every dtype that safetensors and we know."""
+
+Phase = Literal["step", "epoch"]
+"""The kind of boundary a snapshot is taken at: after a step, or after an epoch's tail."""
 
 _CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to stay in the processor's cache
 _NAME = re.compile(r"(?:epoch-(\d{4,})-)?step-(\d{8,})")
@@ -110,7 +113,7 @@ class Checkpoint:
         path: its folder.
         name: its name; `name.step` is the step.
         epoch: the epoch at the snapshot, from 1; 0 before the first.
-        phase: "after_step" or "after_epoch".
+        phase: the kind of boundary the snapshot was taken at: "step", or "epoch" (after its tail).
         partial: whether it closed an epoch whose pass was unfinished.
         structure: the state tree as the state's codec encoded it.
         arrays: the arrays that `structure` refers to, each owning its memory.
@@ -124,7 +127,7 @@ class Checkpoint:
     path: Path
     name: CheckpointName
     epoch: int
-    phase: str
+    phase: Phase
     partial: bool
     structure: Json
     arrays: dict[str, HostArray]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class Kind(enum.Enum):
 
 
 class Pointer(NamedTuple):
-    """The file's kind and its first line (a checkpoint's name, if it is not torn or badly edited)."""
+    """The file's kind and its first line: a checkpoint's name; if edited, what the person wrote."""
 
     kind: Kind
     text: str
@@ -38,9 +39,17 @@ def read(path: Path) -> Pointer:
     text = first.decode("utf-8", "replace").strip()
     if rest.strip() == _checksum(first):
         return Pointer(Kind.OURS, text)
-    # A crash leaves nothing, zeros, or a piece of the name without its line's end; a person leaves a line.
-    torn = not text.strip("\0") or "\0" in text or not (newline or CheckpointName.matches(text))
+    torn = not text or "\0" in text or (not newline and _is_piece(text))
     return Pointer(Kind.TORN if torn else Kind.EDITED, text)
+
+
+def _is_piece(text: str) -> bool:
+    """Whether it is the beginning of a name, as a crash leaves it; anything else a person wrote."""
+    # A number that was cut begins with the zeros that fill it: "step-2" is a person's.
+    if CheckpointName.matches(text) or re.search(r"-[1-9]\d*$", text):
+        return False
+    wholes = ("step-00000000", "epoch-0000-step-00000000")
+    return any(CheckpointName.matches(text + whole[len(text) :]) for whole in wholes)
 
 
 def write(path: Path, name: CheckpointName, *, as_edit: bool = False) -> None:

@@ -9,12 +9,13 @@ pins.json               names that retention never deletes
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from everstep.checkpoint import files, format, pointer
 from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
-from everstep.checkpoint.format import Checkpoint, CheckpointName
+from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
@@ -49,6 +50,16 @@ class Store:
         """The folder in which checkpoint `name` is, or would be."""
         return self._folder / str(name)
 
+    def best_folder(self, metric: str) -> Path:
+        """Where the best weights by `metric` are kept."""
+        return self.run_dir / "best" / metric.replace("/", ".")
+
+    def best(self) -> dict[str, Path]:
+        """By metric, the folder of the best weights that the newest checkpoint names, if it is there."""
+        newest = self.facts()[-1:]
+        found = {m: self.best_folder(m) / name for facts in newest for m, name in facts.best.items()}
+        return {metric: path for metric, path in found.items() if path.exists()}
+
     def names(self) -> list[CheckpointName]:
         """The names on disk, oldest to newest, whole or not."""
         try:
@@ -78,7 +89,7 @@ class Store:
         *,
         digest: str,
         epoch: int,
-        phase: str,
+        phase: Phase,
         partial: bool = False,
         meta: Json = None,
         guarded: Collection[str] = (),
@@ -237,7 +248,14 @@ class Store:
             pointer.write(self._pointer, newest.name)
         return newest, notes
 
+    def _name_in(self, text: str) -> str:
+        """The name in the `checkpoint` file's line; a person may have written the path of the folder."""
+        folder, name = os.path.split(text.rstrip("/"))
+        here = not folder or (self.run_dir / folder).resolve() == self._folder.resolve()
+        return name if here else text
+
     def _edited(self, text: str, names: list[CheckpointName]) -> tuple[Checkpoint, list[str]]:
+        text = self._name_in(text)
         if text not in map(str, names):
             raise NoCheckpointError(
                 f"{self._pointer} was edited to name {text!r}, which is not in {self._folder}: name another "
@@ -366,7 +384,7 @@ class Store:
             self._say(f"no old checkpoint is deleted: {error}")
             return []
         present = self.facts()
-        named = pointer.read(self._pointer).text
+        named = self._name_in(pointer.read(self._pointer).text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
         return expendable(policy, present, pinned | pointed)
 

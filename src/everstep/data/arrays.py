@@ -79,6 +79,10 @@ class Arrays(SampledStream):
         plan = self._sampling.plan(purpose, pass_index, seed)
         return ArraysCursor(self._arrays, plan, 0 if position is None else position["batches"])
 
+    def describe(self, seed: int) -> dict[str, Any]:
+        """What decides which batches come, in a run of this seed."""
+        return {**super().describe(seed), "arrays": len(self._arrays)}
+
     def __repr__(self) -> str:
         return f"arrays({len(self._arrays)} of {self._sampling.length} samples, name={self.name!r})"
 

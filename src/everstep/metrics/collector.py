@@ -48,7 +48,13 @@ def is_wall(name: str) -> bool:
 
 
 def _whole(value: int) -> float:
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise MetricError(
+            f"a metric is a float, and an int of {value.bit_length()} bits is beyond its range (1.8e308): "
+            "collect its logarithm, or scale it"
+        ) from None
 
 
 _CONVERT: dict[type, Convert] = {float: float, int: _whole, bool: _whole}

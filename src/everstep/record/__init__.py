@@ -3,6 +3,7 @@
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
+from everstep.record.paths import user_path
 from everstep.record.provenance import facts
 from everstep.record.reading import (
     Event,
@@ -38,4 +39,5 @@ __all__ = [
     "located",
     "read_segment",
     "to_read",
+    "user_path",
 ]

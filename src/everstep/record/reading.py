@@ -20,6 +20,7 @@ from everstep.errors import ConfigError, JournalError, RunDirError, nearest
 from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
+from everstep.record.paths import user_path
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
@@ -201,7 +202,7 @@ class RunJournal:
 
     @checked_keywords
     def __init__(self, run_dir: str | Path) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir = user_path(run_dir, "run_dir")
         _require_run(self.run_dir)
         self._chain_problems: list[str] = []
 
@@ -284,32 +285,32 @@ class RunJournal:
                     yield event
 
     @checked_keywords
-    def series(self, name: str, phase: str = "step") -> tuple[list[int], list[float]]:
+    def series(self, name: str, phase: str | None = None) -> tuple[list[int], list[float]]:
         """The steps and values of one metric in one phase, valid rows only.
 
         Args:
             name: the metric's name.
             phase: "step" (collected inside steps), "head" or "tail" (in an epoch, before or after its
-                steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).
+                steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).  None:
+                "step", or the only other one that it has.
 
         Raises:
-            ConfigError: no row has this name and phase; says which phases have the name, or the nearest
-                name.
+            ConfigError: no row has this name and phase; names the nearest and all that there are.
         """
-        steps: list[int] = []
-        values: list[float] = []
-        phases: dict[str, set[str]] = {}
+        names: set[str] = set()
+        phases: dict[str, tuple[list[int], list[float]]] = {}
         for _, block in self._blocks(valid=True):
-            phases.setdefault(block.name, set()).add(block.phase)
-            if (block.name, block.phase) == (name, phase):
+            names.add(block.name)
+            if block.name == name:
+                steps, values = phases.setdefault(block.phase, ([], []))
                 steps += block.steps
                 values += block.values
-        if not steps:
-            if name in phases:
-                others = " or ".join(f"phase={other!r}" for other in sorted(phases[name]))
-                raise ConfigError(f"metric {name!r} has no rows in phase {phase!r}; ask with {others}")
-            raise ConfigError(f"the run has no metric {name!r}; {nearest(name, phases)}")
-        return steps, values
+        if name not in names:
+            raise ConfigError(f"the run has no metric {name!r}; {nearest(name, names)}")
+        asked = phase or ("step" if len(phases) > 1 else next(iter(phases)))
+        if asked not in phases:
+            raise ConfigError(f"metric {name!r} has no rows in phase {asked!r}; {nearest(asked, phases)}")
+        return phases[asked]
 
     def superseded_after(self, position: Position | None) -> dict[Key, tuple[int, int]]:
         """What a start from `position` will do again: key -> (bits of the value, count).

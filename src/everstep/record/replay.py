@@ -80,7 +80,7 @@ class Replay:
         if self.difference is not None:
             _, step, _, name, old, new = self.difference
             total = self.equal + self.differing
-            what = f"step {step} {name} was {_show(old, new)} is {_show(new, old)}"
+            what = f"step {step} {name} was {_show(old, new)} and is {_show(new, old)} now"
             return f"resume differs: {what} ({self.differing} of {total} rows differ)"
         if not self.equal:
             return "nothing to verify"

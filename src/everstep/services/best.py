@@ -12,8 +12,13 @@ from everstep.schedule import Every, Schedule
 Mode = Literal["min", "max"]
 
 
-def direction(metric: str, mode: str | None) -> tuple[Mode, bool]:
+def direction(
+    metric: str, mode: str | None, remedy: str = 'give mode="min" or mode="max"'
+) -> tuple[Mode, bool]:
     """Which way `metric` is better, and whether that was inferred from its name.
+
+    Args:
+        remedy: what to do where it cannot be.
 
     Raises:
         ConfigError: `mode` is neither "min" nor "max", or it is None and the name does not tell.
@@ -28,8 +33,7 @@ def direction(metric: str, mode: str | None) -> tuple[Mode, bool]:
     if last in ("acc", "accuracy"):
         return "max", True
     raise ConfigError(
-        f"whether a smaller or a larger {metric!r} is better cannot be told from its name; "
-        'give mode="min" or mode="max"'
+        f"whether a smaller or a larger {metric!r} is better cannot be told from its name; {remedy}"
     )
 
 
@@ -79,7 +83,7 @@ class Best(Service):
         every: Schedule | None = None,
     ) -> None:
         super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
-        self.metric = metric
+        self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.restore_at_end = save, restore_at_end
         self.value: float | None = None

@@ -16,7 +16,8 @@ class Checkpoints(Service):
         every: when; default `Every(epochs=1) | Every(seconds=600)`.
         keep_last: how many of the newest stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
-        keep_best: (metric, "min" or "max", how many): the best by a metric's last value.
+        keep_best: (metric, "min" or "max", how many): the best by a metric's last value: outside
+            steps, or the mean of an epoch's steps; in a loop without epochs, of a step.
     """
 
     stage = Stage.SAVE
@@ -33,6 +34,7 @@ class Checkpoints(Service):
     ) -> None:
         super().__init__("checkpoints", Every(epochs=1) | Every(seconds=600) if every is None else every)
         self.retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
+        self.watches = () if keep_best is None else (keep_best[0],)
 
     def run(self, boundary: Boundary) -> Outcome:
         return Outcome(actions=(Save(),))

@@ -419,7 +419,7 @@ class _LogFile:
         try:
             hazard.reach("console.log")
             if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.parent.mkdir(exist_ok=True)
                 self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             os.write(self._file, lines.encode("utf-8", "backslashreplace"))
         except OSError as error:

@@ -50,7 +50,7 @@ class EarlyStop(Service):
             raise ConfigError(f"EarlyStop(patience={patience!r}): give a whole number, 1 or more")
         if min_delta < 0:
             raise ConfigError(f"EarlyStop(min_delta={min_delta!r}): give 0 or more")
-        self.metric, self.patience = metric, patience
+        self.metric, self.watches, self.patience = metric, (metric,), patience
         self.min_delta, self.min_steps = min_delta, min_steps
         self.mode, _ = direction(metric, mode)
         self.best: float | None = None

@@ -1,7 +1,7 @@
 """The state tree: what is saved, how it becomes JSON and arrays, and random state."""
 
 from everstep.state.codec import Buffers, Encoded, array_name, decode, digest, encode, leaves
-from everstep.state.entries import Slot, make_entry
+from everstep.state.entries import Slot, dropped, make_entry
 from everstep.state.random import capture, isolated, restore
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "capture",
     "decode",
     "digest",
+    "dropped",
     "encode",
     "isolated",
     "leaves",

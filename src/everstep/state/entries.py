@@ -19,13 +19,26 @@ from everstep.state.random import python_state, set_python_state
 class Slot:
     """Holds a value that is replaced instead of mutated: a number, a tuple, a JAX pytree.
 
-    Attributes:
-        value: the value; assign a new one whenever you like.
+    A value that the program never replaces and changes in place (a deque, a list, a dict, a set, an
+    array) is restored in place, so that the program's other names for it stay right.
     """
 
     @checked_keywords
     def __init__(self, value: Any = None) -> None:
-        self.value = value
+        self._value = value
+        self._replaced = False
+
+    @property
+    def value(self) -> Any:
+        """The value; assign a new one whenever you like."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        # None is no value yet; of numbers and text each counts: which of them are one object is Python's.
+        if self._value is not None and not (value is self._value and _mutable(value)):
+            self._replaced = True
+        self._value = value
 
     def state_dict(self) -> Any:
         """The value."""
@@ -37,6 +50,14 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"Slot({self.value!r})"
+
+
+def _mutable(value: Any) -> bool:
+    home = backends.of(value)
+    return type(value) in _CONTAINERS if home is None else home.pack(value) is None
+
+
+_CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple, frozenset}
 
 
 def make_entry(name: str, obj: Any) -> Entry:
@@ -73,6 +94,8 @@ def _entry(obj: Any) -> Entry | None:
         entry = backend.entry(obj)
         if entry is not None:
             return entry
+    if type(obj) is Slot:
+        return SlotEntry(obj)
     if isinstance(obj, Stateful):
         return StatefulEntry(obj)
     if isinstance(obj, random.Random):
@@ -98,6 +121,39 @@ class StatefulEntry(Entry):
     def load(self, tree: Any) -> None:
         """Hand the saved state to the object."""
         self.obj.load_state_dict(tree)
+
+
+class SlotEntry(Entry):
+    """A `Slot`: its value, and whether the program has replaced the one that it began with.
+
+    That one may have other names in the program: for those it is restored in place, unless it was
+    replaced; then they are for something else and it is left alone.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    def save(self) -> Any:
+        """The value and the fact."""
+        return {"value": self.slot._value, "replaced": self.slot._replaced}
+
+    def check(self, tree: Any) -> Mismatch:
+        """Any value will do."""
+        if not isinstance(tree, dict):
+            return Mismatch([], [], [f"a {type(tree).__name__} -> a Slot"])
+        return Mismatch(
+            [name for name in self.save() if name not in tree],
+            [str(name) for name in tree if name not in self.save()],
+            [],
+        )
+
+    def load(self, tree: Any) -> None:
+        """Hold the saved value."""
+        if any(found := self.check(tree)):
+            raise RestoreError("the saved state does not fit", **found._asdict())
+        slot, replaced = self.slot, tree["replaced"] or self.slot._replaced
+        slot._value = tree["value"] if replaced else _restored(slot._value, tree["value"])
+        slot._replaced = tree["replaced"]
 
 
 class PythonRandomEntry(Entry):
@@ -200,6 +256,18 @@ class ContainerEntry(Entry):
         """Each object its own."""
         for key, entry in self.inner():
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
+
+
+def dropped(entry: Entry, tree: Any) -> list[str]:
+    """Keys that the program's dict has and the saved one, which fits, lacks: loading drops them."""
+    return _dropped(entry.container, tree) if isinstance(entry, ContainerEntry) else []
+
+
+def _dropped(live: Any, saved: Any) -> list[str]:
+    if not isinstance(live, dict) or not isinstance(saved, dict):
+        return []
+    inside = [f"{key}/{name}" for key in live if key in saved for name in _dropped(live[key], saved[key])]
+    return [str(key) for key in live if key not in saved] + inside
 
 
 def _pairs(container: Any) -> Any:

@@ -4,5 +4,16 @@ from everstep.supervisor.core import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.engine import checked_limit
 from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.loading import Loaded, best, load
 
-__all__ = ["BestRecord", "Ending", "Handle", "InitFrom", "Supervisor", "checked_limit"]
+__all__ = [
+    "BestRecord",
+    "Ending",
+    "Handle",
+    "InitFrom",
+    "Loaded",
+    "Supervisor",
+    "best",
+    "checked_limit",
+    "load",
+]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Moment, ServiceFunction
-from everstep.errors import ConfigError, UsageError, nearest
+from everstep.errors import ConfigError, ProgressError, UsageError, nearest
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
@@ -17,6 +17,9 @@ from everstep.supervisor.engine import Run, checked_limit
 from everstep.supervisor.progress import StopRecord
 from everstep.supervisor.streams import Endless, StreamSlot
 from everstep.supervisor.threads import PeriodicThread
+
+ASKED_AT_MOST = 100
+"""After so many `should_stop()` of one step in which something trains, `advance()` is missing."""
 
 
 class Handle:
@@ -74,10 +77,19 @@ class Supervisor(Run):
     _reads_no_data = False
     """Said by the program, with `stream(None)`."""
 
+    _asked = 0
+    """Calls of `should_stop()` since `_asked_since`."""
+    _asked_since = (0, 0)
+    """Steps and updates at that time."""
+
     # ------------------------------------------------------------------------------ the user's
 
     def should_stop(self) -> bool:
-        """Whether the loop is to end.  Its first call is where the run begins, or goes on."""
+        """Whether the loop is to end.  Its first call is where the run begins, or goes on.
+
+        Raises:
+            ProgressError: asked 100 times in one step, while an optimizer of the state made updates.
+        """
         self._require_open("should_stop")
         if not self._begun:
             if not self._endless and not self._reads_no_data:
@@ -87,9 +99,28 @@ class Supervisor(Run):
                 )
             self._streams.require_bound()
             self._begin_loop()
+            self._asked_since = (self._progress.step, self.updates)
         for endless in self._endless:
             endless.look_ahead()
+        self._asked += 1
+        if self._asked == ASKED_AT_MOST:
+            self._require_advance()
         return self._progress.stop is not None
+
+    def _require_advance(self) -> None:
+        """Judge the last so many `should_stop()`: they may all be of one step if nothing trained in it.
+
+        Raises:
+            ProgressError: none of them was in another step, and an optimizer of the state stepped.
+        """
+        now = (self._progress.step, self.updates)
+        (step, updates), self._asked, self._asked_since = self._asked_since, 0, now
+        if now[0] == step and now[1] > updates:
+            raise ProgressError(
+                f"sv.advance() was not called in {ASKED_AT_MOST} rounds of the loop, in which the "
+                f"optimizers of the state made {now[1] - updates} updates; call it at the end of each step: "
+                "while not sv.should_stop(): ...; sv.advance()"
+            )
 
     def advance(self, **metrics: Any) -> None:
         """A step is complete; every batch handed out so far is finished.

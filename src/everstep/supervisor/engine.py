@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from everstep import hazard
-from everstep.checkpoint import CheckpointName, read_checkpoint
+from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
 from everstep.contracts import (
     Action,
     Boundary,
@@ -33,14 +33,17 @@ from everstep.errors import (
     NonFiniteError,
     NotResumableError,
     ProgressError,
+    RunDirError,
     ServiceError,
     StateError,
     UsageError,
+    alike,
+    nearest,
 )
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block, located
+from everstep.record import Block, located, user_path
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -56,9 +59,9 @@ from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.opening import Opening, Recovered, Start
-from everstep.supervisor.progress import Phase, Progress, StopRecord
+from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.saving import Saver, Snapshot
-from everstep.supervisor.signals import SignalWatch, describe
+from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import UserState
@@ -109,10 +112,15 @@ class Run:
         services = listed(services)
         if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
             raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
+        if sum(isinstance(service, Checkpoints) for service in services) > 1:
+            raise ConfigError(
+                "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
+                "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))"
+            )
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
-            path=located(run_dir),
+            path=located(user_path(run_dir, "run_dir")),
             seed=seed,
             resume=resume,
             init_from=InitFrom.of(init_from),
@@ -161,6 +169,9 @@ class Run:
         self._kept_only = False
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
+        """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
+        self._missed: set[str] = set()
+        """Watched metrics without a value that were warned about."""
         self._lines: dict[str, Any] = {}
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
@@ -539,7 +550,12 @@ class Run:
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
                 "add it and what it steps, as in state={'model': model, 'optimizer': optimizer}"
             )
-        if at_epoch_end and self._progress.epoch == 1:
+        if at_epoch_end:
+            self._check_epoch()
+
+    def _check_epoch(self) -> None:
+        """Ask at an epoch's end whether what it did makes sense."""
+        if self._progress.epoch == 1:
             self._check_updates()
 
     def _check_updates(self) -> None:
@@ -550,6 +566,20 @@ class Run:
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
             )
+
+    def _check_watched(self, *, at_end: bool = False) -> None:
+        """Warn of each watched metric that never came; before the end, if another's name is like its own."""
+        watching: dict[str, list[str]] = {}
+        for service in self._board:
+            for metric in service.watches:
+                watching.setdefault(metric, []).append(repr(service.name))
+        others = self._last_values.keys() - watching.keys()
+        for metric, names in watching.items():
+            if metric in self._last_values or metric in self._missed:
+                continue
+            if hint := nearest(metric, self._last_values) if at_end else alike(metric, others).rstrip():
+                self._missed.add(metric)
+                self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
 
     # ---------------------------------------------------------------------------------- saving
 
@@ -705,11 +735,13 @@ class Run:
             CheckpointError: it could not be.
         """
         self._announce_commits(wait=True)
-        if self._saver.error is not None:
+        error = self._saver.error
+        if error is not None:
+            remedy = "bring it back" if isinstance(error, RunDirError) else "free space"
             raise CheckpointError(
-                f"the last state could not be saved: {self._saver.error}; free space and start again: "
+                f"the last state could not be saved: {error}; {remedy} and start again: "
                 "the run goes on from the checkpoint before"
-            ) from self._saver.error
+            ) from error
 
     def _leave(self, interruption: Interrupt) -> None:
         """The state of this boundary is being saved: wait for it, then leave the body."""
@@ -720,14 +752,14 @@ class Run:
             "interrupted", {"reason": interruption.reason, "step": self._progress.step}, wall=True
         )
         self.println(f"{interruption.reason}: {where}; start again to go on")
-        raise Interrupted(interruption.code, interruption.reason)
+        raise leaving(interruption.code, interruption.reason)
 
     # ------------------------------------------------------------------------------- the record
 
     def _record_rows(self, rows: Rows) -> None:
         """Rows that the collector finished: into the journal, and compared if executed again."""
         block = Block(self._progress.epoch, *rows)
-        if rows.phase != "step":
+        if rows.phase != "step" or not self._progress.epoch:
             self._last_values[rows.name] = rows.values[-1]
         self._journal.append(block)
         replay = self._recovered.replay
@@ -834,6 +866,8 @@ class Run:
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
         final = self._viewer(Moment.AFTER_STEP, final=True)
         self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
+        if (self._progress.step, self._progress.epoch) != (self._recovered.step, self._recovered.epoch):
+            self._check_watched(at_end=True)
         if self._is_over():
             current = self._progress
             assert current.stop is not None
@@ -870,8 +904,17 @@ class Run:
 
     def _restore_best(self) -> None:
         for service in self._board.all(Best):
+            if not service.restore_at_end:
+                continue
             best = self._best_record(service)
-            if service.restore_at_end and best is not None and best.path is not None:
+            if best is None or best.path is None:
+                why = (
+                    "no value of it has come"
+                    if best is None
+                    else "the weights of its best value were not kept"
+                )
+                self._warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
+            else:
                 saved = read_checkpoint(Path(best.path))
                 self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
                 self.println(
@@ -889,6 +932,8 @@ class Run:
         status = "finished" if cause is None and self._is_over() else "stopped"
         if isinstance(cause, Interrupted):
             reason = cause.reason
+        elif isinstance(cause, KeyboardInterrupt) and self._interruption is not None:
+            reason = self._interruption.reason
         elif cause is not None:
             status, reason = "failed", f"{type(cause).__name__}: {cause}"
         elif stop is None:
@@ -929,7 +974,7 @@ class Run:
         if stop is not None and stop.failed:
             raise GuardStop(stop.reason)
         if number is not None:
-            raise Interrupted(128 + number, f"{describe(number)} while the loop was ending")
+            raise leaving(128 + number, f"{describe(number)} while the loop was ending")
 
     # --------------------------------------------------------------------------- what must hold
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from everstep.checkpoint import Checkpoint, Store, read_checkpoint
+from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
-from everstep.record import to_read
+from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.tree import UserState
@@ -29,7 +29,8 @@ class InitFrom:
     (an optimizer, a scheduler) is taken or left as a whole, by its entry's name.
 
     Args:
-        path: a checkpoint's folder, or a run's (its newest).
+        path: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
+            `RUN/best/METRIC`: the best weights.
         include, exclude: regular expressions searched in names; include None takes all.
         rename: checkpoint name to name here; a pattern of regular expressions also works.
         on_missing: for a name here that the checkpoint lacks: "error", "warn" or "skip" (keep as it is).
@@ -52,6 +53,7 @@ class InitFrom:
     reset: Collection[str] = ("step",)
 
     def __post_init__(self) -> None:
+        user_path(self.path, "path")
         for name in self.reset:
             if name not in _RESETS:
                 raise ConfigError(f"InitFrom(reset={set(self.reset)}): {name!r}: {nearest(name, _RESETS)}")
@@ -81,42 +83,56 @@ class InitFrom:
             RestoreError: the three lists of what does not fit and was not allowed.
             NoCheckpointError: there is no checkpoint there.
         """
-        checkpoint = self._read(say)
+        checkpoint = self.read(lambda note: say(f"init_from: {note}"))
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
-        old = {name: entry.save() for name, entry in user.entries.items()}
-        merged = self._merge(old, saved["user"], str(checkpoint.path), say)
-        for name, tree in merged.items():
-            user.entries[name].load(tree)
+        user.load_user(self.merge(user, saved["user"], str(checkpoint.path), say))
         if "step" not in self.reset:
             counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
         return f"{checkpoint.path} (step {checkpoint.step})"
 
-    def _read(self, say: Callable[[str], None]) -> Checkpoint:
-        path = to_read(self.path)
-        if (path / "manifest.json").exists():
-            return read_checkpoint(path)
-        found, notes = Store(path, 0, say).find(True, mend=False) if path.is_dir() else (None, [])
-        for note in notes:
-            say(f"init_from: {note}")
+    def read(self, say: Callable[[str], None]) -> Checkpoint:
+        """Read the checkpoint; nothing there is changed.
+
+        Raises:
+            NoCheckpointError: there is none.
+        """
+        path = to_read(user_path(self.path, "path"))
+        found = find_checkpoint(path, say)
         if found is None:
             raise NoCheckpointError(
-                f"init_from={str(path)!r} is neither a checkpoint nor a run with one; check the path"
+                f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
+                "checkpoint; check the path"
             )
         return found
 
-    def _merge(
-        self, old: dict[str, Any], saved: dict[str, Any], where: str, say: Callable[[str], None]
+    def merge(
+        self,
+        user: UserState,
+        saved: dict[str, Any],
+        where: str,
+        say: Callable[[str], None],
+        *,
+        strangers: bool = True,
     ) -> dict[str, Any]:
-        """Per entry the tree to load: the program's own, with the chosen names from the checkpoint."""
+        """Per entry the tree to load: the program's own, with the chosen names from the checkpoint.
+
+        Args:
+            saved: the checkpoint's `user` branch.
+            strangers: False to leave out, unsaid, the entries that only the checkpoint has.
+
+        Raises:
+            RestoreError: the three lists of what does not fit and was not allowed.
+        """
+        old = {name: entry.save() for name, entry in user.entries.items()}
         left = {
             name for name, tree in (old | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
         }
         ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
         theirs = self._theirs({name: tree for name, tree in saved.items() if name not in left})
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
-        unexpected = [p for p in theirs if p not in ours]
+        unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
         reshaped = [p for p in theirs if p in ours and _differs(ours[p], theirs[p])]
         self._refuse(where, missing, unexpected, reshaped, say)
         for path in theirs:

@@ -14,9 +14,9 @@ from everstep import backends
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
-from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, to_read
+from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, to_read, user_path
 from everstep.record import facts as run_facts
-from everstep.state import Encoded
+from everstep.state import Encoded, dropped
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
@@ -141,7 +141,7 @@ class Opening:
                 self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
         if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
-            asked = to_read(asked)
+            asked = to_read(user_path(asked, "resume"))
             if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
                 asked = asked.name
         checkpoint, notes = self.store.find(asked)
@@ -184,6 +184,9 @@ class Opening:
         meta: Any = checkpoint.meta
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
         changed = self._compare(progress, board, user, meta, reopened)
+        for name, entry in user.entries.items():
+            if names := dropped(entry, tree["user"][name]):
+                self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
         user.load(tree, progress.updates)
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
@@ -338,7 +341,7 @@ class Opening:
 
     def best_folder(self, metric: str) -> Path:
         """Where the best weights by `metric` are kept."""
-        return self.run_dir.best / metric.replace("/", ".")
+        return self.store.best_folder(metric)
 
     def where(self) -> dict[str, str]:
         """What of the run lies where, for the user."""

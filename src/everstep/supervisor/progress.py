@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-Phase = Literal["step", "epoch"]
-"""The kind of boundary a snapshot was taken at: after_step or after_epoch."""
+from everstep.checkpoint import Phase
 
 
 @dataclass

@@ -21,7 +21,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "wall": (),
 }
 """The branches of a run's state, and what each has in every run.  Best weights have `user` alone."""
-STREAM = ("pass", "position", "left", "generators", "data", "varies")
+STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
 """What each stream has."""
 
 
@@ -31,11 +31,13 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE))
     Raises:
         RestoreError: it lacks some; lists them.
     """
-    tree: dict[str, Any] = decode(Encoded(checkpoint.structure, checkpoint.arrays))
+    structure: Any = checkpoint.structure
+    wanted = {name: structure[name] for name in branches if name in structure}
+    tree: dict[str, Any] = decode(Encoded(wanted, checkpoint.arrays))
     if missing := list(_missing(tree, branches)):
         raise RestoreError(
-            f"checkpoint {checkpoint.path} holds only {', '.join(tree) or 'nothing'}: best weights, or the "
-            "state of another program; resume from one in checkpoints/, or take the weights alone with "
+            f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
+            "the state of another program; resume from one in checkpoints/, or take the weights alone with "
             f"init_from={str(checkpoint.path)!r} in a new run directory",
             missing=missing,
         )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Retention, Writer, save_apart
+from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
 from everstep.contracts import SaveBest
+from everstep.errors import RunDirError
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
 from everstep.supervisor.opening import Opening
-from everstep.supervisor.progress import Phase
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,11 @@ class Saver:
         self._wake()
 
     def _failed(self, error: OSError | MemoryError) -> None:
+        run_dir = self._opening.run_dir.path
+        if not run_dir.is_dir():
+            error = RunDirError(
+                errno.ENOENT, "the run directory is gone (deleted, moved or unmounted)", str(run_dir)
+            )
         self.failures += 1
         self.error = error
         self._warn(f"a save failed, the checkpoint before is intact ({type(error).__name__}: {error})")

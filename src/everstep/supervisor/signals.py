@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from everstep.errors import Interrupted
+
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -71,7 +73,7 @@ class SignalWatch:
             said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
             with suppress(OSError):  # not print: the main thread may be inside one
                 os.write(2, said.encode())
-        elif hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        elif is_interactive():
             raise KeyboardInterrupt
         else:
             signal.signal(number, signal.SIG_DFL)
@@ -83,6 +85,18 @@ class SignalWatch:
         while self.received is None and time.monotonic() < until:
             time.sleep(0.01)
         return self.received is not None
+
+
+def is_interactive() -> bool:
+    """Whether a person types into this process and wants to keep it: Python's prompt, or a notebook."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def leaving(code: int, reason: str) -> BaseException:
+    """What takes a saved run out of its body: ends a script, but not a session in which Ctrl-C was typed."""
+    if code == 128 + signal.SIGINT and is_interactive():
+        return KeyboardInterrupt(reason)
+    return Interrupted(code, reason)
 
 
 def describe(number: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
-from everstep.state import isolated, make_entry
+from everstep.state import digest, encode, isolated, make_entry
 
 
 class Generators:
@@ -35,15 +35,23 @@ class Generators:
         """The states of the stream's generators, now."""
         return [make_entry("generator", each).save() for each in getattr(stream, "generators", ())]
 
+    def stands(self, generator: Any) -> bool:
+        """Whether it is where the checkpoint had it, or part of the state, which brings it there."""
+        return any(generator is each for each in self._back)
+
     @contextmanager
-    def returning(self, stream: Stream, saved: list[Any]) -> Iterator[None]:
-        """Whatever the block draws, the stream's generators stand afterwards where they belong."""
+    def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
+        """Whatever the block draws, the stream's generators stand afterwards where they belong.
+
+        Args:
+            saved: the states that the checkpoint has of them.
+            given: which of them the program sets for each pass, and has set now.
+        """
         held = getattr(stream, "generators", ())
         now = self.states(stream)
         yield
-        for generator, was, state in zip(held, saved, now, strict=True):
-            stands = any(generator is each for each in self._back)
-            make_entry("generator", generator).load(state if stands else was)
+        for generator, was, state, ours in zip(held, saved, now, given, strict=True):
+            make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
         self.stand(held)
 
 
@@ -69,6 +77,12 @@ class StreamSlot:
         """Whether the source still has to be brought there."""
         self._states: list[Any] | None = None
         """Of the source's generators, as the checkpoint has them, until they stand there."""
+        self._opened: list[list[Any]] = []
+        """The states of the source's generators when the run's first pass was opened, and the last one."""
+        self._given: list[bool] | None = None
+        """Which of them the program sets itself between two passes; None before the second pass."""
+        self._between: list[tuple[Any, Any]] | None = None
+        """The source's generators, and their states at the last boundary between two passes."""
         self._generators = generators
         self._seed, self._say = seed, say
         self._what: dict[str, Any] | None = None
@@ -122,6 +136,7 @@ class StreamSlot:
             assert self.stream is not None
             self.go_back()
             if self.cursor is None:
+                self._notice_generators()
                 self.cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
             self._left, self._must_return = None, False
         return self.cursor
@@ -137,12 +152,47 @@ class StreamSlot:
                 f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
                 f"holds {holds} now; give generator= as it was then"
             )
-        with self._generators.returning(self.stream, self._states):
+        with self._generators.returning(self.stream, self._states, self._are_given()):
             if self._saved is not None:
                 self.cursor, self._saved = self._open_at(self.pass_index, self._saved), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
+
+    def _are_given(self) -> list[bool]:
+        """Which generators the program has set for the pass that comes, so that they stay as they are."""
+        held = getattr(self.stream, "generators", ())
+        known: list[list[Any]] = [self._given or [None] * len(held), *self._opened]
+        if self._saved is not None or [len(each) for each in known] != [len(held)] * 3:
+            return [False] * len(held)
+        return [self._is_given(*each) for each in zip(held, *known, strict=True)]
+
+    def _is_given(self, generator: Any, given: bool | None, first: Any, last: Any) -> bool:
+        """Where the program begins, each generator stands as at the first pass, unless it is set since."""
+        entry = make_entry("generator", generator)
+        now = entry.save()
+        if given is None:  # only one pass was read: another seed than it had was set on purpose
+            return entry.as_seeded() and not _equal(now, first)
+        return given and (not _equal(now, first) or _equal(now, last))
+
+    def _notice_generators(self) -> None:
+        """What the program has done to the source's generators since the pass before."""
+        assert self.stream is not None
+        held, now = getattr(self.stream, "generators", ()), Generators.states(self.stream)
+        self._opened = [self._opened[0] if self._opened else now, now]
+        if self._between is None or len(self._between) != len(held):
+            return
+        self._given = []
+        for generator, (before, left), state in zip(held, self._between, now, strict=True):
+            touched = generator is not before or not _equal(state, left)
+            seeded = generator is not before or make_entry("generator", generator).as_seeded()
+            self._given.append(touched and seeded)
+            if touched and not seeded and not self._generators.stands(generator):
+                self._generators.stand([generator])
+                self._say(
+                    f"warning: stream {self.name!r}: lines between its passes draw from its generator, which "
+                    "a resume cannot repeat; give them a generator of their own, or add this one to state"
+                )
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
@@ -185,10 +235,15 @@ class StreamSlot:
             "left": self._left,
             "data": self._what,
             "varies": self._varies,
+            "opened": self._opened,
+            "given": self._given,
         }
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
-        return {**here, "generators": Generators.states(self.stream)}
+        states = Generators.states(self.stream)
+        if not self.in_pass:
+            self._between = list(zip(getattr(self.stream, "generators", ()), states, strict=True))
+        return {**here, "generators": states}
 
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
@@ -196,9 +251,15 @@ class StreamSlot:
         self._states = tree["generators"]
         self._must_return = self._left is not None
         self._what, self._varies, self._resuming = tree["data"], tree["varies"], True
+        self._opened, self._given = tree["opened"], tree["given"]
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two states of generators have the same bits."""
+    return digest(encode(a)) == digest(encode(b))
 
 
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
@@ -206,11 +267,13 @@ def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> 
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
     for one in (stored, given):
         one.pop("inside", None)
-    pairs = [(fact, stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}]
-    differ = [
-        f"{fact} was {was!r} at the checkpoint and is {now!r} now" for fact, was, now in pairs if was != now
-    ]
-    return ", ".join(differ)
+    pairs = {fact: (stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}}
+    differ = {fact: (was, now) for fact, (was, now) in pairs.items() if was != now}
+    return ", ".join(
+        f"{fact} was {was!r} at the checkpoint and is {now!r} now"
+        for fact, (was, now) in differ.items()
+        if fact.rpartition(".")[0] not in differ  # of another sampler, its settings go without saying
+    )
 
 
 class Streams:

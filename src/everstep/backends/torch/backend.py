@@ -139,6 +139,10 @@ class TorchBackend:
 
     def scalar(self, value: Any) -> Any:
         """The float of a CPU tensor; of a device's tensor a copy that is read later, without waiting."""
+        if value.is_nested:
+            raise MetricError(
+                "a metric is one real number, got a nested tensor: reduce its parts, as with .unbind()"
+            )
         if value.is_cpu:
             try:
                 return float(value.item())

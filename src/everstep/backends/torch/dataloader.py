@@ -8,7 +8,9 @@ It draws what a bare loop over it draws, and resumes exactly at an unchanged num
 - a map-style dataset without workers: the sampler alone is advanced, no sample is fetched;
 - workers, or an `IterableDataset`: batches are drawn and discarded, because the workers' random
   state (or the dataset's place) follows from what was loaded; the cursor's note says how many;
-- a `StatefulDataLoader` without workers whose dataset has state: its own `state_dict`.
+- a `StatefulDataLoader` without workers whose dataset has state: its own `state_dict`;
+- a sampler of the user's that has a state_dict is refused: whether its state means the start of a pass
+  or a place in it, only its author knows.
 
 Not exact, and not visible from outside: a generator that is no attribute of those, and an
 `IterableDataset` that chooses samples by the same global generator that the training step uses.
@@ -22,6 +24,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.backends.torch import randomness
@@ -63,7 +66,8 @@ class DataLoaderStream:
         opens the next pass from there.
         """
         loader = self._loader
-        return bool(self.generators) or loader.persistent_workers or is_stateful(loader)
+        kept = bool(self.generators) or bool(_with_state(loader))
+        return kept or loader.persistent_workers or is_stateful(loader)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
@@ -82,13 +86,63 @@ class DataLoaderStream:
             "batch_size": loader.batch_size,
             "drop_last": loader.drop_last,
             # A DataLoader's shuffle= is a choice between two of torch's samplers.
-            "sampler": type(loader.sampler).__name__,
-            "batch_sampler": type(loader.batch_sampler).__name__,
+            **_facts(_samplers(loader)),
             "inside": {"num_workers": loader.num_workers},
         }
 
     def __repr__(self) -> str:
         return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
+
+
+_SETTINGS = (
+    "batch_size",
+    "drop_last",
+    "replacement",
+    "num_samples",
+    "shuffle",
+    "seed",
+    "num_replicas",
+    "rank",
+)
+"""What decides a sampler's choice and stays as it was made; not what counts or follows the epoch."""
+
+
+def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What chooses the samples, by where it is: "sampler", "batch_sampler", "batch_sampler.sampler" ..."""
+    # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
+    given = loader.batch_size is None and loader.batch_sampler is not None
+    name, sampler = ("batch_sampler", loader.batch_sampler) if given else ("sampler", loader.sampler)
+    found: dict[str, Any] = {}
+    while sampler is not None and not any(sampler is each for each in found.values()):
+        found[name] = sampler
+        name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None)
+    return found
+
+
+def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
+    """Their types and settings, as JSON values by name."""
+    facts: dict[str, Any] = {}
+    for name, sampler in samplers.items():
+        facts[name] = type(sampler).__name__
+        for setting in _SETTINGS:
+            value = getattr(sampler, setting, None)
+            value = value.item() if isinstance(value, np.generic) else value
+            if isinstance(
+                value, bool | int | float | str
+            ):  # a class of the user's may have a method so named
+                facts[f"{name}.{setting}"] = value
+    return facts
+
+
+def _with_state(loader: DataLoader[Any]) -> str:
+    """The types of its samplers that keep a state of their own, as text."""
+    # Torch's and torchdata's keep only their place in the pass, to which they are advanced.
+    own = [
+        sampler
+        for sampler in _samplers(loader).values()
+        if is_stateful(sampler) and type(sampler).__module__.split(".")[0] not in ("torch", "torchdata")
+    ]
+    return ", ".join(type(sampler).__name__ for sampler in own)
 
 
 def _generators(loader: DataLoader[Any]) -> list[Generator]:
@@ -241,6 +295,12 @@ class DataLoaderCursor(PassCursor):
 
     def _check_resumable(self) -> None:
         loader = self._loader
+        if kept := _with_state(loader):
+            raise NotResumableError(
+                f"{self.what} has the sampler {kept}, whose state_dict no {type(loader).__name__} brings "
+                "back to the same samples: use everstep.data.loader(dataset, batch_size=...), or a "
+                "sampler without state whose order is a function of the epoch, as set_epoch(epoch) makes it"
+            )
         if loader.num_workers == 0 or (self._pass_index == 0 and self.done == 0 and not self.ended):
             return
         if loader.persistent_workers:

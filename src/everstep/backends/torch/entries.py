@@ -246,6 +246,11 @@ class GeneratorEntry(Entry):
 
     is_random = True
 
+    def as_seeded(self) -> bool:
+        """Whether its state is the one that its seed gives."""
+        anew = torch.Generator(self.generator.device).manual_seed(self.generator.initial_seed())
+        return torch.equal(anew.get_state(), self.generator.get_state())
+
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 

@@ -1,0 +1,49 @@
+"""The checkpoint that a path means: its folder, the best weights by a metric, or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from everstep.checkpoint import format
+from everstep.checkpoint.format import Checkpoint
+from everstep.checkpoint.store import Store
+from everstep.errors import NoCheckpointError
+
+
+def find_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Read the checkpoint that `path` means, without changing anything there; None if it means none.
+
+    Args:
+        path: the folder of a checkpoint, `RUN/best/METRIC`, or a run directory (its newest whole one).
+        say: takes what the user should know about the choice.
+
+    Raises:
+        NoCheckpointError: the run does not say which of the best weights is the best.
+        CheckpointError: as `Store.find`.
+    """
+    if (path / format.MANIFEST).exists():
+        return format.read(path)
+    if not path.is_dir():
+        return None
+    if path.absolute().parent.name == "best":
+        return format.read(_best_in(path.absolute()))
+    found, notes = Store(path, 0, say).find(True, mend=False)
+    for note in notes:
+        say(note)
+    return found
+
+
+def _best_in(folder: Path) -> Path:
+    """Of the best weights in `RUN/best/METRIC`, those that the run's newest checkpoint names."""
+    run_dir = folder.parent.parent
+    store = Store(run_dir, 0, lambda _: None)
+    for metric, path in store.best().items():
+        if store.best_folder(metric) == folder:
+            return path
+    there = sorted(str(path.parent) for path in folder.glob(f"*/{format.MANIFEST}"))
+    raise NoCheckpointError(
+        f"which of the weights in {folder} are the best is said by the newest checkpoint of the run in "
+        f"{run_dir}, and it names none that is there; give the folder of one of them: "
+        f"{', '.join(there) or 'there is none'}"
+    )

@@ -1,0 +1,113 @@
+"""A run's saved objects in another script: read without opening the run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from everstep.checkpoint import Checkpoint, Store, read_manifest
+from everstep.errors import RestoreError, nearest
+from everstep.keywords import checked_keywords
+from everstep.record import RunJournal, user_path
+from everstep.supervisor.ending import BestRecord
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.saved import saved_tree
+from everstep.supervisor.tree import UserState
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Where loaded objects come from.
+
+    Attributes:
+        path: the checkpoint's folder.
+        step, epoch: of the run when it was saved.
+    """
+
+    path: str
+    step: int
+    epoch: int
+
+
+@checked_keywords
+def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Loaded:
+    """Give objects what a run has saved of them, as for inference; no run is opened, nothing written.
+
+        everstep.load("runs/digits/best/valid_loss", {"model": model})
+
+    Entries that only the checkpoint has, such as the optimizer, are left out.
+
+    Args:
+        source: a run directory (its newest whole checkpoint), the folder of a checkpoint,
+            `RUN/best/METRIC` (the best weights), or an `InitFrom` that chooses and renames.
+        state: name to object, by the names that the run's `state` has.
+
+    Raises:
+        RestoreError: the checkpoint lacks an entry, or one does not fit; with the three lists, and
+            nothing was loaded.
+        NoCheckpointError: there is no checkpoint.
+        CheckpointError: it is damaged.
+    """
+    chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
+    notes: list[str] = []
+    checkpoint = chosen.read(notes.append)
+    user = UserState(state)
+    where = str(checkpoint.path)
+    if isinstance(source, InitFrom):
+        saved = saved_tree(checkpoint, ("user",))["user"]
+        trees = source.merge(user, saved, where, notes.append, strangers=False)
+    else:
+        saved = saved_tree(_only(checkpoint, user.entries), ("user",))["user"]
+        trees = {name: saved[name] for name in user.entries if name in saved}
+    _check(user, trees, checkpoint)
+    user.load_user(trees)
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    return Loaded(where, checkpoint.step, checkpoint.epoch)
+
+
+def _only(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
+    """With these entries alone: the others may need a framework that is not installed here."""
+    user = checkpoint.structure.get("user") if isinstance(checkpoint.structure, dict) else None
+    if not isinstance(user, dict) or any(name.startswith("$") for name in user):
+        return checkpoint
+    return replace(checkpoint, structure={"user": {name: user[name] for name in names if name in user}})
+
+
+def _check(user: UserState, trees: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    structure: Any = checkpoint.structure
+    try:
+        user.check(trees, str(checkpoint.path))
+    except RestoreError as error:
+        unknown = [
+            f"{name!r}: {nearest(name, structure['user'])}; " for name in user.entries if name not in trees
+        ]
+        raise RestoreError(
+            f"{checkpoint.path} does not fit these objects; {''.join(unknown)}make them as in the run, "
+            "under the same names, or take parts with everstep.load(InitFrom(path, include=..., rename=...), "
+            "state)",
+            missing=error.missing,
+            unexpected=error.unexpected,
+            reshaped=error.reshaped,
+        ) from None
+
+
+@checked_keywords
+def best(run_dir: str | Path) -> dict[str, BestRecord]:
+    """By metric, the best weights that a run has kept, as its newest checkpoint names them.
+
+        everstep.best("runs/digits")["valid_loss"].value
+
+    Raises:
+        RunDirError: the path is no run; names those nearby.
+    """
+    store = Store(RunJournal(run_dir).run_dir, 0, lambda _: None)
+    found = {}
+    for metric, path in store.best().items():
+        saved = read_manifest(path)
+        value = saved["meta"]["value"]
+        found[metric] = BestRecord(metric, value, saved["step"], saved["epoch"], str(path))
+    return found

@@ -1,0 +1,247 @@
+"""What a newcomer gets wrong without noticing: each is an error or a warning that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import everstep
+from everstep import Best, Checkpoints, EarlyStop
+from everstep.errors import ConfigError, ProgressError, UsageError
+from tiny_runs import Boom, Tiny
+
+
+def collecting(**values: float) -> Any:
+    """A tail that collects these; more metrics come as more keywords."""
+    return lambda loop, epoch: loop.collect_metrics({name: value / epoch for name, value in values.items()})
+
+
+# ------------------------------------------------------------------------------------ what is watched
+
+
+@pytest.mark.parametrize("given", [[Best("valid_loss")], [Best("valid_loss"), Best("valid_acc", save=False)]])
+def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: Path, given: Any) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        collecting(valid_loss=1.0, valid_acc=0.5)(loop, epoch)
+        loop.print_logs()
+
+    tiny = Tiny(tmp_path / "run", max_epoch=2, watch=("valid_acc", "max"), services=given).train(tail=tail)
+    assert tiny.loop.best_valid_metric == 0.5 and tiny.loop.ending.best.metric == "valid_acc"
+    first = next(line for line in tiny.lines if "valid acc" in line)
+    assert first.count(" (*)") == 2
+    assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
+
+
+def test_a_watch_that_contradicts_a_best_service_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give one of the two"):
+        Tiny(tmp_path / "run", watch=("f1", "min"), services=[Best("f1", "max")])
+
+
+def test_a_watch_without_a_direction_is_told_how_to_give_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'give watch=\("val_los", "min"\) or "max"'):
+        Tiny(tmp_path / "run", watch="val_los")
+
+
+@pytest.mark.parametrize("watch", [("a", "min", 2), 5, ()])
+def test_a_watch_of_another_shape_is_an_error(tmp_path: Path, watch: Any) -> None:
+    with pytest.raises(ConfigError, match="give a name, or a pair"):
+        Tiny(tmp_path / "run", watch=watch)
+
+
+def test_two_checkpoints_services_are_told_how_to_be_one(tmp_path: Path) -> None:
+    services = [Checkpoints(everstep.Every(steps=2)), Checkpoints(keep_last=None)]
+    with pytest.raises(ConfigError, match=r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"):
+        Tiny(tmp_path / "run", services=services)
+
+
+# ---------------------------------------------------------------------------- metrics that never come
+
+
+WATCHING = {
+    "early stop": {"services": [EarlyStop("val_loss", patience=1)]},
+    "best": {"services": [Best("val_loss")]},
+    "watch": {"watch": "val_loss"},
+    "keep_best": {"services": [Checkpoints(keep_best=("val_loss", "min", 2))]},
+    "all": {"watch": "val_loss", "services": [EarlyStop("val_loss", patience=1)]},
+}
+
+
+@pytest.mark.parametrize("arguments", WATCHING.values(), ids=WATCHING)
+def test_a_name_like_a_collected_one_is_said_after_the_first_epoch(tmp_path: Path, arguments: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=3, **arguments)
+    told = []
+
+    def tail(loop: Any, epoch: int) -> None:
+        told.append(any("no value of" in line for line in tiny.lines))
+        loop.collect_metrics(valid_loss=1 / epoch, train_loss=1.0)
+
+    (warning,) = tiny.train(tail=tail).loop.ending.warnings
+    assert warning.endswith(": no value of 'val_loss' has come; did you mean 'valid_loss'?")
+    assert told == [False, True, True]
+    assert tiny.lines.count(f"warning: {warning}") == 1
+
+
+def test_a_name_like_no_other_is_said_at_the_end_of_each_start_that_trains(tmp_path: Path) -> None:
+    services = [EarlyStop("nope", "min", patience=1, name="stopper")]
+    wanted = ("'stopper': no value of 'nope' has come; known: loss, valid_loss",)
+    for max_epoch, warnings in ((2, wanted), (3, wanted), (3, ())):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services)
+        assert tiny.train(tail=collecting(valid_loss=1.0)).loop.ending.warnings == warnings
+
+
+def test_values_of_an_earlier_start_have_come(tmp_path: Path) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        if epoch == 1:
+            loop.collect_metrics(valid_loss=1.0)
+
+    for max_epoch in (1, 2):
+        services = [EarlyStop("valid_loss", patience=9), Checkpoints(keep_best=("valid_loss", "min", 1))]
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services, watch="valid_loss")
+        assert tiny.train(tail=tail).loop.ending.warnings == ()
+
+
+@pytest.mark.parametrize("services", [[], [EarlyStop("loss", patience=9)]])
+def test_what_nobody_asked_for_or_comes_in_steps_is_not_missed(tmp_path: Path, services: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train(tail=collecting(valid_los=1.0))
+    assert tiny.loop.ending.warnings == ()
+
+
+def test_a_loop_of_ones_own_misses_a_metric_at_its_end(tmp_path: Path) -> None:
+    def warnings(name: str, metric: str) -> tuple[str, ...]:
+        services = [Checkpoints(everstep.Every(steps=1), keep_last=1, keep_best=(metric, "min", 1))]
+        with everstep.Supervisor(tmp_path / name, services=services, max_step=4) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                sv.advance(loss=abs(sv.step - 1.0))
+        return sv.ending.warnings
+
+    assert warnings("right", "loss") == ()
+    assert {path.name for path in (tmp_path / "right" / "checkpoints").glob("step-*")} >= {"step-00000002"}
+    assert warnings("wrong", "losses") == (
+        "'checkpoints': no value of 'losses' has come; did you mean 'loss'? known: loss",
+    )
+
+
+def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
+    services = [Best("val_acc", restore_at_end=True)]
+    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services).train()
+    assert tiny.loop.ending.warnings == (
+        "'best val_acc': no value of 'val_acc' has come; known: loss",
+        "'best val_acc': restore_at_end restored nothing: no value of it has come; the last weights stay",
+    )
+
+
+# ---------------------------------------------------------------------------- what trains uncounted
+
+
+class Net:
+    """The smallest training with torch: weights, their optimizer, one update."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+
+    def train(self, run_dir: Path, body: Callable[[Any], object]) -> everstep.TrainLoop:
+        """One epoch of two steps, and then `body`."""
+        with everstep.TrainLoop(run_dir, self.state, max_epoch=1) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps([1, 2]):
+                    self.update()
+                body(loop)
+        return loop
+
+    def update(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 1)).sum().backward()
+        self.optimizer.step()
+
+
+def test_an_epoch_that_trains_without_iter_steps_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+    wanted = r"in epoch 1 .* made 3 updates and no step was counted; .*loop\.iter_steps\(data\)"
+
+    def without_steps() -> None:
+        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=2) as loop:
+            for _ in loop.iter_epochs():
+                for _ in range(3):
+                    net.update()
+
+    with pytest.raises(ProgressError, match=wanted):
+        without_steps()
+
+
+def test_an_epoch_without_steps_may_train_beside_others_also_after_a_resume(tmp_path: Path) -> None:
+    for max_epoch in (1, 3):
+        net = Net()
+        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=max_epoch) as loop:
+            for epoch in loop.iter_epochs():
+                for _ in loop.iter_steps([1, 2]) if epoch != 2 else [1]:
+                    net.update()
+    assert (loop.step, loop.updates) == (4, 5)
+
+
+def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+
+    def trains(loop: Any) -> None:
+        with loop.evaluation():
+            net.update()
+
+    with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
+        net.train(tmp_path / "run", trains)
+
+
+def test_an_error_inside_evaluation_stays_that_error(tmp_path: Path) -> None:
+    net = Net()
+
+    def fails(loop: Any) -> None:
+        with loop.evaluation():
+            net.update()
+            raise Boom
+
+    with pytest.raises(Boom):
+        net.train(tmp_path / "run", fails)
+
+
+def test_an_optimizer_of_its_own_may_step_inside_evaluation(tmp_path: Path) -> None:
+    def probes(loop: Any) -> None:
+        with loop.evaluation():
+            Net().update()
+
+    assert Net().train(tmp_path / "run", probes).updates == 2
+
+
+# --------------------------------------------------------------------------- a second step loop
+
+
+def test_a_second_step_loop_over_other_data_is_said_once(tmp_path: Path) -> None:
+    train, valid = [1, 2, 3], [4]
+    for max_epoch in (2, 3):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps(train):
+                    pass
+                for _ in loop.iter_steps(valid):
+                    pass
+        (warning,) = loop.ending.warnings
+        assert "reads other data as stream 'train': its steps count as training steps" in warning
+        assert "with loop.evaluation(): for x, y in valid:" in warning and 'name="train2"' in warning
+
+
+def test_data_made_anew_or_read_twice_or_named_is_no_second_data(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=4)
+    with tiny.loop as loop:
+        for epoch in loop.iter_epochs():
+            train = [epoch, epoch + 1]
+            for _ in range(2):
+                for _ in loop.iter_steps(train):
+                    pass
+            for _ in loop.iter_steps([epoch], name="other"):
+                pass
+    assert loop.step == 20 and loop.ending.warnings == ()
