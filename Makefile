@@ -20,7 +20,7 @@ demo-again: .venv/.demo
 	$(call RUN_DEMO,--again $(ARGS))
 
 test: check
-	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not torture" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
 check: .venv/.test
 	@$(BIN)/ruff check -q .

@@ -15,6 +15,8 @@ from everstep import hazard
 
 NOBODY = 65534
 
+os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no index; its own tests ask for it
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell, which ignores Ctrl-C for it; the tests send it on purpose
     signal.signal(signal.SIGINT, signal.default_int_handler)

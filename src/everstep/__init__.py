@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep import data as data, errors as errors, schedule as schedule, testing as testing
+    from everstep import (
+        data as data,
+        errors as errors,
+        schedule as schedule,
+        services as services,
+        testing as testing,
+    )
     from everstep.contracts import (
         Boundary as Boundary,
         Cursor as Cursor,
@@ -75,6 +81,7 @@ _ROOMS = {
     "data": "everstep.data",
     "errors": "everstep.errors",
     "schedule": "everstep.schedule",
+    "services": "everstep.services",
     "testing": "everstep.testing",
 }
 

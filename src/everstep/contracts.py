@@ -401,6 +401,12 @@ class RunView(Protocol):
     def watch(self, metric: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `metric` collected outside steps, at once."""
 
+    def flush(self) -> object:
+        """Hand every row and event so far to the journal's file."""
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Add an event to the journal; `data` is JSON."""
+
 
 class Service:
     """Something that happens around steps.  Subclass it, override what you need.

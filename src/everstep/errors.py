@@ -86,6 +86,10 @@ class JournalError(EverstepError, ValueError):
     """The run's journal is damaged where it must not be, or of another version."""
 
 
+class RunIndexError(EverstepError, OSError):
+    """The index over runs cannot be read or written; the journals, which are the truth, are unharmed."""
+
+
 class NotResumableError(EverstepError):
     """The data in use cannot tell its position, so no checkpoint can be made inside its pass."""
 
@@ -108,6 +112,10 @@ class ProgressError(EverstepError, RuntimeError):
 
 class ServiceError(EverstepError, RuntimeError):
     """One or more services failed; the first failure is the cause, all are listed."""
+
+
+class DrillError(EverstepError, RuntimeError):
+    """A script cannot be drilled: it fails undisturbed, has no run, or does not end in time."""
 
 
 class Interrupted(SystemExit):

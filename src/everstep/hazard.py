@@ -1,10 +1,11 @@
 """Named points at which a test may kill the process or make an operation fail.
 
-Every operation of a save, and a few other places where a crash is worst, call `reach(name)`.
+Every operation of a save, and a few other places where a crash is worst ("loop.PLACE"), call `reach(name)`.
 Unarmed, that is one comparison.  A process is armed from outside, through the environment:
 
     EVERSTEP_HAZARD="kill:checkpoint.rename:2"     # SIGKILL itself at the second time it gets there
     EVERSTEP_HAZARD="ENOSPC:journal.write:3-5"     # raise OSError(ENOSPC) the 3rd to 5th time
+    EVERSTEP_HAZARD="SIGTERM:drill.step:7 then kill:checkpoint.fsync:1"    # send itself a signal, then ...
     EVERSTEP_HAZARD="trace:/tmp/file"              # append each name reached, to learn what there is
 
 or from a test in the same process with `arm(spec)`.
@@ -32,8 +33,9 @@ def arm(spec: str | None) -> None:
     """Arm one hazard, or disarm with None.
 
     Args:
-        spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill" or an errno's name; counts
-            start at 1.  Or "trace:FILE".
+        spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill", a signal's name or an
+            errno's; counts start at 1.  "... then ..." arms the second part when the first has struck
+            for the last time.  Or "trace:FILE".
 
     Raises:
         ConfigError: the spec is not of that form.
@@ -43,15 +45,18 @@ def arm(spec: str | None) -> None:
 
 
 def _parse(spec: str) -> Callable[[str], None]:
-    kind, _, rest = spec.partition(":")
-    if kind == "trace":
-        return lambda name: _append(rest, name)
+    if spec.startswith("trace:"):
+        return lambda name: _append(spec.removeprefix("trace:"), name)
+    first, _, afterwards = spec.partition(" then ")
+    kind, _, rest = first.partition(":")
     point, _, span = rest.rpartition(":")
-    first, _, last = span.partition("-")
-    number = None if kind == "kill" else getattr(errno, kind, None)
-    if not point or not first.isdigit() or (kind != "kill" and number is None):
-        raise ConfigError(f"hazard {spec!r}: give 'kill:POINT:N' or 'ERRNO:POINT:N' or 'trace:FILE'")
-    hits = range(int(first), int(last or first) + 1)
+    start, _, end = span.partition("-")
+    strike = _strike(kind, spec)
+    if not point or not start.isdigit() or strike is None:
+        raise ConfigError(
+            f"hazard {first!r}: give 'kill:POINT:N', 'SIGNAL:POINT:N', 'ERRNO:POINT:N' or 'trace:FILE'"
+        )
+    hits = range(int(start), int(end or start) + 1)
     count = 0
 
     def act(name: str) -> None:
@@ -59,13 +64,26 @@ def _parse(spec: str) -> Callable[[str], None]:
         if name != point:
             return
         count += 1
+        if count == hits[-1] and afterwards:
+            arm(afterwards)
         if count in hits:
-            if number is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            else:
-                raise OSError(number, f"{os.strerror(number)} (hazard {spec})")
+            strike()
 
     return act
+
+
+def _strike(kind: str, spec: str) -> Callable[[], None] | None:
+    """What `kind` does, None if there is no such kind."""
+    if kind == "kill":
+        return lambda: os.kill(os.getpid(), signal.SIGKILL)
+    if kind in signal.Signals.__members__:
+        return lambda: os.kill(os.getpid(), signal.Signals[kind])
+    number = getattr(errno, kind, None)
+    return None if number is None else lambda: _fail(number, spec)
+
+
+def _fail(number: int, spec: str) -> None:
+    raise OSError(number, f"{os.strerror(number)} (hazard {spec})")
 
 
 def _append(path: str, name: str) -> None:

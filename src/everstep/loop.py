@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from everstep import backends
+from everstep import backends, hazard
 from everstep.contracts import Moment, Service
 from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
 from everstep.keywords import checked_keywords
@@ -231,6 +231,7 @@ class TrainLoop(Supervisor):
 
     def _close_epoch(self) -> None:
         """The tail is over: the after_epoch boundary."""
+        hazard.reach("loop.tail_end")
         self._left_open = self._left_open or self._open_step != 0
         self._step_loops += 1  # one that is kept alive is not this epoch's any more
         self._in_steps = False
@@ -459,6 +460,7 @@ class TrainLoop(Supervisor):
         if not self._one_before():
             self._keep_snapshot("step")
         self._tail_ready = True
+        hazard.reach("loop.tail")
 
     def _settle(self) -> None:
         """Complete a step that was left by `break` or `return`, which ends its pass."""
@@ -579,10 +581,14 @@ class TrainLoop(Supervisor):
         self._fire(Moment.AFTER_EVALUATION)
 
     def add_summary(self, summary: Any) -> None:
-        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
+        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
+
+        In the head of an epoch that a resume enters again it was handed over the first time.
+        """
         if not self.within_step:
             self._enter_outside("add_summary")
-        self._announce(Moment.SUMMARY_ADDED, summary)
+        if not self._replaying:
+            self._announce(Moment.SUMMARY_ADDED, summary)
 
     # ------------------------------------------------------------------------------- the lines
 

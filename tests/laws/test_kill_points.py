@@ -37,7 +37,8 @@ def test_killed_at_every_point(points: Points, shard: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
     """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
-    for number, strike in enumerate(itertools.islice(points.strikes(), shard, None, SHARDS)):
+    operations = (strike for strike in points.strikes() if not strike.startswith("loop."))  # no I/O there
+    for number, strike in enumerate(itertools.islice(operations, shard, None, SHARDS)):
         run_dir = points.fresh()
         status = points.start(run_dir, f"{('ENOSPC', 'EIO')[number % 2]}:{strike}")
         if status:

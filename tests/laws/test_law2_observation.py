@@ -124,6 +124,9 @@ def many_services() -> list[everstep.Service]:
         everstep.NaNGuard(),
         everstep.EarlyStop("valid_loss", patience=99),
         everstep.StopAfter(steps=10_000),
+        everstep.services.JSONLines(every=Every(steps=3)),
+        everstep.services.CSV(),
+        everstep.services.TensorBoard(every=Every(seconds=0.01)),
         Checkpoints(Every(steps=5) | Every(seconds=0.01), keep_last=2, keep_every=Every(steps=4)),
     ]
 

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from everstep import hazard
 from everstep.errors import RunDirError
-from everstep.record import Journal, RunDir
+from everstep.record import Journal, RunDir, located, to_read
 
 
 def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
@@ -182,3 +183,22 @@ def test_of_two_that_make_the_same_run_at_once_the_first_counts(tmp_path):
     run = RunDir.open(tmp_path, seed=6)
     assert [run.id] == seen
     assert run.seed == 5
+
+
+def test_a_root_moves_run_directories_and_only_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERSTEP_ROOT", "root")
+    root = tmp_path / "root"
+    for path in ("runs/x", str(tmp_path / "runs" / "x"), "runs/../runs/x"):
+        opened = RunDir.open(path)
+        assert opened.path == root.joinpath(*tmp_path.parts[1:], "runs", "x")
+        assert RunDir.open(opened.path).id == opened.id, "what lies below the root is taken as it is"
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+    (tmp_path / "pretrained").mkdir()
+    assert to_read("pretrained") == Path("pretrained")
+    assert to_read("runs/x") == opened.path
+
+
+def test_without_a_root_a_path_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERSTEP_ROOT", "")
+    assert located("runs/x") == to_read("runs/x") == Path("runs/x")

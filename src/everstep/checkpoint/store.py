@@ -363,6 +363,19 @@ class Store:
         Returns:
             What was deleted, oldest first.
         """
+        deleted = []
+        for name in self.expendable(policy):
+            try:
+                files.retire(self.path(name))
+            except OSError as error:
+                self._say(f"old checkpoint {self.path(name)} could not be deleted ({error.strerror})")
+                break
+            self._forget(name)
+            deleted.append(name)
+        return deleted
+
+    def expendable(self, policy: Retention) -> list[CheckpointName]:
+        """What `retain` would delete now, oldest first."""
         if policy.keep_last is None:
             return []
         try:
@@ -373,16 +386,7 @@ class Store:
         present = self.facts()
         named = self._name_in(pointer.read(self._pointer).text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
-        deleted = []
-        for name in expendable(policy, present, pinned | pointed):
-            try:
-                files.retire(self.path(name))
-            except OSError as error:
-                self._say(f"old checkpoint {self.path(name)} could not be deleted ({error.strerror})")
-                break
-            self._forget(name)
-            deleted.append(name)
-        return deleted
+        return expendable(policy, present, pinned | pointed)
 
     def _facts_of(self, name: CheckpointName) -> Facts | None:
         """From the manifest, read once; None for a checkpoint that is damaged as far as that shows."""

@@ -2,16 +2,28 @@
 
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
-from everstep.record.lock import RunLock
+from everstep.record.lock import RunLock, is_held
 from everstep.record.paths import user_path
 from everstep.record.provenance import facts
-from everstep.record.reading import Event, Row, RunJournal, Segment, Status, StoredBlock, read_segment
+from everstep.record.reading import (
+    Event,
+    Follower,
+    Item,
+    Row,
+    RunJournal,
+    Segment,
+    Status,
+    StoredBlock,
+    read_segment,
+)
 from everstep.record.replay import Replay
-from everstep.record.rundir import RunDir
+from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
     "Block",
     "Event",
+    "Follower",
+    "Item",
     "Journal",
     "Position",
     "Replay",
@@ -23,6 +35,9 @@ __all__ = [
     "Status",
     "StoredBlock",
     "facts",
+    "is_held",
+    "located",
     "read_segment",
+    "to_read",
     "user_path",
 ]

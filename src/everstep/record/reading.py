@@ -8,6 +8,7 @@ started from nothing.  Everything else is superseded; it stays readable.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,10 @@ class StoredBlock(NamedTuple):
         return frames.block_time(self.payload)
 
 
+Item: TypeAlias = Event | StoredBlock
+"""What a journal holds, one after the other."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """What one file of a journal holds.
@@ -75,7 +80,8 @@ class Segment:
     Attributes:
         number: which start of the process wrote it, from 1.
         path: the file.
-        end: the offset after its last whole frame.
+        end: the offset after its last whole frame; 0 if there is none.
+        size: the bytes of the file up to the end of that frame; what follows is torn, or being written.
         started: False for a file that was killed before its start was written.
         parent: the position that it goes on from; None if it started from nothing.
         events: in the order in which they were written.
@@ -86,6 +92,7 @@ class Segment:
     number: int
     path: Path
     end: int
+    size: int = 0
     started: bool = False
     parent: Position | None = None
     events: list[Event] = field(default_factory=list)
@@ -115,19 +122,26 @@ def segment_number(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def read_segment(path: Path) -> Segment:
+def read_segment(path: Path, start: int = 0) -> Segment:
     """Read one file of a journal, whatever is damaged in it.
+
+    Args:
+        start: the `size` that an earlier reading came to: only what was written since is returned.
 
     Raises:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    data = path.read_bytes()
+    start = max(start, frames.HEADER_SIZE)
+    with path.open("rb") as file:
+        head = file.read(frames.HEADER_SIZE)
+        file.seek(start)
+        data = file.read()
     events: list[Event] = []
     blocks: list[StoredBlock] = []
     problems: list[str] = []
-    header = frames.unpack_header(data)
-    if header is None and data:
+    header = frames.unpack_header(head)
+    if header is None and head:
         problems.append(f"{path.name}: the header ({frames.HEADER_SIZE} bytes at 0) is torn or damaged")
     if header is not None and header.version > frames.VERSION:
         raise JournalError(
@@ -137,25 +151,33 @@ def read_segment(path: Path) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    end = 0
-    for found in frames.scan(data, frames.HEADER_SIZE):
+    end, size = 0, start if len(head) == frames.HEADER_SIZE else len(head)
+    for found in frames.scan(data, 0):
         if isinstance(found, Hole):
-            problems.append(_describe(path, found, len(data)))
+            hole = Hole(start + found.start, start + found.end)
+            problems.append(_describe(path, hole, start + len(data)))
             continue
-        end = found.offset + found.end - found.start
-        if found.kind == frames.EVENT:
-            events.append(_event(number, found))
-        elif found.kind == frames.METRICS:
-            blocks.append(StoredBlock(found.offset, found.payload))
+        end, size = found.offset + found.end - found.start, start + found.end
+        item = _item(number, found)
+        if isinstance(item, Event):
+            events.append(item)
+        elif item is not None:
+            blocks.append(item)
         else:
-            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {found.start} is skipped")
+            at = start + found.start
+            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {at} is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     started = header is not None or bool(starts)
-    return Segment(number, path, end, started, parent, events, blocks, problems)
+    return Segment(number, path, end, size, started, parent, events, blocks, problems)
 
 
-def _event(segment: int, frame: Frame) -> Event:
+def _item(segment: int, frame: Frame) -> Item | None:
+    """What a frame holds; None if its kind is unknown."""
+    if frame.kind == frames.METRICS:
+        return StoredBlock(frame.offset, frame.payload)
+    if frame.kind != frames.EVENT:
+        return None
     record = frames.unpack_event(frame.payload)
     return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
 
@@ -241,6 +263,13 @@ class RunJournal:
             for stored in segment.blocks:
                 if stored.offset < end:
                     yield segment.number, stored.block
+
+    def parts(self) -> Iterator[tuple[int, list[Item]]]:
+        """Each segment that has valid rows or events, oldest first: its number, and these as written."""
+        for number, end in self._chain.items():
+            segment = self._segments[number]
+            items: list[Item] = [*segment.events, *segment.blocks]
+            yield number, sorted((i for i in items if i.offset < end), key=lambda item: item.offset)
 
     def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
         """Events in the order in which they were written.  Decisions are always valid.
@@ -344,3 +373,38 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
         (block.epoch, step, block.phase, block.name, seq): (value, count)
         for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True)
     }
+
+
+class Follower:
+    """The valid rows and events of a run, in the order of writing, while its newest segment grows.
+
+    Args:
+        run_dir: the run directory.
+        segment: number of the segment that is being written; its start has been flushed.
+    """
+
+    def __init__(self, run_dir: Path, segment: int) -> None:
+        self._run_dir, self._segment = Path(run_dir), segment
+        self._path = self._run_dir / "journal" / f"segment-{segment:04d}.evj"
+        self._at = frames.HEADER_SIZE  # in the file
+        self._next = 0  # in everything that the segment wrote
+
+    def older(self) -> Iterator[tuple[int, list[Item]]]:
+        """What is valid of the segments before: see `RunJournal.parts`."""
+        return (part for part in RunJournal(self._run_dir).parts() if part[0] != self._segment)
+
+    def news(self) -> Iterator[Item]:
+        """What reached the newest segment's file since the last call."""
+        with open(self._path, "rb") as file:
+            if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
+                self._at = frames.HEADER_SIZE
+            start = file.seek(self._at)
+            data = file.read()
+        for found in frames.scan(data, 0):
+            if isinstance(found, Hole):
+                continue  # torn, if it is the last: then it is read again next time
+            self._at = start + found.end
+            item = _item(self._segment, found) if found.offset >= self._next else None
+            if item is not None:
+                self._next = item.offset + 1
+                yield item

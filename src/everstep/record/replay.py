@@ -87,6 +87,15 @@ class Replay:
         steps = len(self._steps)
         return f"resume verified: {steps} step{'s' * (steps != 1)} executed again, all equal"
 
+    def advice(self) -> str:
+        """What may be at fault where rows differ, and how to find it."""
+        return (
+            "the same steps gave other numbers: something that they read is not in state= (a counter, a "
+            "learning rate or an average in a variable, a generator of your own), the data depends on the "
+            "clock or on the order of a set, or a kernel is not deterministic. `everstep drill SCRIPT` names "
+            "the component"
+        )
+
 
 def _show(row: tuple[int, int], other: tuple[int, int]) -> str:
     bits, count = row

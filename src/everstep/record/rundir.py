@@ -21,8 +21,30 @@ from everstep.record.reading import segment_number
 VERSION = 1
 """Version of the layout of run directories."""
 
+ROOT = "EVERSTEP_ROOT"
+"""The environment variable that moves every run directory of a process below another folder."""
+
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal")
+
+
+def located(path: str | os.PathLike[str]) -> Path:
+    """Where the run directory that a program calls `path` lies: there.
+
+    With EVERSTEP_ROOT set, below that folder under its absolute path: so whoever drills a program
+    leaves its runs alone.  A path that lies there already is taken as it is.
+    """
+    root = os.environ.get(ROOT)
+    if not root:
+        return Path(path)
+    top, folder = Path(os.path.abspath(root)), Path(os.path.abspath(path))
+    return folder if folder.is_relative_to(top) else top.joinpath(*folder.parts[1:])
+
+
+def to_read(path: str | os.PathLike[str]) -> Path:
+    """Where to read what a program calls `path`: as `located`, but what is only there is read there."""
+    moved = located(path)
+    return moved if moved.exists() else Path(path)
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,7 @@ class RunDir:
         """Open a run directory, and make it one where it is missing or empty.
 
         Args:
-            path: the directory; missing parents are made.
+            path: the directory; missing parents are made.  See `located`.
             create: False to only look: nothing is made, repaired or written.
             seed: the seed of a new run; drawn if None.  An existing run keeps its own: compare.
 
@@ -52,7 +74,7 @@ class RunDir:
             RunDirError: a file, not writable, on a full disk, something else's directory, damaged, of
                 a newer version; with `create=False` also missing.
         """
-        folder = Path(path).absolute()
+        folder = located(path).absolute()
         try:
             return cls._open(folder, create, seed)
         except RunDirError:

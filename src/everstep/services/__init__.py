@@ -1,1 +1,29 @@
-"""services."""
+"""Services that write the record out for other programs; those that every run has are in `everstep`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
+    from everstep.services.tensorboard import (
+        Histogram as Histogram,
+        Image as Image,
+        TensorBoard as TensorBoard,
+    )
+
+_HOMES = {"tables": ("CSV", "JSONLines"), "tensorboard": ("Histogram", "Image", "TensorBoard")}
+_NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = [*_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        from everstep.errors import nearest
+
+        raise AttributeError(
+            f"module 'everstep.services' has no attribute {name!r}; {nearest(name, __all__)}"
+        )
+    return getattr(importlib.import_module(_NAMES[name]), name)

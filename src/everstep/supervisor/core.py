@@ -12,6 +12,7 @@ from everstep.keywords import checked_keywords
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
 from everstep.services.function import SCHEDULED, FunctionService
+from everstep.services.witness import Witness
 from everstep.supervisor.engine import Run, checked_limit
 from everstep.supervisor.progress import StopRecord
 from everstep.supervisor.streams import Endless, StreamSlot
@@ -166,7 +167,8 @@ class Supervisor(Run):
         self._passes_changed(slot, passes)
         endless = Endless(slot, passes, self._require_begun, lambda: self._stream_ended(name, passes or 0))
         self._endless.append(endless)
-        return endless
+        witness = self._board.find(Witness)
+        return endless if witness is None else witness.watching(name, endless)
 
     def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
         """A run that had used up this stream's passes goes on where there are more now."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from everstep import hazard
 from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
 from everstep.contracts import (
     Action,
@@ -42,15 +43,17 @@ from everstep.errors import (
 from everstep.keywords import checked_keywords
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block, user_path
+from everstep.record import Block, located, user_path
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.function import OBSERVED, SCHEDULED, SYNCHRONOUS, FunctionService
+from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
+from everstep.services.witness import witnesses
 from everstep.state import Encoded, capture, decode, encode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
@@ -117,7 +120,7 @@ class Run:
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
-            path=user_path(run_dir, "run_dir"),
+            path=located(user_path(run_dir, "run_dir")),
             seed=seed,
             resume=resume,
             init_from=InitFrom.of(init_from),
@@ -187,7 +190,8 @@ class Run:
             services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
         if lacks(Checkpoints):
             services.append(Checkpoints())
-        for service in (*services, Record(lambda: self._journal.flush())):
+        services += witnesses(lambda: self._user.save()["user"])
+        for service in (*services, Record(lambda: self._journal.flush()), Index()):
             self._board.add(service)
 
     # ------------------------------------------------------------------------------ what it is
@@ -311,6 +315,8 @@ class Run:
         self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
+        if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
+            self._say_replay()  # there is nothing to verify
         retention = self._board.need(Checkpoints).retention
         self._saver = Saver(opening, self._journal, retention, self._wake, self._warn)
         stack.callback(self._saver.close)
@@ -405,6 +411,14 @@ class Run:
     def watch(self, metric: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `metric` collected outside steps, at once."""
         self._collector.watch(metric, seen)
+
+    def flush(self) -> object:
+        """Hand every row and event so far to the journal's file."""
+        return self._journal.flush()
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Add an event to the journal; `data` is JSON."""
+        self._journal.event(kind, data)
 
     # -------------------------------------------------------------------------------- the step
 
@@ -765,9 +779,13 @@ class Run:
                 self._say_replay()
 
     def _say_replay(self) -> None:
-        report = self._recovered.replay.report()
+        replay = self._recovered.replay
+        report = replay.report()
         self._journal.event("verified", {"report": report}, wall=True)
-        self.println(report)
+        if replay.difference is None:
+            self.println(report)
+        else:
+            self._warn(f"{report}\n{replay.advice()}")
 
     def _fire(self, moment: Moment, payload: Any = None) -> None:
         """Announce a moment that is no boundary to the services that asked for it."""
@@ -821,6 +839,7 @@ class Run:
             suppress = True
         else:
             suppress = False
+        hazard.reach("loop.exit")
         failures = _attempt(self._finish if error is None else self._abandon)
         cause = error or (failures[0] if failures else None)
         failures += _attempt(lambda: self._conclude(cause))
@@ -920,19 +939,24 @@ class Run:
 
     def _conclude(self, cause: BaseException | None) -> None:
         stop = self._progress.stop
+        status = "finished" if cause is None and self._is_over() else "stopped"
         if isinstance(cause, Interrupted):
             reason = cause.reason
         elif isinstance(cause, KeyboardInterrupt) and self._interruption is not None:
             reason = self._interruption.reason
         elif cause is not None:
-            reason = f"{type(cause).__name__}: {cause}"
+            status, reason = "failed", f"{type(cause).__name__}: {cause}"
+        elif stop is None:
+            reason = "the loop was left before its end"
         else:
-            reason = "the loop was left before its end" if stop is None else stop.reason
+            status, reason = "failed" if stop.failed else status, stop.reason
+        self._journal.event("closed", {"status": status, "reason": reason}, wall=True)
+        self._journal.flush()
         self._ending = Ending(
             reason=reason,
             step=self._progress.step,
             epoch=self._progress.epoch,
-            finished=cause is None and self._is_over(),
+            finished=status == "finished",
             best=self.best,
             where=self._opening.where(),
             digest=self._saver.digest or self._recovered.digest,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
-from everstep.record import user_path
+from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.tree import UserState
@@ -98,7 +98,7 @@ class InitFrom:
         Raises:
             NoCheckpointError: there is none.
         """
-        path = user_path(self.path, "path")
+        path = to_read(user_path(self.path, "path"))
         found = find_checkpoint(path, say)
         if found is None:
             raise NoCheckpointError(

@@ -11,7 +11,7 @@ from typing import Any
 from everstep.checkpoint import Checkpoint, Store, read_manifest
 from everstep.errors import RestoreError, nearest
 from everstep.keywords import checked_keywords
-from everstep.record import RunJournal, user_path
+from everstep.record import RunJournal, to_read, user_path
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.saved import saved_tree
@@ -104,7 +104,7 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
     Raises:
         RunDirError: the path is no run; names those nearby.
     """
-    store = Store(RunJournal(run_dir).run_dir, 0, lambda _: None)
+    store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir, 0, lambda _: None)
     found = {}
     for metric, path in store.best().items():
         saved = read_manifest(path)

@@ -14,7 +14,7 @@ from everstep import backends
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
-from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, user_path
+from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, to_read, user_path
 from everstep.record import facts as run_facts
 from everstep.state import Encoded, dropped
 from everstep.supervisor.board import ServiceBoard
@@ -141,7 +141,7 @@ class Opening:
                 self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
         if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
-            asked = user_path(asked, "resume")
+            asked = to_read(user_path(asked, "resume"))
             if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
                 asked = asked.name
         checkpoint, notes = self.store.find(asked)

@@ -1,0 +1,5 @@
+"""`python -m everstep`: the command `everstep`."""
+
+from everstep.cli import main
+
+main()

@@ -1,0 +1,58 @@
+"""The command `everstep`: looks at runs.  It owns no logic of training.
+
+Exit status: 0 done; 1 something was found wrong or went wrong; 2 wrong usage (an unknown command, run,
+metric or option, a filter that is no comparison).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+EXTRAS = {
+    "click": "cli",
+    "sqlalchemy": "cli",
+    "plotext": "plot",
+    "matplotlib": "plot",
+}
+"""Package -> the extra of everstep that brings it."""
+
+
+def main() -> NoReturn:
+    """Run the command of this process's arguments, and exit."""
+    try:
+        status = _run()
+        sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(
+            f"everstep: this needs {package}, which is not installed: "
+            f"pip install 'everstep[{EXTRAS[package]}]'",
+            file=sys.stderr,
+        )
+        status = 1
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+def _run() -> int:
+    import click
+
+    from everstep.cli.group import commands
+    from everstep.errors import ConfigError, EverstepError
+
+    try:
+        return commands.main(prog_name="everstep", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except EverstepError as error:
+        print(f"everstep: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1

@@ -1,0 +1,130 @@
+"""`everstep checkpoints`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.checkpoint import CheckpointName, Retention
+from everstep.cli.finding import find, index_option, json_option
+from everstep.cli.listing import checkpoints_of, store_of
+from everstep.cli.output import note, print_json, print_table
+from everstep.errors import CheckpointError, ConfigError, nearest
+from everstep.record import RunDir, RunLock
+
+_COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next", "problem")
+
+
+@click.command("checkpoints")
+@click.argument("run")
+@click.argument("action", type=click.Choice(["list", "verify", "pin", "unpin", "prune"]), default="list")
+@click.argument("names", nargs=-1)
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), default=3, show_default=True, help="prune: the newest."
+)
+@click.option("--keep-best", metavar="METRIC:min|max:N", help="prune: besides, the best by a metric.")
+@click.option("--delete", is_flag=True, help="prune: do it; without, only say what would go.")
+@index_option
+@json_option
+def command(
+    run: str,
+    action: str,
+    names: tuple[str, ...],
+    keep_last: int,
+    keep_best: str | None,
+    delete: bool,
+    index: Path | None,
+    as_json: bool,
+) -> None:
+    """The checkpoints of a RUN.
+
+    \b
+    list          what there is; "next" is what a start goes on from
+    verify        read every byte; exit status 1 if one is damaged
+    pin NAME...   never delete these; unpin NAME...
+    prune         say which are not needed, by the same rules as a run; --delete deletes them.
+                  Pinned, pointed-to and damaged ones stay; a run that is running is left alone.
+    """
+    run_dir = find(run, index).path
+    RunDir.open(run_dir, create=False)
+    if action in ("pin", "unpin"):
+        rows = _pin(run_dir, names, action)
+    elif action == "prune":
+        rows = _prune(run_dir, Retention(keep_last, None, _best(keep_best)), delete)
+    else:
+        rows = checkpoints_of(run_dir)
+        if names:
+            known = [row["name"] for row in rows]
+            rows = [rows[known.index(str(_parse(run_dir, name)))] for name in names]
+        if action == "verify":
+            rows = [_verified(run_dir, row) for row in rows]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = [name for name in _COLUMNS if name != "problem" or any("problem" in row for row in rows)]
+        print_table(rows, (*columns, "verified") if action == "verify" else columns)
+        if action == "prune":
+            _say_pruned(rows, delete)
+    if action == "verify" and not all(row["whole"] for row in rows):
+        sys.exit(1)
+
+
+def _parse(run_dir: Path, text: str) -> CheckpointName:
+    name, known = CheckpointName.parse(text), store_of(run_dir).names()
+    if name not in known:
+        raise ConfigError(f"there is no checkpoint {text!r}; {nearest(text, map(str, known))}")
+    return name
+
+
+def _verified(run_dir: Path, row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        store_of(run_dir).read(CheckpointName.parse(row["name"]))
+    except CheckpointError as error:
+        return {**row, "whole": False, "verified": "damaged", "problem": str(error)}
+    return {**row, "verified": "whole"}
+
+
+def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, Any]]:
+    if not names:
+        raise ConfigError(
+            f"{action} what? give the names of checkpoints; everstep checkpoints RUN lists them"
+        )
+    store = store_of(run_dir)
+    for name in [_parse(run_dir, text) for text in names]:
+        store.pin(name) if action == "pin" else store.unpin(name)
+    return checkpoints_of(run_dir)
+
+
+def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any]]:
+    """What goes, as it was listed before."""
+    before = {row["name"]: row for row in checkpoints_of(run_dir)}
+    store = store_of(run_dir, lambda text: note([text]))
+    if not delete:
+        return [before[str(name)] for name in store.expendable(policy)]
+    holder = run_dir / "lock.json"
+    dead = holder.read_bytes() if holder.exists() else None
+    lock = RunLock(run_dir)
+    lock.acquire()
+    try:
+        return [before[str(name)] for name in store.retain(policy)]
+    finally:
+        lock.release()
+        if dead is not None:  # by which a killed run is told from one that failed
+            holder.write_bytes(dead)
+
+
+def _best(text: str | None) -> tuple[str, str, int] | None:
+    if text is None:
+        return None
+    parts = text.rsplit(":", 2)
+    if len(parts) != 3 or not parts[2].isdigit():
+        raise ConfigError(f"--keep-best {text!r}: give METRIC:min:N or METRIC:max:N")
+    return parts[0], parts[1], int(parts[2])
+
+
+def _say_pruned(rows: list[dict[str, Any]], deleted: bool) -> None:
+    count = f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}"
+    click.echo(f"{count} deleted" if deleted else f"{count} would go; pass --delete to delete")

@@ -1,0 +1,92 @@
+"""`everstep compare`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli.finding import Found, find_all, index_option, json_option
+from everstep.cli.listing import best_values
+from everstep.cli.output import cell, print_json, print_table
+from everstep.index.queries import FACTS, starts, summaries
+
+_NOT_COMPARED = {"pid", "name", "created", "heartbeat"}
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--all", "show_all", is_flag=True, help="Also facts that are equal.")
+@index_option
+@json_option
+def command(runs: tuple[str, ...], show_all: bool, index: Path | None, as_json: bool) -> None:
+    """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
+
+    Best is given where the metric's name tells which way is better (..._loss, ..._acc, ..._accuracy).
+    """
+    if len(runs) < 2:
+        raise click.UsageError("give two runs or more")
+    found = find_all(runs, index)
+    titles = _titles(runs, found)
+    facts = _side_by_side(titles, [_facts(run) for run in found])
+    if not show_all:
+        facts = {name: values for name, values in facts.items() if len(set(map(str, values.values()))) > 1}
+    metrics = _side_by_side(titles, [_metrics(run) for run in found])
+    if as_json:
+        print_json({"runs": titles, "facts": facts, "metrics": metrics})
+        return
+    for heading, values in (("facts", facts), ("metrics", metrics)):
+        click.echo(f"{heading}{' that differ' if heading == 'facts' and not show_all else ''}")
+        rows = [{"": name, **{t: _shown(name, v[t]) for t in titles}} for name, v in values.items()]
+        print_table(rows, ("", *titles), indent="  ")
+        click.echo()
+
+
+def _titles(given: tuple[str, ...], found: list[Found]) -> list[str]:
+    """The runs' names; two copies of one run are told apart by what was given."""
+    names = [str(run.facts["name"]) for run in found]
+    return names if len(set(names)) == len(names) else list(given)
+
+
+def _facts(run: Found) -> dict[str, Any]:
+    with run.database.read() as connection:
+        begun = starts(connection, run.id)
+    told = {name: run.facts[name] for name in FACTS if name not in _NOT_COMPARED}
+    told["starts"] = len(begun)
+    for name, value in _flat(begun[-1]["facts"] if begun else {}).items():
+        if name not in _NOT_COMPARED:
+            told.setdefault(name, value)
+    return told
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"git": {"commit": 1}} as {"git.commit": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _metrics(run: Found) -> dict[str, Any]:
+    """ "PHASE/NAME last" and "PHASE/NAME best" -> value."""
+    told: dict[str, Any] = {}
+    with run.database.read() as connection:
+        best = best_values(connection, run.id)
+        for one in summaries(connection, run.id):
+            told[f"{one.phase}/{one.name} last"] = one.last
+            if (one.phase, one.name) in best:
+                told[f"{one.phase}/{one.name} best"] = best[one.phase, one.name][0]
+    return told
+
+
+def _side_by_side(titles: list[str], each: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names}
+
+
+def _shown(name: str, value: Any) -> Any:
+    return cell(name, value) if name in FACTS and value is not None else value

@@ -1,0 +1,56 @@
+"""The list of commands.  Each lies in a module of its name, which is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from everstep.errors import nearest
+
+COMMANDS = {
+    "runs": "List runs: filter, sort, choose columns.",
+    "show": "Show one run: facts, starts, metrics, best, checkpoints.",
+    "compare": "Differences of facts and of last and best metrics.",
+    "plot": "Draw a metric of one or more runs.",
+    "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
+    "drill": "Kill a script at every hazard: is its resume exact?",
+    "sync": "Bring the index up to what the journals say.",
+    "doctor": "Examine this machine: devices, determinism, disk, locks.",
+}
+"""Name -> what it does.  `everstep.cli.NAME` has it as `command`."""
+
+
+class _Commands(click.Group):
+    """Knows its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"everstep.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")
+@click.version_option(package_name="everstep", prog_name="everstep")
+def commands(**_: Any) -> None:
+    """Looks at runs of everstep, and proves their promise.
+
+    A RUN is a run directory, or the name of a run in the index (its beginning is enough).  The index
+    is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.
+    """

@@ -1,0 +1,72 @@
+"""What several commands list of a run: its checkpoints on disk, its best values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from everstep.checkpoint import CheckpointName, Store, pointer
+from everstep.checkpoint.format import ARRAYS, check_sizes, read_body
+from everstep.errors import CheckpointError, ConfigError
+from everstep.index.queries import metric_names, metric_rows
+from everstep.services.best import direction
+
+
+def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
+    """The run's checkpoints, to look at: nothing is made."""
+    return Store(run_dir, 0, say)
+
+
+def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
+    """One dictionary per checkpoint, oldest first: of what can be told from its manifest."""
+    store = store_of(run_dir)
+    try:
+        pins = store.pins()
+    except CheckpointError:
+        pins = set()
+    named = pointer.read(run_dir / "checkpoint").text
+    return [_describe(store, name, name in pins, str(name) == named) for name in store.names()]
+
+
+def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
+    found |= {"pinned": pinned, "next": named, "path": str(store.path(name))}
+    try:
+        body = read_body(store.path(name))
+        check_sizes(store.path(name), body)
+    except CheckpointError as error:
+        return found | {"whole": False, "problem": str(error)}
+    return found | {
+        "whole": True,
+        "epoch": body["epoch"],
+        "phase": body["phase"],
+        "partial": body["partial"],
+        "bytes": body["files"][ARRAYS]["bytes"],
+        "created": datetime.fromisoformat(body["created"]).timestamp(),
+        "metrics": (body["meta"] or {}).get("metrics", {}),
+    }
+
+
+def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
+    """(phase, name) -> the best finite value and its step, of metrics whose name tells which way is better.
+
+    Those of single steps are left out: they are no measure of a run.
+    """
+    found = {}
+    for phase, name in metric_names(connection, run):
+        try:
+            mode, _ = direction(name, None)
+        except ConfigError:
+            continue
+        if phase in ("step", "head"):
+            continue
+        rows = [row for row in metric_rows(connection, run, name, phase) if math.isfinite(row.value)]
+        if rows:
+            best = (min if mode == "min" else max)(rows, key=lambda row: row.value)
+            found[phase, name] = best.value, best.step
+    return found

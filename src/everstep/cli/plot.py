@@ -1,0 +1,93 @@
+"""`everstep plot`"""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from everstep.cli.finding import find_all, index_option
+from everstep.errors import ConfigError
+from everstep.index.queries import metric_rows
+
+_MARKERS = "●+xo*#"
+_COLORS = ("blue", "orange", "green", "red", "magenta", "cyan")
+
+
+class _Line(NamedTuple):
+    title: str
+    steps: list[int]
+    values: list[float]
+
+
+@click.command("plot")
+@click.argument("runs_and_metric", nargs=-1, required=True, metavar="RUN... METRIC")
+@click.option(
+    "--phase", help="Of which phase (head, step, tail, epoch, eval/STREAM), where there are several."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a .png or .svg file instead of drawing in the terminal.",
+)
+@index_option
+def command(
+    runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: Path | None
+) -> None:
+    """Draw a METRIC of one or more RUNs over the steps, in the terminal or into a file."""
+    *runs, metric = runs_and_metric
+    if not runs:
+        raise click.UsageError("give at least one RUN, and the METRIC after it")
+    if out is not None and out.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--out {str(out)!r}: give a file that ends in .png or .svg")
+    lines = []
+    for found in find_all(runs, index):
+        with found.database.read() as connection:
+            rows = metric_rows(connection, found.id, metric, phase)
+        rows = [row for row in rows if row.phase == rows[0].phase and math.isfinite(row.value)]
+        title = str(found.facts["name"])
+        lines.append(_Line(title, [row.step for row in rows], [row.value for row in rows]))
+    if not any(line.steps for line in lines):
+        raise ConfigError(
+            f"{metric!r} has no finite value; choose another metric: everstep show RUN lists them"
+        )
+    if out is None:
+        _draw(lines, metric)
+    else:
+        _write(lines, metric, out)
+        click.echo(str(out))
+
+
+def _draw(lines: list[_Line], metric: str) -> None:
+    import shutil
+
+    import plotext
+
+    plotext.clear_figure()
+    columns, rows = shutil.get_terminal_size((100, 30))
+    plotext.plotsize(min(columns, 160), min(rows - 2, 30))
+    plotext.theme("clear")
+    plotext.title(metric)
+    plotext.xlabel("step")
+    for line, marker, color in zip(lines, cycle(_MARKERS), cycle(_COLORS), strict=False):
+        if line.steps:
+            chosen = "braille" if len(lines) == 1 else marker
+            plotext.plot(line.steps, line.values, label=line.title, marker=chosen, color=color)
+    click.echo(plotext.build())  # without colours where it is no terminal
+
+
+def _write(lines: list[_Line], metric: str, out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for line in lines:
+        axes.plot(line.steps, line.values, label=line.title, marker="." if len(line.steps) < 50 else "")
+    axes.set_xlabel("step")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(out, dpi=150)

@@ -1,0 +1,108 @@
+"""`everstep show`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from sqlalchemy import Connection
+
+from everstep.cli.finding import Found, find, index_option, json_option
+from everstep.cli.listing import best_values, checkpoints_of
+from everstep.cli.output import cell, print_json, print_table
+from everstep.index.queries import FACTS, metric_rows, starts, summaries
+
+_METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
+_START = ("number", "started", "from", "status", "step", "reason")
+_CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
+
+
+@click.command("show")
+@click.argument("run")
+@click.option("--metric", metavar="NAME", help="Print the rows of one metric: NAME, or PHASE/NAME.")
+@click.option("--phase", help="Only rows of this phase (head, step, tail, epoch, eval/STREAM).")
+@index_option
+@json_option
+def command(run: str, metric: str | None, phase: str | None, index: Path | None, as_json: bool) -> None:
+    """Show one RUN: facts, starts, metrics, best, checkpoints.
+
+    A directory is read from its journal alone: no index is needed, nothing is written.
+    """
+    found = find(run, index)
+    with found.database.read() as connection:
+        if metric is not None:
+            rows = [row._asdict() for row in metric_rows(connection, found.id, metric, phase)]
+            if as_json:
+                print_json(rows)
+            else:
+                print_table(rows, ("epoch", "step", "phase", "name", "value"))
+            return
+        described = describe(connection, found)
+    if as_json:
+        print_json(described)
+    else:
+        _print(described)
+
+
+def describe(connection: Connection, found: Found) -> dict[str, Any]:
+    """Everything about a run but its rows, as JSON."""
+    begun = starts(connection, found.id)
+    best = best_values(connection, found.id)
+    metrics = [
+        {
+            **one._asdict(),
+            **dict(zip(("best", "best_step"), best.get((one.phase, one.name), ()), strict=False)),
+        }
+        for one in summaries(connection, found.id)
+    ]
+    return {
+        **{name: found.facts[name] for name in FACTS},
+        "facts": begun[-1]["facts"] if begun else {},
+        "segments": [
+            _start(start, found.facts["status"] if start is begun[-1] else "killed") for start in begun
+        ],
+        "metrics": metrics,
+        "checkpoints": checkpoints_of(found.path),
+        "best": sorted(str(path) for path in (found.path / "best").glob("*/*") if path.is_dir()),
+        "problems": [problem for start in begun for problem in start["problems"]]
+        + [start["torn"] for start in begun if start["torn"]],
+    }
+
+
+def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
+    """One start of the run; `silent` is the status of one that did not say how it ended."""
+    told = {name: value for name, value in start.items() if name != "facts"}
+    return {"from": start["facts"].get("resumed_from"), **told, "status": start["status"] or silent}
+
+
+def _print(run: dict[str, Any]) -> None:
+    reason = f": {run['reason']}" if run["reason"] else ""
+    click.echo(f"{run['name']}  {run['status']}{reason}")
+    facts = run["facts"]
+    git = facts.get("git") or {}
+    lines = {
+        "directory": run["path"],
+        "stands at": f"step {run['step']}, epoch {run['epoch']}",
+        "created": cell("created", run["created"]),
+        "last seen": cell("heartbeat", run["heartbeat"]),
+        "seed": run["seed"],
+        "command": " ".join(facts.get("argv", [])),
+        "code": " ".join(
+            [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
+        ).strip(),
+        "machine": f"{facts.get('host', '-')}, Python {facts.get('python', '-')}",
+    }
+    for name, value in lines.items():
+        if value not in ("", None):
+            click.echo(f"  {name:10} {value}")
+    _section("starts", run["segments"], _START)
+    _section("metrics", run["metrics"], _METRIC)
+    _section("checkpoints", run["checkpoints"], _CHECKPOINT)
+    _section("best weights", [{"path": path} for path in run["best"]], ("path",))
+
+
+def _section(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if rows:
+        click.echo(f"\n{title}")
+        print_table(rows, columns, indent="  ")

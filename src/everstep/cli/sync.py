@@ -1,0 +1,34 @@
+"""`everstep sync`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from everstep.cli.finding import index_option, index_path, json_option
+from everstep.cli.output import note, print_json
+from everstep.index.database import Database
+from everstep.index.shipping import sync
+
+
+@click.command("sync")
+@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@index_option
+@json_option
+def command(folders: tuple[Path, ...], index: Path | None, as_json: bool) -> None:
+    """Bring the index up to what the journals say, or make it anew.
+
+    FOLDERS are run directories or folders of them; default: the folder that the index lies in.  Runs copied
+    from another machine are merged.  A torn last record is dropped, and said; what is damaged in the
+    middle is reported, with its place, and the rest indexed.
+    """
+    path = index_path(index)
+    if folders and index is None and not path.exists() and len(folders) == 1:
+        path = folders[0].absolute() / "everstep.db"
+    found = sync(Database(path), folders or [path.parent])
+    if as_json:
+        print_json({"index": str(path), "runs": found.runs, "rows": found.rows, "problems": found.problems})
+        return
+    note(found.problems)
+    click.echo(f"{path}: {found.runs} runs, {found.rows} new rows")

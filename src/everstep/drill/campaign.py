@@ -1,0 +1,241 @@
+"""`drill`: a script undisturbed, twice, then struck at every hazard and started again."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from everstep.drill import picture
+from everstep.drill.divergence import Divergence, Reference, could_not_read
+from everstep.drill.hazards import HAZARDS, Course, chosen
+from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
+from everstep.drill.victim import Program, Start, Strike, command
+from everstep.errors import ConfigError, DrillError, EverstepError
+from everstep.record import RunDir
+
+LAST_STARTS = 3
+"""How often a program may be started after the last strike, to come to its end."""
+
+ATTEMPTS = 3
+"""How often a hazard is tried that comes too late."""
+
+
+def drill(
+    script: str | Path,
+    args: Sequence[str] = (),
+    *,
+    kills: int = 3,
+    seed: int = 0,
+    hazards: Sequence[str] = (),
+    timeout: float = 600.0,
+    keep: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> DrillReport:
+    """Kill a training script at every hazard, resume it each time: is it the run that was never killed?
+
+    The script is run as it is, in processes of its own, in the current directory.  Its run
+    directories, relative and absolute, are moved below a folder of the drill's own by EVERSTEP_ROOT;
+    whatever else it writes, it writes where it always does.
+
+    Args:
+        script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.
+        args: its arguments.
+        kills: how many kills at random instants, 0 or more; each other hazard strikes once.
+        seed: of what is drawn: instants, steps, operations.
+        hazards: only these (`everstep.drill.HAZARDS`); empty: all.
+        timeout: seconds that one start may take, more than 0.
+        keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
+        say: takes the lines of the report as they come.
+
+    Raises:
+        ConfigError: an argument cannot be right.
+        DrillError: the script fails undisturbed, opens no run, or takes longer than `timeout`.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file; give the path of a Python script")
+    if kills < 0 or timeout <= 0:
+        raise ConfigError(f"kills={kills}, timeout={timeout}: give 0 or more, and a positive number")
+    names = chosen(hazards)
+    folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()
+    if keep is not None and folder.exists():
+        raise ConfigError(f"{folder} exists; give --keep a folder that can be made")
+    try:
+        return _Drill(path, tuple(args), folder, keep is not None, kills, seed, timeout, say).run(names)
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Drill:
+    def __init__(
+        self,
+        script: Path,
+        args: tuple[str, ...],
+        folder: Path,
+        keep: bool,
+        kills: int,
+        seed: int,
+        timeout: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.script, self.args, self.folder, self.keep = script, args, folder, keep
+        self.kills, self.seed, self.timeout, self.say = kills, seed, timeout, say
+        self.number = 0
+
+    def run(self, names: list[str]) -> DrillReport:
+        """The undisturbed program twice, then each hazard."""
+        trace = self.folder / "trace"
+        first, second = self.program("undisturbed-1"), self.program("undisturbed-2")
+        for program in (first, second):
+            self.require_sound(program, program.start(trace=trace if program is second else None))
+        reference = Reference(first)
+        course = Course(second.starts[0], trace.read_text().split())
+        report = DrillReport(
+            script=str(self.script),
+            args=list(self.args),
+            seed=self.seed,
+            runs=[f"/{run}" for run in first.runs],
+            steps=course.steps,
+            seconds=course.start.seconds,
+            nondeterminism=first_divergence(reference, second),
+            seeded=all(RunDir.open(first.root / run, create=False).facts["seed_given"] for run in first.runs),
+        )
+        self.say(report.header())
+        if report.nondeterminism is None:
+            for name in names:
+                for turn in range(self.kills if name == "random instant" else 1):
+                    report.ordeals.append(self.ordeal(name, turn, reference, course))
+                    self.say(report.ordeals[-1].line)
+        self.say(f"\n{report.verdict()}")
+        return report
+
+    def program(self, name: str) -> Program:
+        return Program(command(self.script, self.args), self.folder / name, self.timeout)
+
+    def require_sound(self, program: Program, start: Start) -> None:
+        """Refuse what cannot be drilled."""
+        if start.status:
+            raise DrillError(
+                f"{self.script} ended with status {start.status} when it was left alone; make it run before "
+                f"it is drilled:\n{start.tail}"
+            )
+        if not program.runs:
+            raise DrillError(
+                f"{self.script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
+            )
+        if not any(record.at == "step" for record in start.records):
+            raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
+
+    def ordeal(self, hazard: str, turn: int, reference: Reference, course: Course) -> Ordeal:
+        """One program, struck and started again until it ends; another one if it was not hit."""
+        draw = Random(f"{self.seed}/{hazard}/{turn}")
+        for _ in range(ATTEMPTS):
+            strikes = HAZARDS[hazard](course, draw)
+            if not strikes:
+                return Ordeal(hazard, "no such place")
+            found = self.attempt(hazard, strikes, reference)
+            if found.verdict != "not hit":
+                break
+        return found
+
+    def attempt(self, hazard: str, strikes: list[Strike], reference: Reference) -> Ordeal:
+        self.number += 1
+        program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
+        hit = 0
+        for strike in strikes:
+            if not program.start(strike).status:
+                break
+            hit += 1
+        while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
+            program.start()
+        judged = self.judged(hazard, hit, program, reference)
+        if not self.keep:
+            shutil.rmtree(program.folder, ignore_errors=True)
+        return judged
+
+    def judged(self, hazard: str, hit: int, program: Program, reference: Reference) -> Ordeal:
+        place = picture.positions(reference)
+        last = program.starts[-1]
+        divergence = None if last.status else first_divergence(reference, program)
+        verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
+        return Ordeal(
+            hazard,
+            "not hit" if verdict == "exact" and not hit else verdict,
+            struck=_struck(program.starts[:hit]),
+            again=picture.executed_again(program.starts, place),
+            timeline=picture.timeline(program.starts, place),
+            starts=_summaries(program),
+            divergence=divergence,
+            message=f"status {last.status}\n{last.tail}" if last.status else "",
+        )
+
+
+def first_divergence(reference: Reference, program: Program) -> Divergence | None:
+    """As `Reference.first_divergence`; a run that cannot be read is one, too."""
+    try:
+        return reference.first_divergence(program)
+    except EverstepError as error:
+        return could_not_read(error)
+
+
+def _struck(starts: list[Start]) -> str:
+    """Where the first strike fell, and how many followed."""
+    if not starts:
+        return ""
+    more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
+    return f"{_where(starts[0])}{_operation(starts[0])}{more}"
+
+
+def _where(start: Start) -> str:
+    records = [record for record in start.records if record.at != "before"]
+    killed = start.status == -signal.SIGKILL
+    if not killed:  # it closed its run in order
+        records = [record for record in records if record.at != "exit"]
+    if not records or records[-1].at == "enter":
+        return "start-up"
+    last = records[-1]
+    if last.at == "exit":
+        return "shutdown"
+    return f"{'after' if last.at == 'epoch' else 'at'} step {last.step}"
+
+
+def _operation(start: Start) -> str:
+    """The operation that was struck, where it is one."""
+    if start.strike is None or not start.strike.spec:
+        return ""
+    name = start.strike.spec.split(" then ")[-1].split(":")[1]
+    return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"
+
+
+_NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit": "block ends"}
+
+
+def _summaries(program: Program) -> list[StartSummary]:
+    """Each start with what the journals say of it; a start that wrote no segment is told by its witness."""
+    segments = [
+        (event.time, event.data, [e.data["report"] for e in segment.events if e.kind == "verified"])
+        for run in program.runs
+        for segment in program.journal(run).segments()
+        for event in segment.events
+        if event.kind == "segment"
+    ]
+    found = []
+    for start in program.starts:
+        within = [one for one in segments if start.began <= one[0] <= start.began + start.seconds]
+        resumed = [data["facts"]["resumed_from"] for _, data, _ in within]
+        found.append(
+            StartSummary(
+                strike=None if start.strike is None else str(start.strike),
+                status=start.status,
+                seconds=round(start.seconds, 3),
+                resumed_from=[name for name in resumed if name is not None],
+                steps=sum(record.at == "step" for record in start.records),
+                said=[report for _, _, reports in within for report in reports],
+            )
+        )
+    return found

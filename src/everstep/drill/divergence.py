@@ -1,0 +1,269 @@
+"""Where two chains of starts of one program part first, and in which component."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from everstep.drill.victim import Program, Record
+from everstep.errors import EverstepError
+from everstep.proof.compare import ABSENT, compare_runs
+from everstep.record import Row
+
+COMPONENTS = (
+    "samples",
+    "random state",
+    "loss",
+    "weights",
+    "optimizer",
+    "state",
+    "service",
+    "journal",
+)
+"""In the order of cause and effect within one step."""
+
+CAUSES = {
+    "samples": "the data reads something that is not in the state: a generator of its own, the clock, the "
+    "order of a set. Give the generator to state=, or draw in everstep.data.loader, which keys it",
+    "random state": "more, fewer or other random numbers were drawn: something draws between the resume "
+    "point and here that did not draw before, or is seeded by the program in the loop",
+    "loss": "what this value is computed from is not in state=: a counter, an average of the weights, a "
+    "generator of its own, a cache",
+    "weights": "samples, random state and loss are equal, so the update reads what is not in state=: a "
+    "learning rate in a variable, a schedule, a momentum",
+    "optimizer": "its settings or moments are changed by what is not in state=: a counter that sets the rate",
+    "state": "it is changed by what is not in state=: a counter in a variable, a generator of its own",
+    "service": "the service decides by what its state_dict() does not return",
+    "journal": "a row is missing, twice or new: the script collects it depending on what is not in state=",
+}
+"""Likely causes of a resume that differs."""
+
+TOUCHED = (
+    "it changed between two steps, where no line of the loop runs: a thread, or the data, writes into it. "
+    "Change the state in the loop"
+)
+
+_Key: TypeAlias = tuple[str, str, int, int]
+_KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
+_PLACES = {"enter": -1, "before": 0, "step": 1, "tail": 2, "epoch": 3, "end": 4}
+_WHERE = {
+    "enter": "before the first step",
+    "before": "as step {step} begins",
+    "step": "step {step}",
+    "tail": "in the tail of epoch {epoch} (step {step})",
+    "epoch": "at the end of epoch {epoch} (step {step})",
+    "end": "at the end of the run",
+}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first thing that is not the same.
+
+    Attributes:
+        component: one of `COMPONENTS`.
+        name: which one: a stream, a source of random numbers, a metric, a state entry, a service.
+        run: the run directory, relative to the root.
+        place: "enter", "before", "step", "tail", "epoch" or "end".
+        epoch, step: where; 0 at "end".
+        expected, found: values or digests, in a few words.
+        note: a cause that was seen; empty where it is only likely.
+    """
+
+    component: str
+    name: str
+    run: str
+    place: str
+    epoch: int
+    step: int
+    expected: str
+    found: str
+    note: str = ""
+
+    @property
+    def cause(self) -> str:
+        """What is likely to be at fault, and what to do."""
+        return self.note or CAUSES[self.component]
+
+    @property
+    def where(self) -> str:
+        """Where it is, in words."""
+        return _WHERE[self.place].format(step=self.step, epoch=self.epoch)
+
+    def __str__(self) -> str:
+        return f"{self.component} ({self.name}) {self.where}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "where": self.where, "cause": self.cause}
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """What came first: by place, then from cause to effect."""
+        place = _PLACES[self.place]
+        step = 1 << 62 if self.place == "end" else self.step
+        return (-1 if place < 0 else self.epoch, step, place, COMPONENTS.index(self.component))
+
+
+class Reference:
+    """The undisturbed program, indexed."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    @cached_property
+    def records(self) -> dict[_Key, Record]:
+        """What the witness wrote, by (run, place, epoch, step)."""
+        return {_key(record): record for start in self.program.starts for record in start.records}
+
+    @cached_property
+    def rows(self) -> dict[str, dict[tuple[Any, ...], Row]]:
+        """The valid rows of each run by key."""
+        return {
+            run: {_row_key(row): row for row in self.program.journal(run).rows() if not row.wall}
+            for run in self.program.runs
+        }
+
+    def first_divergence(self, other: Program) -> Divergence | None:
+        """Where `other` first leaves this program's course; None if it ended as the same runs.
+
+        Raises:
+            EverstepError: something in its run directories cannot be read.
+        """
+        if found := list(self._of_touches(other)):
+            return min(found, key=lambda one: one.order)
+        found = [*self._of_runs(other), *self._of_records(other)]
+        for run in other.runs:
+            if run in self.program.runs:
+                found += self._of_rows(other, run)
+        if not found:
+            for run in other.runs:
+                found += self._of_ends(other, run)
+        return min(found, key=lambda one: one.order, default=None)
+
+    @cached_property
+    def touches(self) -> dict[_Key, frozenset[str]]:
+        """Which parts changed before a step began, where no line of the loop runs."""
+        return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
+
+    def _of_touches(self, other: Program) -> Iterator[Divergence]:
+        """State that changed between two steps in one of the programs only: no line of the loop did it."""
+        for start in other.starts:
+            for key, parts in _touches(start.records):
+                run, place, epoch, step = key
+                before = self.touches.get(key, parts)
+                for part in parts ^ before:
+                    component, name = _of_part(part)
+                    seen = ("changed", "unchanged") if part in before else ("unchanged", "changed")
+                    yield Divergence(component, name, run, place, epoch, step, *seen, note=TOUCHED)
+
+    def _of_runs(self, other: Program) -> Iterator[Divergence]:
+        for run in set(self.program.runs) ^ set(other.runs):
+            here = run in self.program.runs
+            seen = ("there", ABSENT) if here else (ABSENT, "there")
+            yield Divergence("journal", "the run itself", run, "end", 0, 0, *seen)
+
+    def _of_records(self, other: Program) -> Iterator[Divergence]:
+        for start in other.starts:
+            for record in start.records:
+                expected = self.records.get(_key(record))
+                if expected is None:
+                    if record.at == "step":
+                        yield _divergence("journal", "a step that was not there", record, ABSENT, "there")
+                elif record.at != "enter" or record.step == 0:
+                    yield from _of_parts(expected, record)
+
+    def _of_rows(self, other: Program, run: str) -> Iterator[Divergence]:
+        """Rows that were ever written, those superseded later included."""
+        expected = self.rows[run]
+        for row in other.journal(run).rows(valid=False):
+            was = expected.get(_row_key(row))
+            if row.wall or (was is not None and _bits(row) == _bits(was)):
+                continue
+            component, name = _of_row(row)
+            place = row.phase if row.phase in ("step", "tail") else "epoch"
+            place = "before" if row.phase == "head" else place
+            if was is None:
+                component, name = "journal", f"row {name}"
+            values = (ABSENT if was is None else _value(was, row), _value(row, was))
+            yield Divergence(component, name, run, place, row.epoch, row.step, *values)
+
+    def _of_ends(self, other: Program, run: str) -> Iterator[Divergence]:
+        """What can differ though every step was the same."""
+        for path, expected, found in compare_runs(self.program.root / run, other.root / run):
+            component, name = _of_path(path)
+            yield Divergence(component, name, run, "end", 0, 0, expected, found)
+
+
+def _key(record: Record) -> _Key:
+    return record.run, record.at, record.epoch, record.step
+
+
+def _of_parts(expected: Record, found: Record) -> Iterator[Divergence]:
+    for part in expected.parts.keys() & found.parts.keys():
+        if expected.parts[part] != found.parts[part]:
+            digests = (expected.parts[part][:8], found.parts[part][:8])
+            yield _divergence(*_of_part(part), found, *digests)
+
+
+def _of_part(part: str) -> tuple[str, str]:
+    kind, _, name = part.partition("/")
+    return _KINDS.get(kind, "state"), name
+
+
+def _divergence(component: str, name: str, at: Record, expected: str, found: str) -> Divergence:
+    return Divergence(component, name, at.run, at.at, at.epoch, at.step, expected, found)
+
+
+def _touches(records: list[Record]) -> Iterator[tuple[_Key, frozenset[str]]]:
+    """For each step that followed another one: the parts that changed between them."""
+    for record, after in pairwise(records):
+        if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
+            both = record.parts.keys() & after.parts.keys()
+            yield _key(after), frozenset(part for part in both if record.parts[part] != after.parts[part])
+
+
+def _row_key(row: Row) -> tuple[Any, ...]:
+    return row.epoch, row.step, row.phase, row.name, row.seq
+
+
+def _bits(row: Row) -> bytes:
+    return struct.pack(">dq", row.value, row.count)
+
+
+def _value(row: Row, other: Row | None) -> str:
+    same_value = other is not None and row.value == other.value
+    return f"{row.value!r} (of {row.count} values)" if same_value else repr(row.value)
+
+
+def _of_row(row: Row) -> tuple[str, str]:
+    if row.phase.startswith("eval/"):
+        return "service", row.phase.removeprefix("eval/")
+    return "loss", row.name
+
+
+def _of_path(path: str) -> tuple[str, str]:
+    """The component of a path of `compare_runs`, and what it is called."""
+    kind, _, rest = path.partition("/")
+    branch, _, name = rest.partition("/")
+    name = name.removesuffix("#") or path
+    if kind == "best":
+        return "service", f"best {rest}"
+    if kind != "leaf" or branch == "progress":
+        return "journal", path
+    if branch == "services":
+        return "service", name.partition("/")[0]
+    if branch == "streams":
+        return "samples", name.partition("/")[0]
+    if branch == "rng":
+        return "random state", name
+    return ("optimizer" if branch == "gradients" else "state"), name
+
+
+def could_not_read(error: EverstepError, run: str = "") -> Divergence:
+    """What a run that cannot be read counts as."""
+    return Divergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")

@@ -1,0 +1,54 @@
+"""The timeline of a program as one line of text: steps from left to right."""
+
+from __future__ import annotations
+
+from everstep.drill.divergence import Reference
+from everstep.drill.victim import Start
+
+WIDTH = 32
+ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
+
+
+def positions(reference: Reference) -> dict[tuple[str, int, int], int]:
+    """(run, epoch, step) -> how many steps of the undisturbed program are done then, from 1."""
+    steps = [record for start in reference.program.starts for record in start.records if record.at == "step"]
+    return {(record.run, record.epoch, record.step): n for n, record in enumerate(steps, 1)}
+
+
+def done_by(start: Start, place: dict[tuple[str, int, int], int]) -> list[int]:
+    """The steps that a start completed, as positions."""
+    keys = [(record.run, record.epoch, record.step) for record in start.records if record.at == "step"]
+    return [place[key] for key in keys if key in place]
+
+
+def executed_again(starts: list[Start], place: dict[tuple[str, int, int], int]) -> int:
+    """How many steps were completed a second time, or more often."""
+    done = [step for start in starts for step in done_by(start, place)]
+    return len(done) - len(set(done))
+
+
+def timeline(starts: list[Start], place: dict[tuple[str, int, int], int], width: int = WIDTH) -> str:
+    """Columns of steps: done once, done again, where starts were struck, never done."""
+    total = max(place.values(), default=1)
+    times = [0] * total
+    marks: set[int] = set()
+    reached = 0
+    for start in starts:
+        done = done_by(start, place)
+        for step in done:
+            times[step - 1] += 1
+        reached = done[-1] if done else reached
+        if start.strike is not None and start.status:
+            marks.add(_column(max(reached, 1), total, width))
+    cells = []
+    for column in range(width):
+        first = column * total // width
+        span = times[first : max(first + 1, (column + 1) * total // width)]
+        cells.append(
+            STRUCK if column in marks else AGAIN if max(span) > 1 else ONCE if max(span) == 1 else NEVER
+        )
+    return "".join(cells)
+
+
+def _column(step: int, total: int, width: int) -> int:
+    return min(width - 1, (step - 1) * width // total)

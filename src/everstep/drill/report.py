@@ -1,0 +1,195 @@
+"""What came of a drill: a table for people, JSON for machines, an exit status for CI."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from everstep.drill.divergence import Divergence
+from everstep.drill.picture import AGAIN, ONCE, STRUCK, WIDTH
+
+Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
+
+EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
+"""Exit statuses; 2 is that of a wrong command line."""
+
+UNSEEDED = "the run has no seed: give seed= to the loop"
+UNSTABLE = (
+    "the clock, a generator that is not seeded, the order of a set (it changes with PYTHONHASHSEED), a "
+    "thread, or a kernel that is not deterministic"
+)
+
+_MARKS = {"exact": "✓", "differs": "✗", "failed": "✗", "not hit": " ", "no such place": " "}
+_HAZARD, _STRUCK = 16, 34
+
+
+@dataclass(frozen=True)
+class StartSummary:
+    """One start: what it met, how it ended, which steps it did.
+
+    Attributes:
+        strike: what befell it; None for one that was left alone.
+        status: its exit status; negative: the signal that ended it.
+        seconds: how long it ran.
+        resumed_from: the checkpoints that its runs went on from; empty for a fresh start.
+        steps: how many it completed.
+        said: what its resumes said of themselves ("resume verified: ...").
+    """
+
+    strike: str | None
+    status: int
+    seconds: float
+    resumed_from: list[str]
+    steps: int
+    said: list[str]
+
+
+@dataclass(frozen=True)
+class Ordeal:
+    """One program that was struck and started again until it ended.
+
+    Attributes:
+        hazard: its name.
+        verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
+            with status 0; "not hit": it ended before it was struck; "no such place".
+        struck: where, in words.
+        again: steps executed a second time.
+        timeline: a line of text, steps from left to right.
+        starts: in order.
+        divergence: where it left the undisturbed program's course.
+        message: of a failure: the last lines of its output.
+    """
+
+    hazard: str
+    verdict: Verdict
+    struck: str = ""
+    again: int = 0
+    timeline: str = ""
+    starts: list[StartSummary] = field(default_factory=list)
+    divergence: Divergence | None = None
+    message: str = ""
+
+    @property
+    def line(self) -> str:
+        """Its row of the table."""
+        what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
+        again = self.again if self.starts else ""
+        return (
+            f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "
+            f"{_MARKS[self.verdict]} {what}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        divergence = None if self.divergence is None else self.divergence.as_dict()
+        return {
+            **asdict(self),
+            "divergence": divergence,
+            "starts": [asdict(start) for start in self.starts],
+        }
+
+
+@dataclass
+class DrillReport:
+    """What a drill found.
+
+    Attributes:
+        script, args, seed: what was drilled; the same seed aims the same kills.
+        runs: the run directories that the script opened, as it names them (absolute).
+        steps, seconds: of one undisturbed start.
+        nondeterminism: where two undisturbed programs part; the hazards are not tried then.
+        ordeals: one for each program that was struck.
+    """
+
+    script: str
+    args: list[str]
+    seed: int
+    runs: list[str]
+    steps: int
+    seconds: float
+    nondeterminism: Divergence | None = None
+    seeded: bool = True
+    """Whether every run was given a seed."""
+    ordeals: list[Ordeal] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything that was struck ended as the undisturbed program."""
+        struck = [one.verdict for one in self.ordeals if one.verdict not in ("not hit", "no such place")]
+        return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
+
+    @property
+    def exit_code(self) -> int:
+        """0: exact; 1: a resume is not exact, or fails; 3: two undisturbed programs differ."""
+        if self.nondeterminism is not None:
+            return NONDETERMINISTIC
+        return EXACT if self.exact else NOT_EXACT
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """The earliest one of all ordeals; of two undisturbed programs where those differ."""
+        found = [one.divergence for one in self.ordeals if one.divergence is not None]
+        return self.nondeterminism or min(found, key=lambda one: one.order, default=None)
+
+    def header(self) -> str:
+        """What stands above the table."""
+        what = " ".join([self.script, *self.args])
+        runs = f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
+        title = f"{what}: {runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
+        if self.nondeterminism is not None:
+            return title
+        legend = f"{ONCE} done  {AGAIN} again  {STRUCK} struck"
+        return f"{title}\n\n{'hazard':<{_HAZARD}} {'struck':<{_STRUCK}} {legend:<{WIDTH}} again"
+
+    def verdict(self) -> str:
+        """What stands below the table."""
+        if self.nondeterminism is not None:
+            return self._nondeterministic(self.nondeterminism)
+        count = {
+            verdict: sum(one.verdict == verdict for one in self.ordeals)
+            for verdict in ("exact", "differs", "failed", "not hit")
+        }
+        missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
+        if self.exact:
+            return (
+                f"exact: {count['exact']} of {count['exact']} ended as the run that was never stopped{missed}"
+            )
+        lines = []
+        if count["failed"]:
+            failed = next(one for one in self.ordeals if one.verdict == "failed")
+            lines.append(f"{count['failed']} did not come back; the first, after {failed.hazard!r}:")
+            lines.append(textwrap.indent(failed.message, "    "))
+        if count["differs"] and (first := self.first_divergence):
+            lines.append(f"{count['differs']} of {count['differs'] + count['exact']} resumes differ{missed}")
+            lines.append(f"first: {first}: {first.expected} undisturbed, {first.found} here")
+            lines.append(f"likely: {first.cause}")
+        return "\n".join(lines) or f"nothing was struck{missed}"
+
+    def _nondeterministic(self, where: Divergence) -> str:
+        likely = where.note or UNSEEDED * (not self.seeded) or UNSTABLE
+        return (
+            "two undisturbed runs of this script differ, so nothing can be said of its resume\n"
+            f"first: {where}: {where.expected} in the first, {where.found} in the second\n"
+            f"likely: {likely}"
+        )
+
+    def __str__(self) -> str:
+        rows = "".join(f"{one.line}\n" for one in self.ordeals)
+        return f"{self.header()}\n{rows}\n{self.verdict()}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        nondeterminism = None if self.nondeterminism is None else self.nondeterminism.as_dict()
+        return {
+            "script": self.script,
+            "args": self.args,
+            "seed": self.seed,
+            "runs": self.runs,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "exact": self.exact,
+            "exit_code": self.exit_code,
+            "nondeterminism": nondeterminism,
+            "ordeals": [one.as_dict() for one in self.ordeals],
+        }

@@ -1,0 +1,178 @@
+"""One program under drill: started, struck, started again, in a root of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.errors import DrillError
+from everstep.record import RunJournal
+from everstep.record.rundir import ROOT
+from everstep.services.witness import FILE
+
+HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
+
+
+class Strike(NamedTuple):
+    """What befalls a start: a hazard inside it (`everstep.hazard`), or SIGKILL so many seconds after its
+    first run was opened."""
+
+    spec: str = ""
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return self.spec if self.seconds is None else f"kill after {self.seconds:.3f} s"
+
+
+class Record(NamedTuple):
+    """A line of the witness; see `everstep.services.witness`.  `run`: relative to the root."""
+
+    run: str
+    time: float
+    at: str
+    epoch: int
+    step: int
+    parts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the program.
+
+    Attributes:
+        strike: what it was to meet; None for one that is left alone.
+        status: its exit status; negative: the signal that ended it.
+        began, seconds: when it was started (seconds since 1970), and how long it ran.
+        records: what the witness wrote.
+        log: its output.
+    """
+
+    strike: Strike | None
+    status: int
+    began: float
+    seconds: float
+    records: list[Record]
+    log: Path
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+
+@dataclass
+class Program:
+    """A script with its arguments, and everything that one chain of its starts leaves.
+
+    Attributes:
+        command: how it is started, in the current directory.
+        folder: of this chain; `root` in it has the run directories.
+        timeout: seconds that a start may take.
+        starts: in order.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    timeout: float
+    starts: list[Start] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True)
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @cached_property
+    def runs(self) -> list[str]:
+        """Its run directories, relative to the root, in the order in which they were made."""
+        found = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
+        return [str(path.parent.relative_to(self.root)) for path in found]
+
+    def start(self, strike: Strike | None = None, trace: Path | None = None) -> Start:
+        """Start it, and wait until it ends.
+
+        Args:
+            trace: write the hazards that it passes there.
+
+        Raises:
+            DrillError: it did not end in time.
+        """
+        number = len(self.starts) + 1
+        log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
+        env = {**os.environ, ROOT: str(self.root), FILE: str(witness)}
+        spec = f"trace:{trace}" if trace else strike.spec if strike else ""
+        env[INDEX] = "off"  # drilled runs have no business in the user's
+        env.pop(HAZARD, None)
+        if spec:
+            env[HAZARD] = spec
+        began, clock = time.time(), time.monotonic()
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                self.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_hear_ctrl_c,
+            )
+            try:
+                status = self._wait(process, witness, None if strike is None else strike.seconds)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # it, or loader workers that outlived it
+                process.wait()
+        start = Start(strike, status, began, time.monotonic() - clock, self._read(witness), log)
+        self.starts.append(start)
+        self.__dict__.pop("runs", None)
+        return start
+
+    def _wait(self, process: subprocess.Popen[bytes], witness: Path, seconds: float | None) -> int:
+        until = time.monotonic() + self.timeout
+        if seconds is not None:
+            while not witness.exists() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.001)
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(seconds)
+            process.kill()
+        try:
+            return process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise DrillError(
+                f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
+                "smaller by its arguments, or raise the timeout"
+            ) from None
+
+    def _read(self, witness: Path) -> list[Record]:
+        lines = witness.read_text().splitlines() if witness.exists() else []
+        records = []
+        for line in lines:
+            with suppress(ValueError):  # a last line that the kill tore
+                fields: dict[str, Any] = json.loads(line)
+                fields["run"] = os.path.relpath(fields["run"], self.root)
+                records.append(Record(**fields))
+        return records
+
+    def journal(self, run: str) -> RunJournal:
+        """The journal of one of its runs, read anew."""
+        return RunJournal(self.root / run)
+
+
+def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
+    """How a script is started: by the Python that runs the drill."""
+    return (sys.executable, str(script), *args)
+
+
+def _hear_ctrl_c() -> None:
+    """A shell starts background jobs deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,445 @@
+"""From journals into the index: what is not there yet, once, whoever ships and however often."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, CursorResult, Table, delete, insert, select, update
+
+from everstep.errors import EverstepError, RunDirError, RunIndexError
+from everstep.index.database import Database
+from everstep.index.schema import checkpoints, events, metrics, runs, segments, series
+
+ALIVE_SECONDS = 120.0
+"""How long after its last sign of life a run on another machine still counts as running."""
+
+_FOREVER = 1 << 62
+_BATCH = 50_000
+
+
+@dataclass
+class Shipped:
+    """What one shipping came to.
+
+    Attributes:
+        runs: runs that were looked at.
+        rows: metric rows that are new in the index.
+        problems: what is torn, damaged or in the way, in words.
+    """
+
+    runs: int = 0
+    rows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class _Known(NamedTuple):
+    """What the index has of a run: its row, and the bytes of each journal file."""
+
+    id: int
+    status: str
+    sizes: dict[int, int]
+
+
+def sync(database: Database, folders: Iterable[Path]) -> Shipped:
+    """Ship every run in some folders: run directories, or folders that hold run directories.
+
+    Runs elsewhere that the index has as running are looked at again, too: they may have been killed.
+    A damaged run is a problem that is told, and no obstacle for the others.
+
+    Raises:
+        RunIndexError: the index cannot be used.
+    """
+    known = _known_by_path(database)
+    asked = [found for folder in folders for found in run_dirs(folder.absolute())]
+    running = [Path(path) for path, run in known.items() if run.status == "running"]
+    found = list(dict.fromkeys([*asked, *(path for path in running if _is_run(path))]))
+    changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
+    total = Shipped(runs=len(found))
+    with database.kept_open() if changed else nullcontext():
+        for run_dir in changed:
+            _ship_into(total, database, run_dir)
+    return total
+
+
+def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
+    """Ship one run and add up what came of it."""
+    try:
+        shipped = ship(database, run_dir)
+    except RunIndexError:
+        raise
+    except EverstepError as error:
+        total.problems.append(str(error))
+    else:
+        total.rows += shipped.rows
+        total.problems += shipped.problems
+
+
+def run_dirs(folder: Path) -> list[Path]:
+    """`folder` itself if it is a run directory, else the run directories in it, by name."""
+    if _is_run(folder):
+        return [folder]
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and _is_run(entry.path))
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
+        ) from error
+
+
+def _is_run(folder: str | Path) -> bool:
+    return os.path.exists(os.path.join(folder, "run.json")) or os.path.exists(
+        os.path.join(folder, ".run.json")
+    )
+
+
+def _known_by_path(database: Database) -> dict[str, _Known]:
+    if not database.exists():
+        return {}
+    with database.read() as connection:
+        found = {
+            row.path: _Known(row.id, row.status, {})
+            for row in connection.execute(select(runs.c.path, runs.c.id, runs.c.status))
+        }
+        by_id = {run.id: run for run in found.values()}
+        for run, number, size in connection.execute(
+            select(segments.c.run, segments.c.number, segments.c.size)
+        ):
+            by_id[run].sizes[number] = size
+    return found
+
+
+def _unchanged(run_dir: Path, known: _Known | None) -> bool:
+    return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
+
+
+def _sizes(run_dir: Path) -> dict[int, int]:
+    """Segment number -> bytes of its file."""
+    try:
+        with os.scandir(run_dir / "journal") as entries:
+            return {
+                int(entry.name[8:-4]): entry.stat().st_size
+                for entry in entries
+                if entry.name.startswith("segment-")
+                and entry.name.endswith(".evj")
+                and entry.name[8:-4].isdigit()
+            }
+    except FileNotFoundError:
+        return {}
+
+
+def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
+    """Ship what a run's journal has and the index lacks.
+
+    Any number of processes may do so at once: the place up to which a file was shipped is read and
+    written in the same transaction as its rows.
+
+    Args:
+        run_dir: the run directory.
+        alive: whether the caller is the process that runs it.
+
+    Raises:
+        RunDirError: it is no run directory, or a damaged one.
+        JournalError: a newer everstep wrote its journal.
+        RunIndexError: the index cannot be written.
+    """
+    from everstep.record import RunDir
+
+    run = RunDir.open(run_dir, create=False)
+    shipped = Shipped(runs=1)
+    with database.write() as connection:
+        known = _enter(connection, run, shipped.problems)
+        if known is None:
+            return shipped
+        for number, size in sorted(_sizes(run.path).items()):
+            if size != known.sizes.get(number):
+                shipped.rows += _ship_segment(connection, known, run.path, number)
+        _link(connection, known.id)
+        _conclude(connection, known.id, run.path, alive)
+        shipped.problems += _problems(connection, known.id)
+    return shipped
+
+
+def _enter(connection: Connection, run: Any, problems: list[str]) -> _Known | None:
+    """The run's row, made if needed; None if another directory with the same id is there already."""
+    facts, path = run.facts, str(run.path)
+    row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
+    if row is not None and row.path != path:
+        if _id_in(Path(row.path)) == facts["id"]:
+            problems.append(
+                f"{path} is a copy of {row.path}, the same run {facts['id']}, and is not indexed beside it; "
+                "move one of them elsewhere"
+            )
+            return None
+        connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
+    if row is not None:
+        known = _Known(row.id, row.status, _sizes_of(connection, row.id))
+        found = _sizes(run.path)
+        if all(found.get(number, -1) >= size for number, size in known.sizes.items()):
+            return known
+        _forget(connection, row.id)  # the journal is another one now, and it is the truth
+        return known._replace(sizes={})
+    seed = facts["seed"]
+    made = connection.execute(
+        insert(runs).values(
+            name=facts["id"],
+            path=path,
+            created=facts["created"],
+            seed=seed if abs(seed) < 1 << 63 else None,
+            status="running",
+            step=0,
+            epoch=0,
+        )
+    )
+    return _Known(_key(made), "running", {})
+
+
+def _key(made: CursorResult[Any]) -> int:
+    """The primary key of the row that was inserted."""
+    keys = made.inserted_primary_key
+    assert keys is not None
+    return int(keys[0])
+
+
+def _id_in(path: Path) -> str | None:
+    from everstep.record import RunDir
+
+    try:
+        return RunDir.open(path, create=False).id
+    except RunDirError:
+        return None
+
+
+def _sizes_of(connection: Connection, run: int) -> dict[int, int]:
+    found = connection.execute(select(segments.c.number, segments.c.size).where(segments.c.run == run))
+    return {number: size for number, size in found}
+
+
+def _forget(connection: Connection, run: int) -> None:
+    mine = select(series.c.id).where(series.c.run == run)
+    connection.execute(delete(metrics).where(metrics.c.series.in_(mine)))
+    for table in (series, checkpoints, events, segments):
+        connection.execute(delete(table).where(table.c.run == run))
+
+
+# ----------------------------------------------------------------------------------- one segment
+
+
+def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: int) -> int:
+    from everstep.record import read_segment
+    from everstep.record.reading import segment_path
+
+    path, run = segment_path(run_dir, number), known.id
+    start = known.sizes.get(number, 0)
+    try:
+        found = read_segment(path, start)
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"the journal cannot be read: {error.strerror}; see to the disk", str(path)
+        ) from error
+    torn = found.size < path.stat().st_size
+    problems = found.problems[:-1] if torn and found.problems else found.problems
+    new: dict[str, Any] = {"run": run, "number": number, "valid_to": 0, "step": 0, "epoch": 0}
+    new |= {"parent": None, "parent_offset": None, "started": None, "last": None, "end": found.end}
+    new |= {"status": None, "reason": None, "facts": "{}", "problems": "[]"}
+    old = connection.execute(
+        select(segments).where(segments.c.run == run, segments.c.number == number)
+    ).one_or_none()
+    values = new if old is None else dict(old._mapping)
+    if start:
+        problems = [problem for problem in problems if "the header" not in problem]
+    values["problems"] = json.dumps(json.loads(values["problems"]) + problems)
+    values["torn"] = found.problems[-1] if torn and found.problems else None
+    values["size"], values["begun"] = found.size, int(found.started)
+    values["end"] = max(values["end"], found.end)
+    if found.parent is not None:
+        values["parent"], values["parent_offset"] = found.parent
+    times = [event.time for event in found.events] + [block.time for block in found.blocks[-1:]]
+    values["last"] = max([values["last"] or 0.0, *times]) or None
+    _ship_events(connection, run, found.events, values)
+    rows = _ship_blocks(connection, run, number, found.blocks, values)
+    if old is not None:
+        connection.execute(delete(segments).where(segments.c.run == run, segments.c.number == number))
+    connection.execute(insert(segments).values(**values))
+    return rows
+
+
+def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
+    """Write the events, and note in the segment's row what they say of it."""
+    for event in found:
+        if event.kind == "segment":
+            segment["started"], segment["facts"] = event.time, json.dumps(event.data.get("facts", {}))
+        elif event.kind == "ended":
+            segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
+        elif event.kind == "interrupted":
+            segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
+        elif event.kind == "closed":
+            segment["status"], segment["reason"] = event.data["status"], _text(event.data["reason"])
+    _insert(
+        connection,
+        events,
+        (
+            (run, e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data))
+            for e in found
+            if e.kind != "segment"  # its facts are in the segment's row
+        ),
+    )
+    _insert(
+        connection,
+        checkpoints,
+        (
+            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time)
+            for e in found
+            if e.kind == "checkpoint"
+        ),
+    )
+
+
+def _ship_blocks(
+    connection: Connection, run: int, number: int, blocks: list[Any], segment: dict[str, Any]
+) -> int:
+    ids = {
+        (name, phase): key
+        for key, name, phase in connection.execute(
+            select(series.c.id, series.c.name, series.c.phase).where(series.c.run == run)
+        )
+    }
+    count = 0
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        nonlocal count
+        for stored in blocks:
+            block = stored.block
+            key = (_text(block.name), _text(block.phase))
+            if key not in ids:
+                made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
+                ids[key] = _key(made)
+            segment["step"] = max(segment["step"], *block.steps)
+            segment["epoch"] = max(segment["epoch"], block.epoch)
+            count += len(block.steps)
+            yield from zip(
+                repeat(ids[key]),
+                repeat(number),
+                repeat(stored.offset),
+                range(len(block.steps)),
+                repeat(block.epoch),
+                block.steps,
+                block.seqs,
+                block.counts,
+                block.values,
+                repeat(int(block.wall)),
+                strict=False,
+            )
+
+    _insert(connection, metrics, rows())
+    return count
+
+
+def _insert(connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Insert rows given in the order of the table's columns: the driver's own speed, 50,000 at a time."""
+    text = str(insert(table).compile(connection))
+    batch: list[tuple[Any, ...]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _BATCH:
+            connection.exec_driver_sql(text, batch)
+            batch = []
+    if batch:
+        connection.exec_driver_sql(text, batch)
+
+
+def _text(text: Any) -> str | None:
+    """Text without what a database refuses (half of a character)."""
+    return None if text is None else str(text).encode("utf-8", "replace").decode()
+
+
+# ------------------------------------------------------------------------------------- the run
+
+
+def _link(connection: Connection, run: int) -> None:
+    """Say anew up to where each segment is valid: the chain of `everstep.record.reading`."""
+    found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))
+    by_number = {row.number: row for row in found}
+    valid: dict[int, int] = {}
+    at = max((number for number, row in by_number.items() if row.begun), default=None)
+    end = _FOREVER
+    while at is not None and at in by_number:
+        valid[at] = end
+        row = by_number[at]
+        if row.parent is not None and row.parent >= at:
+            break
+        at, end = row.parent, row.parent_offset
+    for number, row in by_number.items():
+        if row.valid_to != valid.get(number, 0):
+            connection.execute(
+                update(segments)
+                .where(segments.c.run == run, segments.c.number == number)
+                .values(valid_to=valid.get(number, 0))
+            )
+
+
+def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> None:
+    """The run's row: where it stands and how it fares."""
+    found = connection.execute(
+        select(segments).where(segments.c.run == run, segments.c.begun == 1).order_by(segments.c.number)
+    ).all()
+    row = connection.execute(select(runs).where(runs.c.id == run)).one()
+    newest = found[-1] if found else None
+    seen = [segment.last for segment in found if segment.last is not None]
+    beat = time.time() if alive else max([row.heartbeat or 0.0, *seen]) or None
+    status = newest.status if newest is not None else None
+    if status is None:
+        status = "running" if alive else _status_of_silent(run_dir, beat)
+    step = 0 if newest is None else newest.step or _step_of(json.loads(newest.facts).get("resumed_from"))
+    values = {
+        "status": status,
+        "reason": None if newest is None else newest.reason,
+        "started": None if newest is None else newest.started,
+        "heartbeat": beat,
+        "step": step,
+        "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
+    }
+    connection.execute(update(runs).where(runs.c.id == run).values(**values))
+
+
+def _step_of(checkpoint: str | None) -> int:
+    """The step in a checkpoint's name."""
+    return 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
+
+
+def _status_of_silent(run_dir: Path, heartbeat: float | None) -> str:
+    """Of a start that did not say how it ended: running, killed, or failed before it could say so."""
+    from everstep.record import is_held
+
+    try:
+        if is_held(run_dir):
+            return "running"
+    except OSError:
+        pass  # no locks on this file system: the heartbeat decides
+    recent = heartbeat is not None and time.time() - heartbeat < ALIVE_SECONDS
+    if not (run_dir / "lock").exists():
+        return "running" if recent else "killed"  # lock=False
+    return "killed" if (run_dir / "lock.json").exists() else "failed"
+
+
+def _problems(connection: Connection, run: int) -> list[str]:
+    found = connection.execute(
+        select(segments.c.problems, segments.c.torn, runs.c.name, runs.c.status)
+        .join(runs, runs.c.id == segments.c.run)
+        .where(runs.c.id == run)
+        .order_by(segments.c.number)
+    )
+    told = []
+    for problems, torn, name, status in found:
+        told += [f"{name}: {problem}" for problem in json.loads(problems)]
+        if torn is not None and status != "running":  # of a running one it is being written
+            told.append(f"{name}: {torn}")
+    return told

@@ -1,0 +1,39 @@
+"""Keeps the index over runs up to date while this one trains."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from everstep.contracts import RunView, Service, Stage
+from everstep.index.location import index_of
+from everstep.index.writer import IndexWriter
+
+
+class Index(Service):
+    """Has the journal shipped to `everstep.db` beside the run directory, by a thread of its own.
+
+    It asks for no moment, so it costs the training thread nothing.  Without SQLAlchemy, or with
+    EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one of the journals at any time.
+    """
+
+    stage = Stage.REPORT
+    moments = frozenset()
+    isolate = False
+    window = "none"
+
+    def __init__(self) -> None:
+        super().__init__("run index")
+        self._writer: IndexWriter | None = None
+
+    def open(self, run: RunView) -> None:
+        run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
+        path = index_of(run_dir)
+        if path is not None and find_spec("sqlalchemy") is not None:
+            first = run.step
+            self._writer = IndexWriter(path, run_dir, lambda: run.step > first, run.println)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,98 @@
+"""What all services that write the record out have in common.
+
+The journal is the truth, and what they write follows from it alone: at the start of a process everything
+is brought in agreement with the rows that are valid now, whatever a kill, a resume from an older
+checkpoint or a full disk has left; from then on, what is new is appended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.errors import ConfigError
+from everstep.record import Follower, Item
+from everstep.schedule import Every, Schedule
+
+Parts = Iterator[tuple[int, list[Item]]]
+"""What is valid of each earlier start of the run: its number, and its rows and events."""
+
+
+class Sink(Service, ABC):
+    """Follows the journal and writes what it holds to another place.
+
+    Args:
+        path: where, inside the run directory.
+        every: when; default as often as the journal itself, and at the end in any case.
+
+    Raises:
+        ConfigError: `path` leads out of the run directory.
+    """
+
+    stage = Stage.REPORT
+    isolate: ClassVar[bool] = False
+    window = "none"
+
+    def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
+        usual = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
+        super().__init__(name, usual if every is None else every)
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise ConfigError(
+                f"path={str(path)!r} of service {self.name!r}: give a path inside the run directory, "
+                'as in "logs/mine"'
+            )
+        self._place = Path(path)
+        self._run: RunView | None = None
+        self._follower: Follower | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where it writes, while its loop is open."""
+        assert self._run is not None
+        return Path(self._run.run_dir) / self._place
+
+    def open(self, run: RunView) -> None:
+        self._run, self._follower = run, None
+
+    def run(self, boundary: Boundary) -> None:
+        self._catch_up()
+
+    def close(self) -> None:
+        assert self._run is not None
+        try:
+            self._catch_up()
+        except OSError as error:
+            self._run.println(f"warning: {self.path} is not complete ({error}); free space, start again")
+        finally:
+            self._release()
+
+    def _catch_up(self) -> None:
+        """Write what the journal holds and the files do not; after a failure, all of it anew."""
+        assert self._run is not None
+        self._run.flush()
+        try:
+            if self._follower is None:
+                follower = Follower(Path(self._run.run_dir), self._run.segment)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._begin(follower.older())
+                self._follower = follower
+            self._add(self._follower.news())
+        except BaseException:
+            self._follower = None
+            self._release()
+            raise
+
+    @abstractmethod
+    def _begin(self, older: Parts) -> None:
+        """Make the files those of the earlier starts."""
+
+    @abstractmethod
+    def _add(self, news: Iterable[Item]) -> None:
+        """Append what is new of this start; it reaches the operating system before this returns."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Close the files.  May be called twice."""

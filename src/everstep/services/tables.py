@@ -1,0 +1,203 @@
+"""The record as a table for other programs: `JSONLines` and `CSV`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from everstep import hazard
+from everstep.record import Event, Item
+from everstep.schedule import Schedule
+from everstep.services.sink import Parts, Sink
+
+Line: TypeAlias = dict[str, Any]
+"""The metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
+
+_KEYS = ("step", "epoch", "phase")
+_ORDER = {"head": 0, "step": 1, "tail": 2, "epoch": 4}
+_OTHER = 3
+
+
+class _Table(Sink):
+    """One file of lines; at the start of a process it is made anew from the whole journal."""
+
+    def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
+        super().__init__(path, every, name)
+        self._file: IO[str] | None = None
+
+    def _begin(self, older: Parts) -> None:
+        self._make(line for _, items in older for line in lines(items))
+
+    def _make(self, content: Iterable[Line]) -> None:
+        """A new file in the place of the old one, whole or not at all."""
+        self._release()
+        beside = self.path.with_name(f".{self.path.name}.tmp")
+        hazard.reach("sink.create")
+        self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
+        self._head(self._file)
+        self._write(content)
+        hazard.reach("sink.rename")
+        os.replace(beside, self.path)
+
+    def _add(self, news: Iterable[Item]) -> None:
+        self._write(lines(news))
+
+    def _write(self, content: Iterable[Line]) -> None:
+        assert self._file is not None
+        hazard.reach("sink.write")
+        self._put(self._file, content)
+        self._file.flush()
+
+    def _head(self, file: IO[str]) -> None:
+        """Write what stands above the lines."""
+
+    @abstractmethod
+    def _put(self, file: IO[str], content: Iterable[Line]) -> None:
+        """Write lines."""
+
+    def _release(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+
+class JSONLines(_Table):
+    """Writes the record as JSON, one object a line: `pandas.read_json(path, lines=True)`.
+
+    A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
+    epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
+    are "inf" and "-inf".  A metric that is itself called "step", "epoch" or "phase" is written as
+    "metric/step" ...
+
+    Once the run has ended each value is in the file exactly once, however often it was killed.
+
+    Args:
+        path: of the file, inside the run directory.
+        every: when what is new is appended; default as often as the journal itself, and at the end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "logs/metrics.jsonl",
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, every, name)
+
+    def _put(self, file: IO[str], content: Iterable[Line]) -> None:
+        file.writelines(f"{_json_object(line)}\n" for line in content)
+
+
+class CSV(_Table):
+    """Writes the record as a table with one header: `pandas.read_csv(path)`.
+
+    Lines and names are those of `JSONLines`; what a line lacks is empty.  A metric that appears later
+    gets a column at the end: the file is made anew with it.
+
+    Args:
+        path: of the file, inside the run directory.
+        every: when what is new is appended; default as often as the journal itself, and at the end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "logs/metrics.csv",
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, every, name)
+        self._columns: list[str] = []
+
+    def _begin(self, older: Parts) -> None:
+        parts = list(older)
+        self._columns = list(_KEYS)
+        for _, items in parts:
+            self._widen(items)
+        super()._begin(iter(parts))
+
+    def _add(self, news: Iterable[Item]) -> None:
+        items = list(news)
+        if self._widen(items):
+            self._make(chain(self._written(), lines(items)))
+        else:
+            self._write(lines(items))
+
+    def _widen(self, items: Iterable[Item]) -> bool:
+        """Take in the columns of new metrics; whether there are any."""
+        blocks = (item.block for item in items if not isinstance(item, Event))
+        rows = ((b.epoch, min(b.steps), _ORDER.get(b.phase, _OTHER), _column(b.name)) for b in blocks)
+        new = dict.fromkeys(name for *_, name in sorted(rows) if name not in self._columns)
+        self._columns += new
+        return bool(new)
+
+    def _written(self) -> Iterator[Line]:
+        with open(self.path, encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+
+    def _head(self, file: IO[str]) -> None:
+        csv.writer(file, lineterminator="\n").writerow(self._columns)
+
+    def _put(self, file: IO[str], content: Iterable[Line]) -> None:
+        table = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
+        table.writerows(content)
+
+
+def lines(items: Iterable[Item]) -> Iterator[Line]:
+    """The lines of the rows among some items of a journal, which hold every row of the steps they end with.
+
+    Rows come by metric, so those of an epoch are held back until it ends, or a checkpoint is announced:
+    that happens only where the rows of all completed steps have been written.
+    """
+    open_lines: dict[tuple[int, int, str, int], Line] = {}
+    epoch = 0
+    for item in items:
+        if isinstance(item, Event):
+            if item.kind == "checkpoint":
+                yield from _in_order(open_lines)
+            continue
+        block = item.block
+        if block.epoch != epoch:
+            yield from _in_order(open_lines)
+        epoch, phase, column = block.epoch, block.phase, _column(block.name)
+        rank = _ORDER.get(phase, _OTHER)
+        for step, seq, value in zip(block.steps, block.seqs, block.values, strict=True):
+            key = (step, rank, phase, seq)
+            line = open_lines.get(key)
+            if line is None:
+                line = open_lines[key] = {"step": step, "epoch": epoch, "phase": phase}
+            line[column] = value
+    yield from _in_order(open_lines)
+
+
+def _in_order(open_lines: dict[tuple[int, int, str, int], Line]) -> Iterator[Line]:
+    """The order is that of the run, whenever the journal was written."""
+    for key in sorted(open_lines):
+        line = open_lines.pop(key)
+        names = sorted(line.keys() - set(_KEYS))
+        yield {name: line[name] for name in (*_KEYS, *names)}
+
+
+def _column(name: str) -> str:
+    return f"metric/{name}" if name in _KEYS else name
+
+
+def _json_object(line: Line) -> str:
+    try:
+        return json.dumps(line, allow_nan=False)
+    except ValueError:  # JSON has neither NaN nor infinities
+        return json.dumps({name: _finite(value) for name, value in line.items()})
+
+
+def _finite(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)

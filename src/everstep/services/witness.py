@@ -1,0 +1,120 @@
+"""What a drilled run leaves of its course: a digest of every part of it at every step.
+
+A drill starts a program with EVERSTEP_DRILL=FILE and reads the file afterwards, also that of a killed
+process.  It has one JSON object a line:
+
+    {"run": DIRECTORY, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7, "parts": {"weights/w": DIGEST}}
+
+| place | when | parts |
+|---|---|---|
+| enter | the run is open; after a resume, its state restored | state |
+| before | step `step` is about to begin (`TrainLoop`) | samples, state |
+| step | it is complete | samples (`Supervisor`), random state, state |
+| epoch | the epoch is closed, after its tail | random state, state |
+| exit | the `with` block was left | none |
+
+Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries as weights/NAME (it
+holds arrays), optimizer/NAME (param_groups) or state/NAME (neither).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from everstep import hazard
+from everstep.contracts import Boundary, Moment, RunView, Service
+from everstep.errors import StateError
+from everstep.schedule import Every
+from everstep.state import capture, digest, encode
+
+FILE = "EVERSTEP_DRILL"
+"""The environment variable that names the file."""
+
+
+class Witness(Service):
+    """Writes the file; after each record it passes the hazard "witness.PLACE".
+
+    Args:
+        path: the file; appended to, so that one file can witness several runs of a process.
+        save: the user's entries as trees, by name.
+    """
+
+    moments = frozenset(
+        {Moment.ENTER_LOOP, Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP}
+    )
+    window = "none"
+
+    def __init__(self, path: str, save: Callable[[], Mapping[str, Any]]) -> None:
+        super().__init__("drill witness", Every(steps=1) | Every(epochs=1))
+        self._path, self._save = path, save
+        self._samples: dict[str, Any] = {}
+        self._run_dir = ""
+
+    def open(self, run: RunView) -> None:
+        self._run_dir = os.path.abspath(run.run_dir)
+
+    def watching(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; each is noted as handed out in the step that is open."""
+        for batch in batches:
+            key = f"samples/{name}"
+            self._samples[key] = _digest([self._samples.get(key), _digest(batch)])
+            yield batch
+
+    def run(self, boundary: Boundary) -> None:
+        if boundary.final:
+            return
+        place = _PLACES[boundary.moment]
+        step, parts = boundary.step, {}
+        if place == "before":
+            step += 1
+            if boundary.payload is not None:
+                parts["samples/train"] = _digest(boundary.payload)
+        elif place in ("step", "epoch"):
+            parts = self._samples | {f"random/{name}": _digest(tree) for name, tree in capture().items()}
+            self._samples = {}
+        if place != "exit":
+            parts |= {f"{_kind(tree)}/{name}": _digest(tree) for name, tree in self._save().items()}
+        self._write({"at": place, "epoch": boundary.epoch, "step": step, "parts": parts})
+        hazard.reach(f"witness.{place}")
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """One write a record: what was witnessed survives SIGKILL, and is never torn by a second process."""
+        line = json.dumps({"run": self._run_dir, "time": time.time(), **record}) + "\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+_PLACES = {
+    Moment.ENTER_LOOP: "enter",
+    Moment.BEFORE_STEP: "before",
+    Moment.AFTER_STEP: "step",
+    Moment.AFTER_EPOCH: "epoch",
+    Moment.EXIT_LOOP: "exit",
+}
+
+
+def witnesses(save: Callable[[], Mapping[str, Any]]) -> list[Service]:
+    """The witness of this run if the process is being drilled."""
+    path = os.environ.get(FILE)
+    return [Witness(path, save)] if path else []
+
+
+def _digest(tree: Any) -> str:
+    """Of all leaves of a tree; of what cannot be encoded, only its type counts."""
+    try:
+        return digest(encode(tree), skip=())
+    except StateError:
+        return type(tree).__qualname__
+
+
+def _kind(tree: Any) -> str:
+    if isinstance(tree, Mapping) and tree.keys() >= {"state", "param_groups"}:
+        return "optimizer"
+    return "weights" if encode(tree).arrays else "state"

@@ -1,0 +1,32 @@
+"""The command in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "index"))  # index_runs
+
+
+def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:
+    """What it prints to standard output and to standard error; its exit status is as expected."""
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", *command],
+        cwd=cwd,
+        env={**os.environ, "EVERSTEP_INDEX": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, done.stderr
+
+
+def as_json(*command: str, cwd: Path, status: int = 0) -> Any:
+    """What it prints with --json."""
+    return json.loads(everstep(*command, "--json", cwd=cwd, status=status)[0])

@@ -1,0 +1,328 @@
+"""Every command, as a person or a program starts it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_runs import as_json, everstep
+from index_runs import journal_rows, make_runs, start
+
+from everstep.record.reading import segment_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/`: good, long, killed, failed and stopped ones."""
+    folder = tmp_path_factory.mktemp("made")
+    make_runs(folder / "runs")
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    """A copy of them for a test that changes something, without an index."""
+    shutil.copytree(made / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("everstep.db*"))
+    return tmp_path
+
+
+def names(runs: list[dict[str, str]]) -> list[str]:
+    return [run["name"].rpartition("-")[0] for run in runs]
+
+
+# ------------------------------------------------------------------------------- the command itself
+
+
+def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: Path) -> None:
+    told, _ = everstep("--help", cwd=tmp_path)
+    assert "0 done, 1 something is wrong, 2 wrong usage" in told
+    for name in ("runs", "show", "compare", "plot", "checkpoints", "sync", "doctor"):
+        assert re.search(rf"^  {name} ", told, re.MULTILINE)
+    told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
+    assert "Status is running, finished, stopped, failed or killed." in told
+    assert everstep("--version", cwd=tmp_path)[0].startswith("everstep, version ")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from everstep.cli import main; sys.argv = ['everstep', '--help']\n"
+        "try: main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(done.stderr.split()) & {"numpy", "sqlalchemy", "torch", "plotext", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["rusn"], "did you mean 'runs'"),
+        (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
+        (["runs", "valid_loss"], "is no comparison"),
+        (["runs", "--sort", "stpe"], "did you mean 'step'"),
+        (["show", "goood"], "there is no run 'goood'"),
+        (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
+        (["show", "good", "--metric", "valid_loss", "--phase", "step"], "in phase 'step'"),
+        (["show", "./runs"], "is no run directory"),
+        (["compare", "good"], "two runs or more"),
+        (["plot", "valid_loss"], "at least one RUN"),
+        (["plot", "good", "valid_loss", "--out", "a.gif"], ".png or .svg"),
+        (["checkpoints", "good", "pin"], "give the names"),
+        (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
+        (["checkpoints", "good", "verify", "good"], "is no checkpoint's name"),
+        (["checkpoints", "good", "pin", "epoch-0009-step-00000004"], "did you mean 'epoch-000"),
+    ],
+)
+def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: list[str], said: str) -> None:
+    assert said in everstep(*command, cwd=made, status=2)[1]
+
+
+def test_where_there_is_no_run(tmp_path: Path) -> None:
+    assert "there are no runs" in everstep("runs", cwd=tmp_path, status=1)[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_one_clear_line(made: Path) -> None:
+    for package, extra, command in (
+        ("click", "cli", ["runs"]),
+        ("sqlalchemy", "cli", ["runs"]),
+        ("plotext", "plot", ["plot", "good", "valid_loss"]),
+        ("matplotlib", "plot", ["plot", "good", "valid_loss", "--out", "a.svg"]),
+    ):
+        program = f"import sys; sys.modules[{package!r}] = None; import everstep.cli; everstep.cli.main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command], cwd=made, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"everstep: this needs {package}, which is not installed: pip install 'everstep[{extra}]'\n"
+        )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(made: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m everstep show good --metric loss --json | head -n 1",
+        cwd=made, shell=True, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+# ---------------------------------------------------------------------------------------- runs
+
+
+def test_runs_are_filtered_and_sorted(made: Path) -> None:
+    every = as_json("runs", cwd=made)
+    assert {name: run["status"] for name, run in zip(names(every), every, strict=True)} == {
+        "good": "finished",
+        "long": "finished",
+        "killed": "killed",
+        "failed": "failed",
+        "stopped": "stopped",
+    }
+    assert names(as_json("runs", "valid_loss<0.6", "status=finished", "--sort", "valid_loss", cwd=made)) == [
+        "long",
+        "good",
+    ]
+    assert names(as_json("runs", "status=finished", "--sort", "-valid_loss", "--limit", "1", cwd=made)) == [
+        "good"
+    ]
+    assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
+    assert as_json("runs", "valid_loss<0", cwd=made) == []
+
+
+def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:
+    (run,) = as_json(
+        "runs", "name>good", "name<h", "--columns", "step,valid_loss,step/loss,packages.numpy", cwd=made
+    )
+    rows = {row[3:5] + row[2:3]: row[6] for row in journal_rows(made / "runs" / "good")}
+    assert run["step"] == 8
+    assert run["valid_loss"] == 0.5
+    assert run["step/loss"] == float.fromhex(rows["step", "loss", 8])
+    assert run["packages.numpy"]
+    told, _ = everstep("runs", "status=finished", "--sort", "valid_loss", cwd=made)
+    head, first, second = told.splitlines()
+    assert head.split() == ["name", "status", "step", "epoch", "started", "valid_loss"]
+    assert first.startswith("long-") and first.endswith("0.25") and second.endswith("0.5")
+
+
+def test_the_index_is_found_by_folder_option_and_environment(here: Path) -> None:
+    as_json("sync", cwd=here)
+    assert len(as_json("runs", cwd=here / "runs")) == 5
+    assert len(as_json("runs", cwd=here / "runs" / "good")) == 5
+    assert len(as_json("runs", "--index", str(here / "runs"), cwd=Path("/"))) == 5
+    told, _ = everstep("runs", cwd=Path("/"), EVERSTEP_INDEX=str(here / "runs" / "everstep.db"))
+    assert len(told.splitlines()) == 6
+
+
+# ---------------------------------------------------------------------------------------- show
+
+
+def test_show_by_directory_needs_no_index_and_writes_nothing(here: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
+    run = as_json("show", "runs/long", cwd=here)
+    assert (run["status"], run["step"], run["epoch"], run["seed"]) == ("finished", 16, 4, 7)
+    assert [start["status"] for start in run["segments"]] == ["killed", "finished"]
+    assert run["segments"][1]["from"].startswith("epoch-000")
+    metrics = {(one["phase"], one["name"]): one for one in run["metrics"]}
+    assert metrics["tail", "valid_loss"]["best"] == 0.25
+    assert metrics["tail", "valid_loss"]["best_step"] == 16
+    assert [one["name"] for one in run["checkpoints"]][-1] == "epoch-0004-step-00000016"
+    told, _ = everstep("show", "runs/long", cwd=here)
+    for part in ("finished: max_epoch 4 is reached", "starts", "metrics", "checkpoints", "seed       7"):
+        assert part in told
+    assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+@pytest.mark.parametrize("run", ["long", "runs/long"])
+def test_the_rows_of_a_metric(made: Path, run: str) -> None:
+    rows = as_json("show", run, "--metric", "valid_loss", cwd=made)
+    assert [(row["step"], row["phase"], row["value"]) for row in rows] == [
+        (4, "tail", 1.0), (8, "tail", 0.5), (12, "tail", 1 / 3), (16, "tail", 0.25)
+    ]  # fmt: skip
+    rows = as_json("show", run, "--metric", "loss", cwd=made)
+    expected = [row for row in journal_rows(made / "runs" / "long") if row[4] == "loss"]
+    assert sorted((row["phase"], row["step"], row["value"].hex()) for row in rows) == sorted(
+        (row[3], row[2], row[6]) for row in expected
+    )
+    assert {row["phase"] for row in as_json("show", run, "--metric", "step/loss", cwd=made)} == {"step"}
+    assert len(everstep("show", run, "--metric", "loss", "--phase", "epoch", cwd=made)[0].splitlines()) == 5
+
+
+def test_torn_and_damaged_journals_are_shown_and_said(here: Path) -> None:
+    path = segment_path(here / "runs" / "good", 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    told, said = everstep("show", "runs/good", cwd=here)
+    assert "are torn and dropped" in said and "valid_loss" in told
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    path.write_bytes(damaged)
+    (problem,) = as_json("show", "runs/good", cwd=here)["problems"]
+    assert re.search(r"\d+ bytes at \d+ are damaged and skipped", problem)
+    assert "are damaged and skipped" in everstep("runs", cwd=here)[1]
+    path.write_bytes(b"")
+    run = as_json("show", "runs/good", cwd=here)
+    assert (run["step"], run["metrics"]) == (0, [])
+    assert (
+        everstep("show", "runs/good", "--metric", "loss", cwd=here, status=2)[1]
+        .strip()
+        .endswith("known: none")
+    )
+
+
+# ----------------------------------------------------------------------------- compare, plot, sync
+
+
+def test_compare_shows_what_differs(made: Path) -> None:
+    found = as_json("compare", "good", "runs/long", cwd=made)
+    good, long = found["runs"]
+    assert good.startswith("good-") and long.startswith("long-")
+    assert found["facts"]["step"] == {good: 8, long: 16}
+    assert "seed" not in found["facts"]
+    assert found["metrics"]["tail/valid_loss best"] == {good: 0.5, long: 0.25}
+    assert set(found["metrics"]["step/loss last"]) == {good, long}
+    assert "seed" in as_json("compare", "good", "long", "--all", cwd=made)["facts"]
+    told, _ = everstep("compare", "good", "long", cwd=made)
+    assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
+
+
+def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:
+    told, _ = everstep("plot", "good", "runs/long", "valid_loss", cwd=made)
+    assert "valid_loss" in told and "good-" in told and "long-" in told and "\x1b" not in told
+    everstep("plot", "long", "loss", "--phase", "epoch", "--out", str(tmp_path / "a.png"), cwd=made)
+    everstep("plot", "long", "good", "loss", "--out", str(tmp_path / "a.svg"), cwd=made)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_sync_makes_the_index_anew(here: Path) -> None:
+    made = as_json("sync", cwd=here)
+    assert (made["runs"], made["index"]) == (5, str(here / "runs" / "everstep.db"))
+    assert as_json("sync", cwd=here)["rows"] == 0
+    before = as_json("runs", cwd=here)
+    (here / "runs" / "everstep.db").unlink()
+    assert as_json("sync", "runs", cwd=here)["rows"] == made["rows"]
+    assert as_json("runs", cwd=here) == before
+    shutil.move(here / "runs" / "good", here / "elsewhere")
+    told, _ = everstep("sync", "elsewhere", "--index", "runs", cwd=here)
+    assert "1 runs, 0 new rows" in told
+    assert as_json("runs", "name>good", "name<h", cwd=here)[0]["path"] == str(here / "elsewhere")
+
+
+# --------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
+    run = here / "runs" / "long"
+    listed = as_json("checkpoints", "runs/long", cwd=here)
+    assert [(one["name"], one["pinned"], one["next"]) for one in listed] == [
+        ("epoch-0002-step-00000008", False, False),
+        ("epoch-0003-step-00000012", False, False),
+        ("epoch-0004-step-00000016", False, True),
+    ]
+    as_json("checkpoints", "runs/long", "pin", "epoch-0002-step-00000008", cwd=here)
+    dry = as_json("checkpoints", "runs/long", "prune", "--keep-last", "1", cwd=here)
+    assert [one["name"] for one in dry] == ["epoch-0003-step-00000012"]
+    assert len(list((run / "checkpoints").iterdir())) == 3
+    told, _ = everstep("checkpoints", "runs/long", "prune", "--keep-last", "1", "--delete", cwd=here)
+    assert "1 checkpoint deleted" in told
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        listed[0]["name"],
+        listed[2]["name"],
+    ]
+    left = as_json("checkpoints", "runs/long", "unpin", "epoch-0002-step-00000008", cwd=here)
+    assert [one["pinned"] for one in left] == [False, False]
+
+
+def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
+    assert {one["verified"] for one in as_json("checkpoints", "runs/good", "verify", cwd=here)} == {"whole"}
+    path = here / "runs" / "good" / "checkpoints" / "epoch-0002-step-00000008" / "arrays.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = as_json("checkpoints", "runs/good", "verify", cwd=here, status=1)
+    assert [one["name"] for one in found if one["verified"] == "damaged"] == ["epoch-0002-step-00000008"]
+    told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
+    assert "whole" in told
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """A run that a process is in the middle of."""
+    victim = start(tmp_path / "running", 4, 6, "wait")
+    assert "waiting\n" in iter(victim.stdout.readline, "")
+    yield tmp_path / "running"
+    victim.kill()
+    victim.communicate()
+
+
+def test_a_running_run_is_seen_and_left_alone(running: Path) -> None:
+    assert as_json("show", str(running), cwd=running)["status"] == "running"
+    command = ("checkpoints", str(running), "prune", "--keep-last", "1")
+    assert as_json(*command, cwd=running)
+    assert "is in use by process" in everstep(*command, "--delete", cwd=running, status=1)[1]
+
+
+def test_pruning_a_killed_run_leaves_it_a_killed_one(here: Path) -> None:
+    as_json("checkpoints", "runs/killed", "prune", "--keep-last", "1", "--delete", cwd=here)
+    assert as_json("show", "runs/killed", cwd=here)["status"] == "killed"
+
+
+# -------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor_examines_the_machine(tmp_path: Path) -> None:
+    found = {one["name"]: one for one in as_json("doctor", cwd=tmp_path)}
+    assert {"python", "torch", "devices", "determinism", "write speed", "fsync", "locks"} <= found.keys()
+    assert found["locks"]["ok"] is True
+    assert list(tmp_path.iterdir()) == []
+    assert re.search(r"^ok +locks +seen", everstep("doctor", str(tmp_path), cwd=Path("/"))[0], re.MULTILINE)
+
+
+def test_doctor_finds_a_folder_that_cannot_be_written() -> None:
+    assert "cannot be written" in everstep("doctor", "/proc", cwd=Path("/"), status=1)[0]

@@ -1,0 +1,182 @@
+"""The drill's own test: scripts with one planted fault each, and sound ones, as a user would drill them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.drill import DrillReport, drill
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PYTHON_M = [sys.executable, "-m", "everstep", "drill"]
+
+FAULTS = {
+    "cached_draw": ("random state", "numpy"),
+    "counter_outside": ("loss", "loss"),
+    "data_generator": ("samples", "train"),
+    "ema_outside": ("loss", "valid_loss"),
+    "forgetful_service": ("service", "total"),
+    "notes_by_hand": ("state", "notes"),
+    "rate_by_hand": ("weights", "w"),
+    "rows_by_chance": ("journal", "row norm"),
+    "schedule_outside": ("weights", "w"),
+}
+"""Script -> the component that its resume spoils first, and its name."""
+
+NONDETERMINISM = {
+    "clock_augmentation": ("samples", "train"),
+    "set_order": ("samples", "train"),
+    "thread": ("weights", "w"),
+    "unseeded": ("samples", "train"),
+}
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def drilled(name: str, *args: str, **options: object) -> DrillReport:
+    return drill(SCRIPTS / f"{name}.py", args, kills=1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_names_the_component_that_a_resume_spoils(name: str) -> None:
+    report = drilled(name, hazards=["last step"])
+    first = report.first_divergence
+    assert report.exit_code == 1, report
+    assert first is not None
+    assert (first.component, first.name) == FAULTS[name], report
+    assert first.step > 1
+
+
+@pytest.mark.parametrize("name", NONDETERMINISM)
+def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) -> None:
+    report = drilled(name)
+    assert report.exit_code == 3, report
+    assert report.nondeterminism is not None
+    assert (report.nondeterminism.component, report.nondeterminism.name) == NONDETERMINISM[name], report
+    assert not report.ordeals
+    assert ("give seed=" in str(report)) == (name == "unseeded")
+
+
+@pytest.mark.parametrize("name", ["bare_evaluation", "lines_again", "supervisor", "two_runs"])
+def test_a_sound_script_is_exact(name: str) -> None:
+    hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
+    report = drilled(name, hazards=hazards)
+    assert report.exit_code == 0, report
+    assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
+def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
+    for seed in range(8):
+        report = drill(SCRIPTS / f"{name}.py", kills=5, seed=seed)
+        assert report.exit_code == 0, report
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_a_rate_by_hand_spoils_the_optimizer() -> None:
+    first = drill(SCRIPTS / "torch_rate.py", hazards=["last step"]).first_divergence
+    assert first is not None
+    assert (first.component, first.name) == ("optimizer", "optimizer"), first
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_named_at_every_seed(name: str) -> None:
+    for seed in range(8):
+        first = drill(SCRIPTS / f"{name}.py", seed=seed).first_divergence
+        assert first is not None
+        assert (first.component, first.name) == FAULTS[name], first
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PYTHON_M, *map(str, args)], capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    done = command("--kills", "0", "--json", "report.json", "--keep", "kept", SCRIPTS / "everything.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(Path("report.json").read_text())
+    hazards = [one["hazard"] for one in found["ordeals"]]
+    assert hazards == [
+        "start-up",
+        "commit",
+        "tail",
+        "last step",
+        "shutdown",
+        "resume",
+        "SIGTERM",
+        "SIGINT",
+        "SIGTERM+SIGKILL",
+        "disk full",
+    ]
+    statuses = {one["hazard"]: [start["status"] for start in one["starts"]] for one in found["ordeals"]}
+    assert statuses["resume"] == [-9, -9, -9, -9, 0]
+    assert (statuses["SIGTERM"], statuses["SIGINT"]) == ([143, 0], [130, 0])
+    assert (statuses["SIGTERM+SIGKILL"], statuses["disk full"]) == ([-9, 0], [1, 0])
+    for one in found["ordeals"]:
+        assert one["verdict"] == "exact"
+        assert f"{one['hazard']:<16} {one['struck']:<34} {one['timeline']}" in done.stdout
+    assert "✗" in done.stdout
+    assert "exact: 10 of 10" in done.stdout
+    assert list(Path("kept").rglob("run.json"))
+
+
+def test_a_resume_that_fails_is_shown_with_its_output() -> None:
+    report = drilled("refuses_to_resume", hazards=["SIGTERM"])
+    assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["failed"])
+    assert "RuntimeError: there is no way back" in str(report)
+
+
+def test_the_same_seed_aims_the_same_kills() -> None:
+    strikes = [
+        [
+            start.strike
+            for one in drilled("supervisor", seed=seed, hazards=["SIGTERM"]).ordeals
+            for start in one.starts
+        ]
+        for seed in (1, 1, 2)
+    ]
+    assert strikes[0] == strikes[1] != strikes[2]
+
+
+def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
+    for run_dir in (str(tmp_path / "absolute"), "../up"):
+        report = drilled("everything", run_dir, hazards=("commit",))
+        assert report.exact, report
+        assert report.runs == [str((tmp_path / run_dir).resolve())]
+    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path.parent / "up").exists()
+
+
+def test_what_cannot_be_drilled_is_said(tmp_path: Path) -> None:
+    for program, said in (
+        ("print('no training here')", "opened no run"),
+        ("raise SystemExit('out of order')", "out of order"),
+        ("while True: pass", "ran longer than 0.5 s"),
+    ):
+        Path("script.py").write_text(program)
+        timeout = "0.5" if "while" in program else "60"
+        done = command("--timeout", timeout, "script.py")
+        assert (done.returncode, said in done.stderr) == (4, True), done.stderr
+
+
+def test_wrong_usage() -> None:
+    assert "did you mean 'SIGTERM'" in (done := command("--hazard", "SIGERM", __file__)).stderr
+    assert done.returncode == 2
+    assert command("gone.py").returncode == 2
+    assert "exists" in command("--keep", ".", __file__).stderr
+    assert "--kills" in command("--kils", "3", __file__).stderr

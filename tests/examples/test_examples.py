@@ -1,0 +1,86 @@
+"""Each example in a small size, under the drill: killed and stopped, it ends as the run that was not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.drill import DrillReport, drill
+from everstep.record import RunJournal
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = {
+    "digits": ("--epochs", "2"),
+    "logistic_numpy": ("--steps", "600"),
+    "transformer": ("--small",),
+}
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def exact(name: str, *hazards: str, seed: int = 0) -> DrillReport:
+    """Drilled; what it leaves is in `kept`."""
+    report = drill(EXAMPLES / f"{name}.py", SMALL[name], kills=1, hazards=hazards, seed=seed, keep="kept")
+    assert report.exact, report
+    assert {one.verdict for one in report.ordeals} <= {"exact", "no such place"}, report
+    return report
+
+
+def run_dirs() -> list[Path]:
+    """Of the undisturbed program, then of those that were struck."""
+    return sorted((path.parent for path in Path("kept").rglob("run.json")), reverse=True)
+
+
+def outputs() -> list[str]:
+    """What the last start of each program said, the undisturbed ones last."""
+    folders = sorted(Path("kept").iterdir())
+    return [sorted(folder.glob("start-*.log"))[-1].read_text() for folder in folders if folder.is_dir()]
+
+
+def test_digits() -> None:
+    exact("digits", "commit")
+
+
+def test_the_transformer_learns() -> None:
+    report = exact("transformer", "last step", seed=1)
+    (resumed,) = [name for one in report.ordeals for start in one.starts for name in start.resumed_from]
+    assert resumed == "step-00000175"  # inside an accumulation, and an epoch
+    undisturbed, *_, struck = run_dirs()
+    _, losses = RunJournal(undisturbed).series("valid_loss", "tail")
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 4 < losses[0]
+    texts = [output[output.index("\ndef ") :] for output in outputs()]
+    assert len(set(texts)) == 1
+    lines = [(run / "logs" / "metrics.jsonl").read_text().splitlines() for run in (undisturbed, struck)]
+    untimed = [[line for line in file if "_time" not in line] for file in lines]
+    assert untimed[0] == untimed[1]
+
+
+def test_logistic_regression_learns() -> None:
+    exact("logistic_numpy", "random instant", "commit")
+    for output in outputs():
+        accuracy = next(line for line in output.splitlines() if line.startswith("accuracy"))
+        assert float(accuracy.rpartition(" ")[2]) > 0.85
+
+
+def test_logistic_regression_imports_no_framework() -> None:
+    program = (
+        "import runpy, sys; sys.argv = ['x', '--steps', '3']; "
+        f"runpy.run_path({str(EXAMPLES / 'logistic_numpy.py')!r}, run_name='__main__'); "
+        "found = {'torch', 'jax', 'tensorflow'} & sys.modules.keys(); assert not found, found"
+    )
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SMALL)
+def test_at_every_hazard(name: str) -> None:
+    exact(name)

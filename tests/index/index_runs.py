@@ -1,0 +1,134 @@
+"""Runs for the tests of the index and the commands: trained, killed, stopped, failed, each in a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from everstep.index.database import Database
+from everstep.index.queries import find_run, metric_names, metric_rows
+from everstep.record import RunJournal
+
+HERE = Path(__file__).parent
+VICTIM = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from tiny_runs import Tiny, boom_at
+import everstep.index.writer
+everstep.index.writer.SECONDS = float(os.environ.get("TEST_SECONDS", "30"))
+
+run_dir, epochs, at, what = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+
+def inside(loop, step):
+    if step == at and what == "raise":
+        raise ValueError("at the step")
+    if step == at and what == "wait":
+        loop.make_checkpoint()
+    if step == at + 1 and what == "wait":
+        print("waiting", flush=True)
+        sys.stdin.read()
+    if step == at and what.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, what))
+
+def tail(loop, epoch):
+    loop.collect_metrics(valid_loss=1 / epoch)
+
+Tiny(run_dir, max_epoch=epochs).train(inside, tail)
+"""
+
+
+def start(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **environment: str) -> Any:
+    """Start a program of 4 steps an epoch that at step `at` does `what`: run, raise, wait, or a signal."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            VICTIM.format(tests=str(HERE.parent)),
+            str(run_dir),
+            str(epochs),
+            str(at),
+            what,
+        ],
+        env={**os.environ, "EVERSTEP_INDEX": "", **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **environment: str) -> int:
+    """`start` and wait; the exit status."""
+    victim = start(run_dir, epochs, at, what, **environment)
+    victim.communicate()
+    return int(victim.returncode)
+
+
+def make_runs(root: Path) -> None:
+    """good (2 epochs), long (4, killed once on the way), killed, failed, stopped."""
+    started = [
+        start(root / "good"),
+        start(root / "killed", 4, 6, "SIGKILL"),
+        start(root / "failed", 4, 6, "raise"),
+        start(root / "stopped", 4, 6, "SIGTERM"),
+        start(root / "long", 4, 11, "SIGKILL"),
+    ]
+    for victim in started:
+        victim.communicate()
+    assert [victim.returncode for victim in started] == [0, -signal.SIGKILL, 1, 143, -signal.SIGKILL]
+    assert train(root / "long", 4) == 0
+
+
+def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
+    """Every valid row of a run as the index has it, with the bits of its value."""
+    with database.read() as connection:
+        key = int(find_run(connection, run)["id"])
+        found = [
+            row
+            for phase, name in metric_names(connection, key)
+            for row in metric_rows(connection, key, name, phase)
+        ]
+    return sorted((*row[:6], row.value.hex(), *row[7:]) for row in found)
+
+
+def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
+    """Every valid row of a run as its journal has it, in the form of `index_rows`."""
+    return sorted(
+        (r.segment, r.epoch, r.step, r.phase, r.name, r.seq, r.value.hex(), r.count, r.wall)
+        for r in RunJournal(run_dir).rows()
+    )
+
+
+def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All that is in an index, but for the numbers that it gave to runs and series."""
+    import sqlite3
+
+    names = {
+        "runs": "name, path, created, seed, status, reason, started, step, epoch",
+        "evaluations": "*",
+        "segments": "r.name, number, parent, parent_offset, valid_to, size, end, g.step, facts, torn",
+        "events": "r.name, segment, offset, kind, time, wall, data",
+        "checkpoints": "r.name, segment, offset, c.name, bytes, time",
+        "metrics": "r.name, s.phase, s.name, segment, offset, row, m.epoch, m.step, seq, count, value, wall",
+    }
+    sources = {
+        "segments": "segments g JOIN runs r ON r.id = g.run",
+        "events": "events e JOIN runs r ON r.id = e.run",
+        "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",
+        "metrics": "metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run",
+    }
+    connection = sqlite3.connect(path)
+    try:
+        return {
+            table: sorted(
+                connection.execute(f"SELECT {names[table]} FROM {sources.get(table, table)}"), key=repr
+            )
+            for table in names
+        }
+    finally:
+        connection.close()

@@ -1,0 +1,248 @@
+"""What the journals say is in the index: all of it, once, whatever happened to the run or its files."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from index_runs import everything, index_rows, journal_rows
+
+import everstep
+from everstep.errors import RunIndexError
+from everstep.index.database import Database
+from everstep.index.queries import all_runs, find_run, metric_rows, summaries
+from everstep.index.shipping import ship, sync
+from everstep.record import Block, Journal, Position, RunDir
+from everstep.record.reading import segment_path
+from tiny_runs import Boom, Tiny, boom_at
+
+
+def tail(loop: Any, epoch: int) -> None:
+    loop.collect_metrics(valid_loss=1 / epoch)
+
+
+def crashed_twice(run_dir: Path) -> None:
+    """4 epochs in three starts, each of which left rows that the next one superseded."""
+    saves = [everstep.Checkpoints(everstep.Every(steps=3))]
+    for at in (8, 14):
+        with pytest.raises(Boom):
+            Tiny(run_dir, max_epoch=4, services=saves).train(boom_at(at), tail)
+    Tiny(run_dir, max_epoch=4, services=saves).train(tail=tail)
+
+
+def write(run_dir: Path, values: list[float], segment: int = 1, parent: Position | None = None) -> Path:
+    """A segment of a run with one block, one value a step."""
+    run = RunDir.open(run_dir, seed=1)
+    journal = Journal.open(run.path, segment, parent, {"host": "here"})
+    steps = list(range(1, len(values) + 1))
+    journal.append(Block(1, "step", "loss", False, steps, values, [1] * len(steps), [0] * len(steps)))
+    journal.close()
+    (run.path / "lock").touch()  # nobody holds it: nobody writes what is torn
+    return segment_path(run.path, segment)
+
+
+def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path) -> None:
+    crashed_twice(tmp_path / "run")
+    database = Database(tmp_path / "everstep.db")
+    assert sync(database, [tmp_path]).problems == []
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+    with database.read() as connection:
+        (run,) = all_runs(connection, ["valid_loss"])
+    assert (run["status"], run["step"], run["epoch"], run["valid_loss"]) == ("finished", 16, 4, 0.25)
+
+
+def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path) -> None:
+    """After every flush of every start, as a training ships, against all at once."""
+    pieces = Database(tmp_path / "pieces.db")
+    run_dir = tmp_path / "runs" / "run"
+
+    def shipping(loop: Any, step: int) -> None:
+        loop._journal.flush()
+        ship(pieces, run_dir)
+
+    for at in (6, 11, None):
+        fail = boom_at(at or 0)
+
+        def inside(loop: Any, step: int, fail: Any = fail) -> None:
+            shipping(loop, step)
+            fail(loop, step)
+
+        saves = [everstep.Checkpoints(everstep.Every(steps=2))]
+        program = Tiny(run_dir, max_epoch=3, services=saves)
+        if at is None:
+            program.train(inside, tail)
+        else:
+            with pytest.raises(Boom):
+                program.train(inside, tail)
+    ship(pieces, run_dir)
+    sync(Database(tmp_path / "once.db"), [run_dir])
+    assert everything(tmp_path / "pieces.db") == everything(tmp_path / "once.db")
+
+
+def test_a_second_time_ships_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "run", [1.0, 2.0])
+    database = Database(tmp_path / "everstep.db")
+    assert sync(database, [tmp_path]).rows == 2
+    before = everything(tmp_path / "everstep.db")
+    assert sync(database, [tmp_path]).rows == 0
+    assert ship(database, tmp_path / "run").rows == 0
+    assert everything(tmp_path / "everstep.db") == before
+
+
+def test_every_value_comes_back(tmp_path: Path) -> None:
+    values = [math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 0.1]
+    write(tmp_path / "run", values)
+    database = Database(None)
+    ship(database, tmp_path / "run")
+    with database.read() as connection:
+        run = int(find_run(connection, "run")["id"])
+        assert [repr(row.value) for row in metric_rows(connection, run, "loss")] == list(map(repr, values))
+        (summary,) = summaries(connection, run)
+    assert (summary.smallest, summary.largest, summary.last) == (5e-324, 1.7976931348623157e308, 0.1)
+
+
+def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    write(there / "run", [1.0, 2.0])
+    write(here / "other", [5.0])
+    shutil.copytree(there / "run", here / "run")
+    database = Database(here / "everstep.db")
+    assert sync(database, [here]).rows == 3
+    write(there / "run", [3.0], 2, Position(1, 10_000))  # it went on there, and is copied again
+    shutil.copytree(there / "run", here / "run", dirs_exist_ok=True)
+    assert sync(database, [here]).rows == 1
+    (here / "run").rename(here / "moved")
+    assert sync(database, [here]).problems == []
+    with database.read() as connection:
+        assert find_run(connection, "moved")["path"] == str(here / "moved")
+        assert len(all_runs(connection)) == 2
+    assert index_rows(database, "moved") == journal_rows(here / "moved")
+
+
+def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "run", [1.0])
+    shutil.copytree(tmp_path / "run", tmp_path / "run2")
+    database = Database(tmp_path / "everstep.db")
+    found = sync(database, [tmp_path])
+    assert found.rows == 1
+    (problem,) = found.problems
+    assert "is a copy of" in problem and "move one of them" in problem
+
+
+def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", [1.0])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[-40:-7])
+    database = Database(tmp_path / "everstep.db")
+    for _ in range(2):
+        found = sync(database, [tmp_path])
+        (problem,) = found.problems
+        assert f"the last 33 bytes, from {len(whole)} on, are torn and dropped" in problem
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+    path.write_bytes(whole)
+    assert sync(database, [tmp_path]).problems == []
+
+
+def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "run", seed=1)
+    journal = Journal.open(run.path, 1, None, {})
+    for step in (1, 2, 3):
+        journal.append(Block(1, "step", "loss", False, [step], [float(step)], [1], [0]))
+        journal.flush()
+    size = journal.path.stat().st_size
+    journal.close()
+    data = bytearray(journal.path.read_bytes())
+    frame = (size - data.rindex(b"\xe5\x1aEV")) or 1
+    data[size - 2 * frame + 30] ^= 1  # in the block of step 2
+    journal.path.write_bytes(data)
+    write(tmp_path / "sound", [1.0])
+    database = Database(tmp_path / "everstep.db")
+    (problem,) = sync(database, [tmp_path]).problems
+    assert f"{frame} bytes at {size - 2 * frame} are damaged and skipped" in problem
+    assert [row[2] for row in index_rows(database, "run")] == [1, 3]
+    assert len(index_rows(database, "sound")) == 1
+    (again,) = ship(database, tmp_path / "run").problems
+    assert again == problem
+
+
+def test_empty_files_and_headers_of_garbage(tmp_path: Path) -> None:
+    write(tmp_path / "run", [1.0, 2.0])
+    segment_path(tmp_path / "run", 2).touch()
+    segment_path(tmp_path / "run", 3).write_bytes(b"garbage" * 20)
+    RunDir.open(tmp_path / "no journal", seed=1)
+    (tmp_path / "foreign").mkdir()
+    database = Database(tmp_path / "everstep.db")
+    found = sync(database, [tmp_path])
+    assert found.runs == 2
+    assert any("header" in problem for problem in found.problems)
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+
+
+def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path) -> None:
+    path = write(tmp_path / "new", [1.0])
+    data = bytearray(path.read_bytes())
+    data[8] = 99
+    import xxhash
+
+    data[28:36] = xxhash.xxh3_64_intdigest(bytes(data[:28])).to_bytes(8, "little")
+    path.write_bytes(data)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    write(tmp_path / "run", [1.0])
+    database = Database(tmp_path / "everstep.db")
+    found = sync(database, [tmp_path])
+    assert found.rows == 1
+    assert any("upgrade everstep" in problem for problem in found.problems)
+    assert any("run.json is damaged" in problem for problem in found.problems)
+
+
+def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path) -> None:
+    write(tmp_path / "run", [1.0])
+    shutil.copytree(tmp_path / "run", tmp_path / "backup" / "run")
+    write(tmp_path / "run", [2.0, 3.0], 2, Position(1, 10_000))
+    database = Database(tmp_path / "everstep.db")
+    assert sync(database, [tmp_path / "run"]).rows == 3
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "backup" / "run", tmp_path / "run")
+    sync(database, [tmp_path / "run"])
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+    assert len(index_rows(database, "run")) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database, whatever its name says" * 100, b"SQLite format 3\0"]
+)
+def test_a_file_that_is_no_index_is_an_error_with_a_remedy(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path / "run", [1.0])
+    path = tmp_path / "everstep.db"
+    path.write_bytes(content)
+    with pytest.raises(RunIndexError, match="move it away and run everstep sync"):
+        sync(Database(path), [tmp_path])
+    assert path.read_bytes() == content
+
+
+def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
+    write(tmp_path / "run", [1.0])
+    (tmp_path / "everstep.db").touch()
+    assert sync(Database(tmp_path / "everstep.db"), [tmp_path / "run"]).rows == 1
+
+
+def test_an_index_of_another_version_is_not_touched(tmp_path: Path) -> None:
+    import sqlite3
+
+    write(tmp_path / "run", [1.0])
+    database = Database(tmp_path / "everstep.db")
+    sync(database, [tmp_path])
+    connection = sqlite3.connect(tmp_path / "everstep.db")
+    connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    with pytest.raises(RunIndexError, match="index format 9"):
+        ship(database, tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written(read_only_dir: Path) -> None:
+    with pytest.raises(RunIndexError), Database(read_only_dir / "everstep.db").write():
+        pass

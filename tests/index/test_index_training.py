@@ -1,0 +1,159 @@
+"""The index beside a training: up to date while it runs, and no harm to it whatever becomes of the index."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from index_runs import everything, index_rows, journal_rows, make_runs, start, train
+
+from everstep.index import database as database_module
+from everstep.index import writer
+from everstep.index.database import Database
+from everstep.index.queries import all_runs, find_run
+from everstep.index.shipping import sync
+from tiny_runs import Tiny
+
+
+def statuses(database: Database) -> dict[str, str]:
+    with database.read() as connection:
+        return {Path(run["path"]).name: run["status"] for run in all_runs(connection)}
+
+
+def test_eight_processes_train_into_one_index(tmp_path: Path) -> None:
+    """With shipping all the time: every row is there, none twice, and nobody hears of a lock."""
+    victims = [start(tmp_path / f"run{n}", 12, TEST_SECONDS="0.01") for n in range(8)]
+    for victim in victims:
+        output, errors = victim.communicate()
+        assert victim.returncode == 0
+        assert not errors and "warning" not in output
+    database = Database(tmp_path / "everstep.db")
+    for n in range(8):
+        assert index_rows(database, f"run{n}") == journal_rows(tmp_path / f"run{n}")
+        assert len(index_rows(database, f"run{n}")) == 12 * 6
+    before = everything(tmp_path / "everstep.db")
+    assert sync(database, [tmp_path]).rows == 0
+    (tmp_path / "everstep.db").unlink()
+    sync(database, [tmp_path])
+    assert everything(tmp_path / "everstep.db") == before
+
+
+def test_every_ending_has_its_status(tmp_path: Path) -> None:
+    make_runs(tmp_path)
+    database = Database(tmp_path / "everstep.db")
+    sync(database, [tmp_path])
+    assert statuses(database) == {
+        "good": "finished",
+        "long": "finished",
+        "killed": "killed",
+        "failed": "failed",
+        "stopped": "stopped",
+    }
+    with database.read() as connection:
+        assert find_run(connection, "failed")["reason"] == "ValueError: at the step"
+        assert "SIGTERM" in find_run(connection, "stopped")["reason"]
+
+
+def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tmp_path: Path) -> None:
+    victim = start(tmp_path / "run", 4, 6, "wait", TEST_SECONDS="0.01")
+    assert "waiting\n" in iter(victim.stdout.readline, "")
+    database = Database(tmp_path / "everstep.db")
+    while not (tmp_path / "everstep.db").exists() or not statuses(database):
+        os.sched_yield()
+    assert statuses(database) == {"run": "running"}
+    sync(database, [tmp_path])
+    assert statuses(database) == {"run": "running"}
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    sync(database, [])  # wherever it lies
+    assert statuses(database) == {"run": "killed"}
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+    assert train(tmp_path / "run", 4) == 0
+    assert statuses(database) == {"run": "finished"}
+
+
+def test_a_broken_index_costs_one_line_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "everstep.db").write_text("no database" * 1000)
+    broken = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
+    assert broken.result() == straight
+    (line,) = [line for line in broken.lines if "index" in line]
+    assert line.startswith("warning: the index") and "nothing is lost" in line
+    assert broken.loop.ending.finished
+
+
+def test_a_busy_index_is_nobodys_concern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    Tiny(tmp_path / "first", max_epoch=1).train()
+    somebody = sqlite3.connect(tmp_path / "everstep.db", isolation_level=None)
+    somebody.execute("BEGIN IMMEDIATE")
+    run = Tiny(tmp_path / "second", max_epoch=1).train()
+    assert not [line for line in run.lines if "index" in line or "lock" in line]
+    somebody.execute("ROLLBACK")
+    somebody.close()
+    database = Database(tmp_path / "everstep.db")
+    assert statuses(database) == {"first": "finished"}
+    sync(database, [tmp_path])
+    assert index_rows(database, "second") == journal_rows(tmp_path / "second")
+
+
+def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    monkeypatch.setattr(writer, "SECONDS", 0.001)
+    monkeypatch.chdir(tmp_path)
+    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
+    Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))
+    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["everstep.db", "run"]
+
+
+def test_where_the_index_lies_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_INDEX", "off")
+    Tiny(tmp_path / "runs" / "a", max_epoch=1).train()
+    monkeypatch.setenv("EVERSTEP_INDEX", str(tmp_path / "elsewhere" / "my.db"))
+    Tiny(tmp_path / "runs" / "b", max_epoch=1).train()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b"]
+    assert statuses(Database(tmp_path / "elsewhere" / "my.db")) == {"b": "finished"}
+
+
+def test_sqlalchemy_comes_after_the_first_step_and_is_not_needed(tmp_path: Path) -> None:
+    program = """
+import importlib.machinery, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from tiny_runs import Tiny
+if {lacking}:
+    class Lacking:
+        def find_spec(self, name, path=None, target=None):
+            if name == "sqlalchemy":
+                raise ModuleNotFoundError("none", name=name)
+    sys.meta_path.insert(0, Lacking())
+    import importlib.util, everstep.services.index as service
+    find = importlib.util.find_spec
+    service.find_spec = lambda name: None if name == "sqlalchemy" else find(name)
+def inside(loop, step):
+    assert "sqlalchemy" not in sys.modules and "click" not in sys.modules
+run = Tiny(Path({run!r}), max_epoch=1).train(inside)
+assert run.loop.ending.finished and not [line for line in run.lines if "index" in line]
+"""
+    for lacking in (False, True):
+        folder = tmp_path / str(lacking)
+        text = program.format(
+            tests=str(Path(__file__).parent.parent), lacking=lacking, run=str(folder / "run")
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", text], env={**os.environ, "EVERSTEP_INDEX": ""}, check=False
+        )
+        assert done.returncode == 0
+        assert (folder / "everstep.db").exists() != lacking
