@@ -176,7 +176,8 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
     other = {**body, "format": version, "versions": {"everstep": "7.1"}}
     (store.path(at(20)) / MANIFEST).write_bytes(_manifest(other))
     with pytest.raises(
-        CheckpointVersionError, match=rf"step-00000020 has format version {version}.*reads only 2: {remedy}"
+        CheckpointVersionError,
+        match=rf"step-00000020 has format version {version}.*reads only {FORMAT}: {remedy}",
     ):
         store.find(True)
 
