@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +50,17 @@ def read_only_dir() -> Iterator[Path]:
             os.seteuid(0)
         folder.chmod(0o755)
         shutil.rmtree(outer)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    properties = [each for report in terminalreporter.getreports("passed") for each in report.user_properties]
+    kills = [value for name, value in properties if name == "kills"]
+    if kills:
+        # In a run over all tests only the workers have this folder on their path.
+        sys.path.insert(0, str(Path(__file__).parent / "laws"))
+        from law_support.campaign import table
+
+        seeds = ", ".join(f"{found['scenario']}: {found['seed']}" for found in kills)
+        terminalreporter.section("kills after a committed checkpoint, all resumed exactly")
+        terminalreporter.write_line(table({found["scenario"]: Counter(found["counts"]) for found in kills}))
+        terminalreporter.write_line(f"seeds: {seeds}")
