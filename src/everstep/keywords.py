@@ -1,4 +1,4 @@
-"""Unknown keyword arguments are errors with the nearest name."""
+"""What arguments must be: a known keyword, a whole number, a number in its range."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from everstep.errors import ConfigError, nearest
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
+N = TypeVar("N")
 
 
 _ELSEWHERE = {
@@ -70,3 +71,41 @@ def checked_init(cls: C) -> C:
     """`checked_keywords` for the `__init__` of a class that does not write its own (a dataclass)."""
     cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[misc]
     return cls
+
+
+def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
+    """`value`, which is an int of `least` or more.
+
+    Args:
+        none: what None means, where it may be given: "for no limit".
+
+    Raises:
+        ConfigError: it is not.
+    """
+    right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    if not (right or (none and value is None)):
+        wanted = "a whole number" + ("" if least is None else f", {least} or more")
+        raise ConfigError(f"{what}={value!r}: give {wanted}{_or_none(none)}")
+    return value
+
+
+def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
+    """`value`, which is an int or a float of more than 0, or with `zero` of 0 or more.
+
+    Args:
+        of: its unit, in the plural.
+        none: as in `whole`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    right = real and (value >= 0 if zero else value > 0)  # type: ignore[operator]  # which NaN is not
+    if not (right or (none and value is None)):
+        wanted = ("a number" if zero else "a positive number") + (f" of {of}" if of else "")
+        raise ConfigError(f"{what}={value!r}: give {wanted}{', 0 or more' if zero else ''}{_or_none(none)}")
+    return value
+
+
+def _or_none(meaning: str) -> str:
+    return f", or None {meaning}" if meaning else ""

@@ -12,7 +12,7 @@ from typing import Any
 from everstep import backends, hazard
 from everstep.contracts import Moment, Service
 from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
-from everstep.keywords import checked_keywords
+from everstep.keywords import checked_keywords, whole
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
 from everstep.metrics.collector import Reader, is_wall, to_scalar
 from everstep.progress_estimate import progress
@@ -20,7 +20,7 @@ from everstep.schedule import NEVER
 from everstep.services.best import Best, direction
 from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
-from everstep.supervisor import Supervisor, checked_limit
+from everstep.supervisor import Supervisor
 from everstep.supervisor.board import listed
 from everstep.supervisor.streams import StreamSlot
 
@@ -70,8 +70,8 @@ class TrainLoop(Supervisor):
         show_eta: bool = True,
         **supervisor: Any,
     ) -> None:
-        self._max_epoch = checked_limit("max_epoch", max_epoch)
-        self._steps_per_epoch = checked_limit("steps_per_epoch", steps_per_epoch)
+        self._max_epoch = whole("max_epoch", max_epoch, none="for no limit")
+        self._steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, none="for no limit")
         services = _with_best(watch, listed(services))
         super().__init__(run_dir, state, max_step=max_step, services=services, **supervisor)
         self._groups, self._formatter, self._show_eta = (
@@ -120,7 +120,7 @@ class TrainLoop(Supervisor):
 
     @max_epoch.setter
     def max_epoch(self, value: int | None) -> None:
-        self._max_epoch = checked_limit("max_epoch", value)
+        self._max_epoch = whole("max_epoch", value, none="for no limit")
         self._limits_changed()
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everstep.errors import ConfigError
-from everstep.keywords import checked_init, checked_keywords
+from everstep.keywords import checked_init, checked_keywords, number, whole
 
 NEVER = 1 << 62
 """A step number that no run reaches."""
@@ -71,13 +71,6 @@ class Schedule:
         return _Both(self, other)
 
 
-def _positive(what: str, value: float, *, whole: bool) -> None:
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not (number and value > 0):
-        kind, least = ("whole number", "1 or more") if whole else ("number", "more than 0")
-        raise ConfigError(f"{what}={value!r} is not a positive {kind}; give {what} {least}")
-
-
 @checked_init
 @dataclass(eq=True)
 class Every(Schedule):
@@ -104,7 +97,10 @@ class Every(Schedule):
                 f"Every() takes exactly one of steps, epochs, seconds; got {given or 'none'}. "
                 "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
             )
-        _positive(given[0], getattr(self, given[0]), whole=self.seconds is None)
+        if self.seconds is None:
+            whole(given[0], getattr(self, given[0]))
+        else:
+            number("seconds", self.seconds)
 
     def due(self, when: When) -> bool:
         if self.steps is not None:
@@ -144,7 +140,7 @@ class At(Schedule):
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
         for step in steps:
-            _positive("step", step, whole=True)
+            whole("step", step)
         self.steps = tuple(sorted(set(steps)))
 
     def due(self, when: When) -> bool:

@@ -70,14 +70,14 @@ def test_the_partner_of_a_partial_one_stays_with_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"keep_last": 0}, "keep_last=0: give 1 or more, or None"),
+        ({"keep_last": 0}, "keep_last=0: give a whole number, 1 or more, or None"),
         ({"keep_last": True}, "keep_last=True"),
         ({"keep_last": 2.5}, "keep_last=2.5"),
         ({"keep_every": 100}, "Every\\(steps=1000\\)"),
         ({"keep_every": At(3)}, "keep_every=At\\(3\\)"),
         ({"keep_best": "loss"}, "as in"),
         ({"keep_best": ("loss", "least", 1)}, "'min' or 'max'"),
-        ({"keep_best": ("loss", "min", 0)}, "how many"),
+        ({"keep_best": ("loss", "min", 0)}, "keep_best's count=0: give"),
     ],
 )
 def test_wrong_policies(wrong: dict[str, Any], message: str) -> None:

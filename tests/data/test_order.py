@@ -63,10 +63,10 @@ def test_batches_of_a_plan(length, batch_size, drop_last, sizes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0 is less than 1"),
-        ({"batch_size": 2.5}, "batch_size=2.5 is not a whole number"),
-        ({"batch_size": True}, "batch_size=True is not a whole number"),
-        ({"seed": "x"}, "seed='x' is not a whole number"),
+        ({"batch_size": 0}, "batch_size=0: give a whole number, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5: give a whole number"),
+        ({"batch_size": True}, "batch_size=True: give a whole number"),
+        ({"seed": "x"}, "seed='x': give a whole number, or None"),
     ],
 )
 def test_bad_arguments(change, message):

@@ -500,7 +500,7 @@ def test_a_full_disk_is_said_once_and_the_log_comes_back(
     assert [re.sub(STAMP, "", line) for line in run.log()] == ["three"]
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
-def test_plain_seconds_must_be_positive(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "30", None, True])
+def test_plain_seconds_must_be_positive(seconds: Any) -> None:
     with pytest.raises(ConfigError, match=r"plain_seconds=.*: give a positive number"):
         Console(plain_seconds=seconds)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from everstep.checkpoint.format import CheckpointName
 from everstep.errors import ConfigError
+from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 
 
@@ -56,10 +57,7 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.keep_last is not None and (not _whole(self.keep_last) or self.keep_last < 1):
-            raise ConfigError(
-                f"keep_last={self.keep_last!r}: give 1 or more, or None to keep every checkpoint"
-            )
+        whole("keep_last", self.keep_last, none="to keep every checkpoint")
         if self.keep_every is not None and not isinstance(self.keep_every, Every):
             raise ConfigError(f"keep_every={self.keep_every!r}: give a schedule such as Every(steps=1000)")
         if self.keep_best is not None:
@@ -68,20 +66,12 @@ class Retention:
 
 def _check_best(best: Any) -> None:
     if not (
-        isinstance(best, tuple)
-        and len(best) == 3
-        and isinstance(best[0], str)
-        and best[1] in ("min", "max")
-        and _whole(best[2])
-        and best[2] > 0
+        isinstance(best, tuple) and len(best) == 3 and isinstance(best[0], str) and best[1] in ("min", "max")
     ):
         raise ConfigError(
             f"keep_best={best!r}: give a metric, 'min' or 'max', and how many, as in ('valid_loss', 'min', 2)"
         )
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    whole("keep_best's count", best[2])
 
 
 def expendable(

@@ -19,7 +19,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from everstep.errors import ConfigError, DataError
+from everstep.errors import DataError
+from everstep.keywords import whole
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -72,13 +73,8 @@ class Sampling:
     keyed: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (("batch_size", self.batch_size, 1), ("seed", self.seed, None)):
-            if name == "seed" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise ConfigError(f"{name}={value!r} is not a whole number; give an int")
-            if least is not None and value < least:
-                raise ConfigError(f"{name}={value} is less than {least}; give {name}={least} or more")
+        whole("batch_size", _as_int(self.batch_size))
+        whole("seed", _as_int(self.seed), None, none="for the run's seed")
         if self.length == 0:
             raise DataError("the data holds 0 samples; give it at least one")
 
@@ -106,6 +102,10 @@ class Sampling:
 
     def _seed(self, run_seed: int) -> int:
         return run_seed if self.seed is None else int(self.seed)
+
+
+def _as_int(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
 
 
 class Plan:

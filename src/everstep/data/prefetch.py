@@ -12,7 +12,7 @@ from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
 from everstep.errors import ConfigError, NotResumableError
-from everstep.keywords import checked_keywords
+from everstep.keywords import checked_keywords, whole
 
 
 @checked_keywords
@@ -34,8 +34,7 @@ def prefetch(data: Any, buffer: int = 2, *, name: str | None = None) -> Prefetch
         ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
             random state and prefetches in processes of its own.
     """
-    if isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1:
-        raise ConfigError(f"buffer={buffer!r} is not a number of batches; give buffer=1 or more")
+    whole("buffer", buffer)
     stream = as_stream(data, name)
     refusal = getattr(stream, "no_thread", None)
     if refusal is not None:

@@ -15,6 +15,7 @@ from everstep.drill.hazards import HAZARDS, Course, chosen
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
 from everstep.drill.victim import Program, Start, Strike, command
 from everstep.errors import ConfigError, DrillError, EverstepError
+from everstep.keywords import number, whole
 from everstep.record import RunDir
 
 LAST_STARTS = 3
@@ -58,8 +59,8 @@ def drill(
     path = Path(script)
     if not path.is_file():
         raise ConfigError(f"{path} is no file; give the path of a Python script")
-    if kills < 0 or timeout <= 0:
-        raise ConfigError(f"kills={kills}, timeout={timeout}: give 0 or more, and a positive number")
+    whole("kills", kills, 0)
+    number("timeout", timeout, of="seconds")
     names = chosen(hazards)
     folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()
     if keep is not None and folder.exists():

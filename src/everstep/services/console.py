@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 
 from everstep import hazard
 from everstep.contracts import Boundary, RunView, Service, Stage
-from everstep.errors import ConfigError
+from everstep.keywords import number
 from everstep.metrics.collector import is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
@@ -68,9 +68,7 @@ class Console(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name, Every(seconds=1) if every is None else every)
-        if not plain_seconds > 0:
-            raise ConfigError(f"plain_seconds={plain_seconds!r}: give a positive number of seconds")
-        self._plain_seconds = plain_seconds
+        self._plain_seconds = number("plain_seconds", plain_seconds)
         self._sink = sink
         self._lock = threading.RLock()
         self._run: RunView | None = None
@@ -229,8 +227,8 @@ def _layout(parts: list[_Part], columns: int, color: bool) -> str:
     while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
         parts.remove(max(parts))
     left, line = columns, []
-    for number, part in enumerate(parts):
-        for text, style in ((("  ", ""),) if number else ()) + part.spans:
+    for index, part in enumerate(parts):
+        for text, style in ((("  ", ""),) if index else ()) + part.spans:
             text = _crop(text, left)
             left -= _cells(text)
             line.append(f"\x1b[{style}m{text}\x1b[0m" if style and color and text else text)

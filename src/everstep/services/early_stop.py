@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.contracts import Boundary, Json, Outcome, Service, Stage, Stop
-from everstep.errors import ConfigError
+from everstep.keywords import number, whole
 from everstep.schedule import Every, Schedule
 from everstep.services.best import better, direction, latest
 
@@ -21,7 +21,7 @@ class EarlyStop(Service):
         mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
         patience: evaluations without improvement before the stop, 1 or more.
         min_delta: a smaller improvement counts as none, 0 or more.
-        min_steps: no stop before this step.
+        min_steps: no stop before this step, 0 or more.
         every: when to judge; default `Every(epochs=1)`.
 
     Raises:
@@ -46,12 +46,10 @@ class EarlyStop(Service):
         super().__init__(
             name or f"early stop {metric}".replace("/", "."), Every(epochs=1) if every is None else every
         )
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ConfigError(f"EarlyStop(patience={patience!r}): give a whole number, 1 or more")
-        if min_delta < 0:
-            raise ConfigError(f"EarlyStop(min_delta={min_delta!r}): give 0 or more")
-        self.metric, self.watches, self.patience = metric, (metric,), patience
-        self.min_delta, self.min_steps = min_delta, min_steps
+        self.metric, self.watches = metric, (metric,)
+        self.patience = whole("patience", patience)
+        self.min_delta = number("min_delta", min_delta, zero=True)
+        self.min_steps = whole("min_steps", min_steps, 0)
         self.mode, _ = direction(metric, mode)
         self.best: float | None = None
         self.waited = 0

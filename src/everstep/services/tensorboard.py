@@ -23,6 +23,7 @@ from everstep import backends, hazard
 from everstep.contracts import Boundary, HostArray, Moment
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
+from everstep.keywords import whole
 from everstep.record import Block, Event, Item
 from everstep.schedule import Schedule
 from everstep.services.function import SCHEDULED
@@ -104,8 +105,7 @@ class TensorBoard(Sink):
         self._prefix, self._skip = prefix, (skip,) if isinstance(skip, str) else tuple(skip)
         self._throttle = throttle
         for count in throttle.values() if isinstance(throttle, Mapping) else (throttle,):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigError(f"throttle={throttle!r}: give whole numbers of steps, 1 or more")
+            whole("throttle", count)
         self._file: BinaryIO | None = None
         self._last_step = -1
 

@@ -2,7 +2,6 @@
 
 from everstep.supervisor.core import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
-from everstep.supervisor.engine import checked_limit
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.loading import Loaded, best, load
 
@@ -14,6 +13,5 @@ __all__ = [
     "Loaded",
     "Supervisor",
     "best",
-    "checked_limit",
     "load",
 ]

@@ -8,12 +8,12 @@ from typing import Any
 
 from everstep.contracts import Moment, ServiceFunction
 from everstep.errors import ConfigError, ProgressError, UsageError, nearest
-from everstep.keywords import checked_keywords
+from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
 from everstep.services.function import SCHEDULED, FunctionService
 from everstep.services.witness import Witness
-from everstep.supervisor.engine import Run, checked_limit
+from everstep.supervisor.engine import Run
 from everstep.supervisor.progress import StopRecord
 from everstep.supervisor.streams import Endless, StreamSlot
 from everstep.supervisor.threads import PeriodicThread
@@ -160,7 +160,7 @@ class Supervisor(Run):
         if data is None:
             self._reads_no_data = True
             return _no_batches()
-        checked_limit("passes", passes)
+        whole("passes", passes, none="for no limit")
         if self._streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._streams.bind(data, name)
@@ -213,8 +213,7 @@ class Supervisor(Run):
             fn: called without arguments; must not touch the state.
         """
         self._require_open("loop")
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-            raise ConfigError(f"loop(seconds={seconds!r}): give a number of seconds, 0 or more")
+        number("seconds", seconds, zero=True)
         self._threads.append(PeriodicThread(seconds, fn, self._report_error))
 
     @contextmanager

@@ -40,7 +40,7 @@ from everstep.errors import (
     alike,
     nearest,
 )
-from everstep.keywords import checked_keywords
+from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import Block, located, user_path
@@ -99,16 +99,11 @@ class Run:
         lock: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._max_step = checked_limit("max_step", max_step)
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ConfigError(f"seed={seed!r}: give a whole number, 0 or more, or None to draw one")
+        self._max_step = whole("max_step", max_step, none="for no limit")
+        whole("seed", seed, 0, none="to draw one")
+        number("max_time", max_time, of="seconds", none="for no limit")
         if not isinstance(resume, bool | int | str | Path):
             raise ConfigError(f"resume={resume!r}: give True, False, a step, a checkpoint's name or a path")
-        seconds = isinstance(max_time, int | float) and not isinstance(max_time, bool)
-        if max_time is not None and not (seconds and max_time > 0):
-            raise ConfigError(
-                f"max_time={max_time!r}: give a positive number of seconds, or None for no limit"
-            )
         services = listed(services)
         if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
             raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
@@ -225,7 +220,7 @@ class Run:
 
     @max_step.setter
     def max_step(self, value: int | None) -> None:
-        self._max_step = checked_limit("max_step", value)
+        self._max_step = whole("max_step", value, none="for no limit")
         self._limits_changed()
 
     @property
@@ -1039,14 +1034,3 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
     except BaseException as error:
         return [error]
     return []
-
-
-def checked_limit(name: str, value: int | None) -> int | None:
-    """A limit as the user gave it.
-
-    Raises:
-        ConfigError: not a whole number of 1 or more.
-    """
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{name}={value!r}: give a whole number, 1 or more, or None for no limit")
-    return value
