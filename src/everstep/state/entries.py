@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from everstep import backends
+from everstep.backends.python import python_state, set_python_state
 from everstep.contracts import Entry, Mismatch, Stateful
 from everstep.errors import RestoreError, StateError
 from everstep.keywords import checked_keywords
 from everstep.state.codec import PLAIN, SAVEABLE
-from everstep.state.random import python_state, set_python_state
 
 
 class Slot:

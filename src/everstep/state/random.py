@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from everstep import backends
-from everstep.errors import RestoreError
+from everstep.backends.python import python_state, set_python_state
 
 
 def capture() -> dict[str, Any]:
@@ -37,19 +35,3 @@ def isolated() -> Iterator[None]:
         yield
     finally:
         restore(before)
-
-
-def python_state(source: Any) -> dict[str, Any]:
-    """The state of Python's generator (the module, or a `random.Random`), its 625 words as an array."""
-    version, words, gauss = source.getstate()
-    return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
-
-
-def set_python_state(target: Any, tree: dict[str, Any]) -> None:
-    """Restore what `python_state` returned."""
-    if tree["version"] != 3:
-        raise RestoreError(
-            f"Python's random state is saved in version {tree['version']}, this Python has 3: "
-            "resume with the Python that wrote it"
-        )
-    target.setstate((3, tuple(tree["words"].tolist()), tree["gauss"]))

@@ -9,13 +9,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from everstep.backends.python import python_state, set_python_state
+
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 def get_state() -> dict[str, Any]:
     """The three global states, as a tree that a checkpoint can hold."""
     return {
-        "python": _python_state(random),
+        "python": python_state(random),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.default_generator.get_state(),
     }
@@ -23,7 +25,7 @@ def get_state() -> dict[str, Any]:
 
 def set_state(state: dict[str, Any]) -> None:
     """Put back what `get_state` returned."""
-    _set_python_state(random, state["python"])
+    set_python_state(random, state["python"])
     np.random.set_state(state["numpy"])
     torch.default_generator.set_state(state["torch"])
 
@@ -53,7 +55,7 @@ def state_of(generator: Generator) -> Any:
         return generator.bit_generator.state
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    return _python_state(generator)
+    return python_state(generator)
 
 
 def set_state_of(generator: Generator, state: Any) -> None:
@@ -61,7 +63,7 @@ def set_state_of(generator: Generator, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
-        _set_python_state(generator, state)
+        set_python_state(generator, state)
     else:
         generator.set_state(state)
 
@@ -71,12 +73,3 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return all(same(value, b[key]) for key, value in a.items())
     return bool(np.array_equal(a, b))
-
-
-def _python_state(source: Any) -> dict[str, Any]:
-    version, words, gauss = source.getstate()
-    return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
-
-
-def _set_python_state(target: Any, state: dict[str, Any]) -> None:
-    target.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
