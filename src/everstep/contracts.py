@@ -274,6 +274,24 @@ class Moment(enum.Enum):
     TIME_METRIC_STATS_PRINTED = "time_metric_stats_printed"
 
 
+SCHEDULED = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
+"""The moments that are boundaries: state is consistent there, and services are due or not."""
+
+SYNCHRONOUS = frozenset(
+    {
+        Moment.BEFORE_STEP,
+        Moment.METRICS_COLLECTED,
+        Moment.SUMMARY_ADDED,
+        Moment.METRIC_STATS_PRINTED,
+        Moment.TIME_METRIC_STATS_PRINTED,
+    }
+)
+"""The moments that are announced at once, to observers that only look."""
+
+OBSERVED = SYNCHRONOUS | {Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP}
+"""The moments at which nobody may act."""
+
+
 class Stage(enum.IntEnum):
     """The order in which the due services of one boundary run."""
 

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Boundary, Moment, Outcome, Service, ServiceFunction, Stage
+from everstep.contracts import SCHEDULED, Boundary, Moment, Outcome, Service, ServiceFunction, Stage
 from everstep.schedule import Every, Schedule
-
-SCHEDULED = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
-"""The moments that are boundaries: state is consistent there, and services are due or not."""
-
-SYNCHRONOUS = frozenset(
-    {
-        Moment.BEFORE_STEP,
-        Moment.METRICS_COLLECTED,
-        Moment.SUMMARY_ADDED,
-        Moment.METRIC_STATS_PRINTED,
-        Moment.TIME_METRIC_STATS_PRINTED,
-    }
-)
-"""The moments that are announced at once, to observers that only look."""
-
-OBSERVED = SYNCHRONOUS | {Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP}
-"""The moments at which nobody may act."""
 
 
 class FunctionService(Service):

@@ -20,13 +20,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep import backends, hazard
-from everstep.contracts import Boundary, HostArray, Moment
+from everstep.contracts import SCHEDULED, Boundary, HostArray, Moment
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.keywords import whole
 from everstep.record import Block, Event, Item
 from everstep.schedule import Schedule
-from everstep.services.function import SCHEDULED
 from everstep.services.sink import Parts, Sink
 
 _NOTE = "summary"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts import Moment, ServiceFunction
+from everstep.contracts import SCHEDULED, Moment, ServiceFunction
 from everstep.errors import ConfigError, ProgressError, UsageError, nearest
 from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
-from everstep.services.function import SCHEDULED, FunctionService
+from everstep.services.function import FunctionService
 from everstep.services.witness import Witness
 from everstep.supervisor.engine import Run
 from everstep.supervisor.progress import StopRecord

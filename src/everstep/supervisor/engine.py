@@ -14,6 +14,9 @@ from typing import Any, Literal, Self, TypeVar
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
 from everstep.contracts import (
+    OBSERVED,
+    SCHEDULED,
+    SYNCHRONOUS,
     Action,
     Boundary,
     Clock,
@@ -48,7 +51,7 @@ from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
-from everstep.services.function import OBSERVED, SCHEDULED, SYNCHRONOUS, FunctionService
+from everstep.services.function import FunctionService
 from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
