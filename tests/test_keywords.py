@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         "loader.. has no argument 'batchsize'; did you mean 'batch_size'",
     ),
     "prefetch": (lambda: prefetch([1], bufer=3), "prefetch.. has no argument 'bufer'; .*'buffer'"),
-    "replay": (lambda: replay([1], nam="x"), "replay.. has no argument 'nam'; .*'name'"),
+    "replay": (lambda: replay(iterabel=[1]), "replay.. has no argument 'iterabel'; .*'iterable'"),
     "Every": (lambda: everstep.Every(step=3), "Every.. has no argument 'step'; did you mean 'steps'"),
     "Every, private": (lambda: everstep.Every(steps=3, _last=1.0), "Every.. has no argument '_last'"),
     "At": (lambda: everstep.At(step=3), "At.. has no argument 'step'"),

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from everstep.backends.torch.dataloader import dataloader
+from everstep.backends.torch.dataloader import DataLoaderStream
 from everstep.data import loader
 from everstep.errors import DataError
 
 STREAMS = {
     "keyed": lambda data: loader(data, 1, num_workers=2),
-    "plain": lambda data: dataloader(DataLoader(data, num_workers=2)),
+    "plain": lambda data: DataLoaderStream(DataLoader(data, num_workers=2)),
 }
 
 
@@ -116,7 +116,7 @@ def test_the_users_init_function_is_put_back():
         torch.set_num_threads(1)
 
     mine = DataLoader(Pids(), num_workers=1, worker_init_fn=init)
-    dataloader(mine).open("train", 0, seed=0).close()
+    DataLoaderStream(mine).open("train", 0, seed=0).close()
     assert mine.worker_init_fn is init
 
 

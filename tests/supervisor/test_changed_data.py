@@ -146,7 +146,6 @@ def test_a_change_is_refused_with_both_values_or_chosen(
 SPEED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "workers": (lambda: loader(SAMPLES, 2, num_workers=1), lambda: loader(SAMPLES, 2, pin_memory=False)),
     "prefetch": (lambda: arrays(X, batch_size=2), lambda: prefetch(arrays(X, batch_size=2))),
-    "name": (lambda: arrays(X, batch_size=2), lambda: arrays(X, batch_size=2, name="digits")),
     "replay": (lambda: replay(Lines()), lambda: prefetch(replay(Lines()))),
 }
 

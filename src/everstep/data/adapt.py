@@ -16,7 +16,7 @@ _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.d
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 
-def as_stream(data: Any, name: str | None = None) -> Stream:
+def as_stream(data: Any) -> Stream:
     """The stream over `data`, by the first of these that fits.
 
     1. A `Stream` is itself.
@@ -27,7 +27,6 @@ def as_stream(data: Any, name: str | None = None) -> Stream:
 
     Args:
         data: the user's data.
-        name: for messages and the run's record.
 
     Raises:
         DataError: `data` gives no batches; the message says what to use.
@@ -36,14 +35,14 @@ def as_stream(data: Any, name: str | None = None) -> Stream:
         return data
     adapter = _loader_adapter(data)
     if adapter is not None:
-        return cast(Stream, importlib.import_module(adapter).dataloader(data, name))
+        return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
         raise DataError(f"{type(data).__name__} {_short(data)} is no data to take batches from; {remedy}")
     if is_stateful(data):
-        return StatefulStream(data, name)
+        return StatefulStream(data)
     if isinstance(data, Sequence):
-        return SequenceStream(data, name)
-    return IterableStream(data, name)
+        return SequenceStream(data)
+    return IterableStream(data)
 
 
 def describe(stream: Stream, seed: int) -> dict[str, Any]:

@@ -20,7 +20,6 @@ def arrays(
     shuffle: bool = False,
     seed: int | None = None,
     drop_last: bool = False,
-    name: str | None = None,
 ) -> Arrays:
     """A stream of batches from arrays in memory; resumes anywhere, to the bit, at no cost.
 
@@ -36,7 +35,6 @@ def arrays(
         shuffle: a new order each pass, a pure function of (seed, purpose, pass).
         seed: None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
-        name: for messages and the run's record.
 
     Raises:
         DataError: no array, something that is no array, different lengths, or no samples.
@@ -49,7 +47,7 @@ def arrays(
     lengths = [_length(array) for array in arrays]
     if len(set(lengths)) > 1:
         raise DataError(f"the arrays have different lengths {lengths}; give arrays with as many samples each")
-    return Arrays(arrays, Sampling("arrays", lengths[0], batch_size, shuffle, seed, drop_last), name)
+    return Arrays(arrays, Sampling("arrays", lengths[0], batch_size, shuffle, seed, drop_last))
 
 
 def _length(array: Any) -> int:
@@ -71,8 +69,8 @@ def _is_tensor(value: Any) -> bool:
 class Arrays(SampledStream):
     """The stream that `arrays` makes.  Immutable."""
 
-    def __init__(self, arrays: tuple[Any, ...], sampling: Sampling, name: str | None) -> None:
-        super().__init__(sampling, name)
+    def __init__(self, arrays: tuple[Any, ...], sampling: Sampling) -> None:
+        super().__init__(sampling)
         self._arrays = arrays
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> ArraysCursor:
@@ -84,7 +82,7 @@ class Arrays(SampledStream):
         return {**super().describe(seed), "arrays": len(self._arrays)}
 
     def __repr__(self) -> str:
-        return f"arrays({len(self._arrays)} of {self._sampling.length} samples, name={self.name!r})"
+        return f"arrays({len(self._arrays)} of {self._sampling.length} samples)"
 
 
 class ArraysCursor(PassCursor):

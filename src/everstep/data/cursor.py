@@ -100,8 +100,8 @@ class SampledStream:
     random state stays as it is.
     """
 
-    def __init__(self, sampling: Sampling, name: str | None) -> None:
-        self._sampling, self.name = sampling, name
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         raise NotImplementedError(type(self).__name__)

@@ -43,8 +43,8 @@ def is_stateful(data: Any) -> bool:
 class SequenceStream:
     """A list, tuple or range of ready batches, handed out as they are."""
 
-    def __init__(self, data: Sequence[Any], name: str | None = None) -> None:
-        self._data, self.name = data, name
+    def __init__(self, data: Sequence[Any]) -> None:
+        self._data = data
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SequenceCursor(f"data {purpose!r}", self._data, position)
@@ -66,8 +66,8 @@ class _SequenceCursor(PassCursor):
 class IterableStream:
     """Any iterable: a fresh iterator for each pass, or the one pass of an iterator."""
 
-    def __init__(self, data: Iterable[Any], name: str | None = None, *, replay: bool = False) -> None:
-        self._data, self.name, self._replay = data, name, replay
+    def __init__(self, data: Iterable[Any], *, replay: bool = False) -> None:
+        self._data, self._replay = data, replay
         self._used = False
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -111,7 +111,7 @@ class IterableStream:
 
 
 @checked_keywords
-def replay(iterable: Iterable[Any], *, name: str | None = None) -> IterableStream:
+def replay(iterable: Iterable[Any]) -> IterableStream:
     """A stream over any iterable, on your word that each iteration gives the same batches again.
 
     A resume draws and discards what was handed out before, and says how many batches and how long.
@@ -119,9 +119,8 @@ def replay(iterable: Iterable[Any], *, name: str | None = None) -> IterableStrea
 
     Args:
         iterable: anything with `__iter__`; a one-shot iterator gives its one pass.
-        name: for messages and the run's record.
     """
-    return IterableStream(iterable, name, replay=True)
+    return IterableStream(iterable, replay=True)
 
 
 def skip(what: str, batches: Iterator[Any], count: int) -> str:
@@ -217,8 +216,8 @@ class StatefulStream:
 
     carries_over = True
 
-    def __init__(self, data: Any, name: str | None = None) -> None:
-        self._data, self.name = data, name
+    def __init__(self, data: Any) -> None:
+        self._data = data
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"

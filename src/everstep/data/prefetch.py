@@ -16,7 +16,7 @@ from everstep.keywords import checked_keywords, whole
 
 
 @checked_keywords
-def prefetch(data: Any, buffer: int = 2, *, name: str | None = None) -> Prefetched:
+def prefetch(data: Any, buffer: int = 2) -> Prefetched:
     """A stream whose batches are made ahead of time by one thread; same batches, same order.
 
     An error in the source arrives, as itself, at the batch where it belongs.  The position counts
@@ -28,26 +28,24 @@ def prefetch(data: Any, buffer: int = 2, *, name: str | None = None) -> Prefetch
     Args:
         data: a stream, or anything `as_stream` takes.
         buffer: how many batches may wait, 1 or more.
-        name: for messages and the run's record.
 
     Raises:
         ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
             random state and prefetches in processes of its own.
     """
     whole("buffer", buffer)
-    stream = as_stream(data, name)
+    stream = as_stream(data)
     refusal = getattr(stream, "no_thread", None)
     if refusal is not None:
         raise ConfigError(f"prefetch({stream!r}) would {refusal}")
-    return Prefetched(stream, buffer, name)
+    return Prefetched(stream, buffer)
 
 
 class Prefetched:
     """The stream that `prefetch` makes.  Immutable."""
 
-    def __init__(self, stream: Stream, buffer: int, name: str | None) -> None:
+    def __init__(self, stream: Stream, buffer: int) -> None:
         self._stream, self._buffer = stream, buffer
-        self.name = name if name is not None else getattr(stream, "name", None)
         self.carries_over = getattr(stream, "carries_over", False)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:

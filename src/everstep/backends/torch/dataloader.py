@@ -35,27 +35,20 @@ from everstep.data.iterables import is_stateful, length_of, skip
 from everstep.errors import DataError, NotResumableError
 
 
-def dataloader(loader: DataLoader[Any], name: str | None = None) -> DataLoaderStream:
-    """The stream over a `DataLoader` as the user made it.
-
-    Args:
-        loader: any DataLoader.  One with persistent workers, or with `in_order=False`, can be used,
-            but not saved in the middle of a run.
-        name: for messages and the run's record.
-    """
-    return DataLoaderStream(loader, name)
-
-
 class DataLoaderStream:
-    """See the module.  The loader is the user's: its generators move on from pass to pass."""
+    """The stream over a `DataLoader` as the user made it; see the module.
+
+    The loader is the user's: its generators move on from pass to pass.  One with persistent workers, or
+    with `in_order=False`, can be used, but not saved in the middle of a run.
+    """
 
     no_thread = (
         "draw from the global random state in a thread; give the DataLoader num_workers=1 or more instead: "
         "its workers make prefetch_factor batches ahead"
     )
 
-    def __init__(self, loader: DataLoader[Any], name: str | None = None) -> None:
-        self._loader, self.name = loader, name
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
         self.generators = _generators(loader)
 
     @property
@@ -91,7 +84,7 @@ class DataLoaderStream:
         }
 
     def __repr__(self) -> str:
-        return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers}, name={self.name!r})"
+        return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers})"
 
 
 _SETTINGS = (

@@ -37,7 +37,6 @@ def loader(
     timeout: float = 0,
     multiprocessing_context: Any = None,
     worker_init_fn: WorkerInit | None = None,
-    name: str | None = None,
 ) -> Loader:
     """A stream of batches from a dataset with `__len__` and `__getitem__`; resumes anywhere, to the bit.
 
@@ -61,7 +60,6 @@ def loader(
             state is keyed by the batch.
         prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as torch's
             DataLoader has them.  `timeout` is in seconds, 0 for none.
-        name: for messages and the run's record.
 
     Raises:
         DataError: the dataset is iterable-style, has no length or no `__getitem__`, or is empty.
@@ -85,7 +83,7 @@ def loader(
         "worker_init_fn": worker_init_fn,
     }
     sampling = Sampling("loader", len(dataset), batch_size, shuffle, seed, drop_last, keyed=True)
-    return Loader(dataset, sampling, collate_fn or default_collate, options, name)
+    return Loader(dataset, sampling, collate_fn or default_collate, options)
 
 
 class Loader(SampledStream):
@@ -102,9 +100,8 @@ class Loader(SampledStream):
         sampling: Sampling,
         collate: Callable[[list[Any]], Any],
         options: dict[str, Any],
-        name: str | None,
     ) -> None:
-        super().__init__(sampling, name)
+        super().__init__(sampling)
         self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = randomness.held_by([dataset, collate])
         DataLoader(dataset, **options)  # a bad combination of options is an error now, not at the first pass
@@ -130,7 +127,7 @@ class Loader(SampledStream):
 
     def __repr__(self) -> str:
         workers = self._options["num_workers"]
-        return f"loader({type(self._dataset).__name__}, num_workers={workers}, name={self.name!r})"
+        return f"loader({type(self._dataset).__name__}, num_workers={workers})"
 
 
 class LoaderCursor(PassCursor):
