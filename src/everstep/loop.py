@@ -615,7 +615,7 @@ class TrainLoop(Supervisor):
         new = {best.metric for best in self._board.all(Best) if best.is_new}
         for best in self._board.all(Best):
             best.is_new = best.is_new and best.metric not in stats
-        super().println(log_line(self._tag(), stats, new, self._formatter))
+        self.println(log_line(self._tag(), stats, new, self._formatter))
         self._announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         self._announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
 

@@ -87,19 +87,18 @@ def to_scalar(name: str, value: Any) -> Any:
 class Reader:
     """One consumer's own windows: reading or clearing them changes nobody else's."""
 
-    def __init__(self, *, steps: bool = True, outside: bool = True) -> None:
+    def __init__(self, *, outside: bool = True) -> None:
         self.saved = True
-        self._steps, self._outside = steps, outside
+        self._outside = outside
         self._windows: dict[str, Window] = {}
         self._values: dict[str, list[float]] = {}
         self._nonfinite: dict[str, tuple[int, float]] = {}
         self._refresh: Callable[[], None] = lambda: None
 
     def add_steps(self, name: str, steps: Sequence[int], values: list[float], finite: bool) -> None:
-        if self._steps:
-            self._window(name).add_many(values)
-            if not finite:
-                self._note(name, steps, values)
+        self._window(name).add_many(values)
+        if not finite:
+            self._note(name, steps, values)
 
     def add_outside(self, name: str, step: int, value: float) -> None:
         if self._outside:

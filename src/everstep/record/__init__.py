@@ -11,9 +11,6 @@ from everstep.record.reading import (
     Item,
     Row,
     RunJournal,
-    Segment,
-    Status,
-    StoredBlock,
     read_segment,
 )
 from everstep.record.replay import Replay
@@ -31,9 +28,6 @@ __all__ = [
     "RunDir",
     "RunJournal",
     "RunLock",
-    "Segment",
-    "Status",
-    "StoredBlock",
     "facts",
     "is_held",
     "located",

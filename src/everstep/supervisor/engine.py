@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
@@ -68,8 +68,6 @@ from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import UserState
-
-S = TypeVar("S", bound=Service)
 
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""

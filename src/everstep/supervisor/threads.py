@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from everstep.contracts import Clock
 
+LONGEST_SLEEP = 1.0
+"""Seconds after which the ticker asks again, so that a clock that jumps is noticed."""
+
 
 class Ticker:
     """Wakes the loop when a schedule in seconds becomes due.
@@ -15,11 +18,10 @@ class Ticker:
     Args:
         clock: monotonic seconds.
         wake: called when a time has come; must only set plain attributes.
-        poll: longest sleep in seconds, so that a clock that jumps is noticed.
     """
 
-    def __init__(self, clock: Clock, wake: Callable[[], None], poll: float = 1.0) -> None:
-        self._clock, self._wake, self._poll = clock, wake, poll
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
         self._changed = threading.Condition()
         self._at: float | None = None
         self._ending = False
@@ -58,7 +60,7 @@ class Ticker:
                     self._at = None
                     self._wake()
                 else:
-                    self._changed.wait(min(left, self._poll))
+                    self._changed.wait(min(left, LONGEST_SLEEP))
 
 
 class PeriodicThread:
