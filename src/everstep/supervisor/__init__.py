@@ -1,6 +1,6 @@
 """Process-level care for any loop: lock, recovery, signals, services, the step, the ending."""
 
-from everstep.supervisor.core import Handle, Supervisor
+from everstep.supervisor.door import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.loading import Loaded, best, load

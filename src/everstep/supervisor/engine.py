@@ -67,7 +67,8 @@ from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
-from everstep.supervisor.tree import UserState
+from everstep.supervisor.tree import whole_tree
+from everstep.supervisor.user_state import UserState
 
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
@@ -76,8 +77,9 @@ GRACE = 120.0
 class Run:
     """One start of a run, from entry to ending.  The only place where a step advances.
 
-    It has no methods for users: the doors (`Supervisor`, `TrainLoop`) add those.  It is what
-    services see as `RunView`.  Arguments: see `Supervisor`.
+    It has what every run tells of itself (`step`, `best`, `ending` ...), `println`, and what services see
+    as `RunView`; `Supervisor` adds what a loop of the user's calls, `TrainLoop` the loops themselves.
+    Arguments: see `Supervisor`.
     """
 
     @checked_keywords
@@ -676,17 +678,15 @@ class Run:
         current = self._progress
         current.updates = self._user.updates
         user = self._user.save()
-        tree = {
-            "progress": current.tree(phase),
-            **user,
-            "streams": self._streams.tree(),
-            "rng": {"rank0": capture(), "lines0": dict(self._lines)},
-            "services": {
-                **self._board.state(),
-                "metrics": {"version": 1, "state": self._collector.state()},
-            },
-            "wall": {"segment": self.segment, "seconds": self._seconds()},
-        }
+        tree = whole_tree(
+            progress=current.tree(phase),
+            user=user,
+            streams=self._streams.tree(),
+            lines=dict(self._lines),
+            services=self._board.state(),
+            metrics=self._collector.state(),
+            wall={"segment": self.segment, "seconds": self._seconds()},
+        )
         guard = self._board.find(NaNGuard)
         encoded = self._saver.encode(tree)
         position = self._journal.flush()

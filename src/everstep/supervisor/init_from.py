@@ -13,8 +13,8 @@ from everstep.errors import ConfigError, NoCheckpointError, RestoreError, neares
 from everstep.keywords import checked_init
 from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
-from everstep.supervisor.saved import saved_tree
-from everstep.supervisor.tree import UserState
+from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.user_state import UserState
 
 Policy = Literal["error", "warn", "skip"]
 _RESETS = ("step", "optimizer", "lr")

@@ -14,8 +14,8 @@ from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, to_read, user_path
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.init_from import InitFrom
-from everstep.supervisor.saved import saved_tree
-from everstep.supervisor.tree import UserState
+from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.user_state import UserState
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from everstep.state import Encoded, dropped
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
-from everstep.supervisor.saved import saved_tree
 from everstep.supervisor.streams import Streams
-from everstep.supervisor.tree import UserState
+from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.user_state import UserState
 
 Say = Callable[[str], None]
 

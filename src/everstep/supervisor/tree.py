@@ -1,212 +1,83 @@
-"""The user's part of the state tree: named entries, their gradients, their updates."""
+"""The state tree of a run: what is written, and what a reader requires."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import reduce
-from operator import getitem
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
-from everstep import backends
-from everstep.contracts import Entry, Mismatch, UpdateWatch
-from everstep.errors import ConfigError, RestoreError, StateError
-from everstep.state import array_name, make_entry
+from everstep.checkpoint import Checkpoint
+from everstep.errors import RestoreError
+from everstep.state import Encoded, capture, decode
+from everstep.supervisor.progress import Progress
+
+WHOLE: Mapping[str, tuple[str, ...]] = {
+    "progress": tuple(field.name for field in fields(Progress)),
+    "user": (),
+    "gradients": (),
+    "streams": (),
+    "rng": ("rank0", "lines0"),
+    "services": ("metrics",),
+    "wall": (),
+}
+"""The branches of a run's state, and what each has in every run.  Best weights have `user` alone."""
+STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
+"""What each stream has."""
 
 
-class UserState:
-    """What the user passed as `state=`.
+def whole_tree(
+    *,
+    progress: dict[str, Any],
+    user: dict[str, Any],
+    streams: dict[str, Any],
+    lines: dict[str, Any],
+    services: dict[str, Any],
+    metrics: dict[str, Any],
+    wall: dict[str, Any],
+) -> dict[str, Any]:
+    """The state of a run as it stands here, the global random state included.
 
     Args:
-        state: name to object, or (name, object) pairs.
+        user: the branches of `UserState.save`.
+        lines: random state of the program's lines that a resume runs again.
+        metrics: the collector's windows.
+    """
+    return {
+        "progress": progress,
+        **user,
+        "streams": streams,
+        "rng": {"rank0": capture(), "lines0": lines},
+        "services": {**services, "metrics": {"version": 1, "state": metrics}},
+        "wall": wall,
+    }
+
+
+def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE)) -> dict[str, Any]:
+    """The decoded tree of a checkpoint, which has at least `branches`.
 
     Raises:
-        ConfigError: it has no names, or one is taken twice, empty or has a "/".
-        StateError: an object cannot be saved.
+        RestoreError: it lacks some; lists them.
     """
-
-    def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
-        pairs = _named(state)
-        self.objects: dict[str, Any] = {}
-        self.entries: dict[str, Entry] = {}
-        for name, value in pairs:
-            if not isinstance(name, str) or not name or "/" in name:
-                raise ConfigError(f"state name {name!r}: give a text without '/', not empty")
-            if name in self.entries:
-                raise ConfigError(f"two state entries are named {name!r}; give each its own name")
-            self.objects[name] = value
-            self.entries[name] = make_entry(name, value)
-        self._watches: dict[str, UpdateWatch] = {}
-        self._updates = 0
-
-    def open(self, stack: ExitStack) -> None:
-        """Start counting updates; the hooks go when `stack` closes."""
-        for backend in backends.active():
-            watch = backend.watch_updates(self.objects)
-            if watch is not None:
-                self._watches[backend.name] = watch
-                stack.callback(watch.close)
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the whole run."""
-        return self._updates + sum(watch.updates for watch in self._watches.values())
-
-    @property
-    def watches_optimizers(self) -> bool:
-        """Whether the state has an optimizer, so that steps without an update can be noticed."""
-        return any(watch.optimizers for watch in self._watches.values())
-
-    def strangers(self) -> list[str]:
-        """Optimizers that training depends on and that are not part of this state."""
-        return [text for watch in self._watches.values() for text in watch.strangers()]
-
-    def require_whole(self) -> None:
-        """Refuse a state whose optimizers step what it does not save.
-
-        Raises:
-            StateError: names the parameters, or an optimizer whose scheduler the state lacks.
-        """
-        user = {name: _saved(name, entry) for name, entry in self.entries.items()}
-        unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
-        if unsaved:
-            some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
-            raise StateError(
-                f"the state does not save what its optimizers step: {some}; add the model they belong to, "
-                "as in state={'model': model, 'optimizer': optimizer}"
-            )
-        unscheduled = [name for watch in self._watches.values() for name in watch.unscheduled()]
-        if unscheduled:
-            raise StateError(
-                f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
-                "state does not save it, so a resume would begin its schedule anew; add it, as in "
-                "state={..., 'scheduler': scheduler}, or make the optimizer without one"
-            )
-
-    def save(self) -> dict[str, Any]:
-        """Its branches of the tree: `user` and, inside an accumulation window, `gradients`."""
-        gradients = {name: watch.gradients() for name, watch in self._watches.items()}
-        return {
-            "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
-            "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
-        }
-
-    def arrays(self) -> dict[str, Any]:
-        """The live arrays of the `user` branch, by the names they have in a checkpoint."""
-        found = {}
-        for name, entry in self.entries.items():
-            tree = _saved(name, entry)
-            for path in _array_paths(tree):
-                found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
-        return found
-
-    def guarded(self, user: Mapping[str, Any]) -> frozenset[str]:
-        """Names of the arrays of a saved `user` branch that must be finite."""
-        return frozenset(
-            array_name(("user", name, *path))
-            for name, tree in user.items()
-            for path in _array_paths(tree)
-            if self.entries[name].guarded(path)
+    structure: Any = checkpoint.structure
+    wanted = {name: structure[name] for name in branches if name in structure}
+    tree: dict[str, Any] = decode(Encoded(wanted, checkpoint.arrays))
+    if missing := list(_missing(tree, branches)):
+        raise RestoreError(
+            f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
+            "the state of another program; resume from one in checkpoints/, or take the weights alone with "
+            f"init_from={str(checkpoint.path)!r} in a new run directory",
+            missing=missing,
         )
-
-    def check(self, user: Mapping[str, Any], where: str) -> None:
-        """Refuse a saved `user` branch that does not fit, before anything is changed.
-
-        Raises:
-            RestoreError: with the three lists.
-        """
-        found = Mismatch(
-            [name for name in self.entries if name not in user],
-            [name for name in user if name not in self.entries],
-            [],
-        )
-        for name, entry in self.entries.items():
-            if name in user:
-                for ours, theirs in zip(found, entry.check(user[name]), strict=True):
-                    ours += [f"{name}/{text}" for text in theirs]
-        if any(found):
-            raise RestoreError(
-                f"{where} does not fit the state of this program; make the program as it was, start "
-                "in another directory, or take parts of it with init_from=InitFrom(...)",
-                missing=found.missing,
-                unexpected=found.unexpected,
-                reshaped=found.reshaped,
-            )
-
-    def load(self, tree: Mapping[str, Any], updates: int) -> None:
-        """The inverse of `save`, after `check`."""
-        self.load_user(tree["user"])
-        self._updates = updates - sum(watch.updates for watch in self._watches.values())
-        for name, watch in self._watches.items():
-            watch.load_gradients(tree["gradients"].get(name))
-
-    def load_user(self, user: Mapping[str, Any]) -> None:
-        """Give each entry its saved tree, in the order in which the user listed them."""
-        for name, entry in self.entries.items():
-            entry.load(user[name])
-
-    def random_state(self) -> dict[str, Any]:
-        """The states of the generators among the entries and in containers, by their path."""
-        return {path: entry.save() for path, entry in _generators(self.entries.items())}
-
-    def set_random_state(self, saved: Mapping[str, Any]) -> None:
-        """The inverse of `random_state`, for those that are there."""
-        for path, entry in _generators(self.entries.items()):
-            if path in saved:
-                entry.load(saved[path])
-
-    def options(self) -> dict[str, dict[str, str]]:
-        """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
-        return {name: options for name, entry in self.entries.items() if (options := entry.options())}
-
-    def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
-        """After `load`: go on with these options, by entry, as the program gave them."""
-        for name, options in changed.items():
-            self.entries[name].use_options(options)
-
-    @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
-        """The state's models in evaluation mode; afterwards each flag is as before."""
-        with ExitStack() as stack:
-            for backend in backends.active():
-                stack.enter_context(backend.evaluation_mode(self.objects))
-            yield
+    return tree
 
 
-def _saved(name: str, entry: Entry) -> Any:
-    try:
-        return entry.save()
-    except Exception as error:
-        error.add_note(f"while state entry {name!r} was being saved")
-        raise
-
-
-def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
-    for name, entry in entries:
-        if entry.is_random:
-            yield str(name), entry
-        yield from _generators((f"{name}/{key}", each) for key, each in entry.inner())
-
-
-def _named(state: Any) -> list[tuple[Any, Any]]:
-    if isinstance(state, Mapping):
-        return list(state.items())
-    # An object given by itself may well be iterable: a Sequential gives its layers.
-    pairs = [] if state is None else list(state) if isinstance(state, Iterable) else [state]
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise ConfigError(
-            f"state is a {type(state).__name__}, which gives no names to save its parts under; give names to "
-            'objects, as in state={"model": model, "optimizer": optimizer}'
-        )
-    return [(name, value) for name, value in pairs]
-
-
-def _array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _array_paths(value, (*path, key))
-    elif isinstance(tree, list | tuple):
-        for index, value in enumerate(tree):
-            yield from _array_paths(value, (*path, index))
-    elif backends.of(tree) is not None:
-        yield path
+def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str]:
+    for name in branches:
+        branch = tree.get(name)
+        if not isinstance(branch, dict):
+            yield name
+            continue
+        yield from (f"{name}/{part}" for part in WHOLE[name] if part not in branch)
+        if name == "streams":
+            for stream, saved in branch.items():
+                yield from (f"{name}/{stream}/{part}" for part in STREAM if part not in saved)
