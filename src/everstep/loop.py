@@ -195,7 +195,7 @@ class TrainLoop(Supervisor):
             self._close_epoch()
         if not self._begun and self._recovered.mid_epoch:
             self._begun = self._replaying = True
-            self._back_to_line("epoch")
+            self._lines.back_to("epoch")
             self._enter_epoch()
             return True
         if not self._begun:
@@ -208,14 +208,10 @@ class TrainLoop(Supervisor):
         current.epoch_start = current.step
         current.calls, current.iterating, current.stream = 0, False, None
         self._collector.begin_epoch()
-        self._forget_lines()
-        self._mark_line("epoch")
+        self._lines.forget()
+        self._lines.mark("epoch")
         self._enter_epoch()
         return True
-
-    def _forget_lines(self) -> None:
-        """An epoch is over, or begins: none of its lines is to run again."""
-        self._lines = {"enter": self._lines["enter"]}
 
     def _enter_epoch(self) -> None:
         self._calls = 0
@@ -245,7 +241,7 @@ class TrainLoop(Supervisor):
             self._streams.end_passes()
         self._tail_ready = False
         self._epoch_open = False
-        self._forget_lines()
+        self._lines.forget()
         self._boundary(Moment.AFTER_EPOCH)
         self._check_watched()
 
@@ -338,7 +334,7 @@ class TrainLoop(Supervisor):
         self._calls += 1
         current = self._progress
         if self._replaying and self._calls <= current.calls:  # done before the checkpoint
-            self._back_to_line(f"steps {self._calls}")
+            self._lines.back_to(f"steps {self._calls}")
             if self._calls == current.calls and not current.iterating:
                 self._resume_here()
                 self._tail_ready = True
@@ -429,7 +425,7 @@ class TrainLoop(Supervisor):
         finally:
             if self._step_loops == number:
                 self._in_steps = False
-                self._mark_line(f"steps {self._calls}")
+                self._lines.mark(f"steps {self._calls}")
                 if finished:
                     self._end_steps()
                 elif self._open_step:

@@ -57,10 +57,11 @@ from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
 from everstep.services.witness import witnesses
-from everstep.state import Encoded, capture, decode, encode, restore
+from everstep.state import Encoded, decode, encode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.lines import Lines
 from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.saving import Saver, Snapshot
@@ -170,7 +171,6 @@ class Run:
         """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
         self._missed: set[str] = set()
         """Watched metrics without a value that were warned about."""
-        self._lines: dict[str, Any] = {}
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
         self._opened = 0.0
@@ -331,10 +331,7 @@ class Run:
         self._services_changed()
         if recovered.checkpoint is not None:
             self._resume_state = encode(self._user.save())
-        self._lines = recovered.lines
-        self._back_to_line("enter")
-        if not self._lines:
-            self._mark_line("enter")
+        self._lines = Lines(self._user, recovered.lines)
 
     def _limits(self) -> dict[str, int | None]:
         return {"max_step": self.max_step, "max_epoch": self.max_epoch}
@@ -364,19 +361,6 @@ class Run:
         if self._recovered.random is not None:
             restore(self._recovered.random)
             self._recovered.random = None
-
-    def _mark_line(self, place: str) -> None:
-        """The program's lines from here to the next resume point draw from the random state as it is.
-
-        At a resume these lines run again, before the run's own random state comes back: they draw the
-        same numbers again.
-        """
-        self._lines[place] = {"global": capture(), "state": self._user.random_state()}
-
-    def _back_to_line(self, place: str) -> None:
-        if place in self._lines:
-            restore(self._lines[place]["global"])
-            self._user.set_random_state(self._lines[place]["state"])
 
     def println(self, message: str, with_tag: bool = False) -> None:
         """Print a line, above the live line and into the run's log."""
@@ -682,7 +666,7 @@ class Run:
             progress=current.tree(phase),
             user=user,
             streams=self._streams.tree(),
-            lines=dict(self._lines),
+            lines=self._lines.tree(),
             services=self._board.state(),
             metrics=self._collector.state(),
             wall={"segment": self.segment, "seconds": self._seconds()},
