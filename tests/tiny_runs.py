@@ -58,6 +58,12 @@ class Tiny:
         return self.w.tobytes(), self.loop.ending.digest, rows(self.run_dir)
 
 
+def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> everstep.Supervisor:
+    """A Supervisor that prints nothing."""
+    services = [everstep.Console(sink=lambda line: None)]
+    return everstep.Supervisor(run_dir, state, services=services, **arguments)
+
+
 def rows(run_dir: Path, phase: str | None = None) -> list[tuple[Any, ...]]:
     """The valid rows that do not depend on the clock: (epoch, step, phase, name, seq, bits, count)."""
     return sorted(

@@ -89,11 +89,6 @@ def test_wrong_policies(wrong: dict[str, Any], message: str) -> None:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def store(tmp_path: Path, said: list[str]) -> Store:
     store = store_in(tmp_path, said=said)
     for step in (0, 10, 20, 30, 40):

@@ -15,11 +15,6 @@ from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def store(tmp_path: Path, said: list[str]) -> Store:
     store = store_in(tmp_path, said=said)
     for name in (at(10), at(20), at(20, 1)):

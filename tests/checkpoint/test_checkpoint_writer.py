@@ -14,11 +14,6 @@ from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, Usag
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def writer(said: list[str]) -> Iterator[Writer]:
     writer = Writer(said.append)
     yield writer

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from law_support.forkserver import ForkServer
 
 
@@ -15,6 +16,12 @@ def server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> None:
+    """For runs in this process, which are compared to the bit."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_support.training import Crash, CrashError, Program
 
 import everstep
 from everstep.proof.compare import compare_runs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPOCHS, STEPS_PER_EPOCH = 3, 4
 STEPS = EPOCHS * STEPS_PER_EPOCH  # where each epoch is one pass
@@ -66,11 +67,6 @@ crashes = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def program(shape: str, data: str, accumulate: int, evaluate: str, services: str, cadence: str) -> Program:

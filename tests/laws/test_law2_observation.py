@@ -17,6 +17,8 @@ import everstep
 from everstep import At, Boundary, Checkpoints, Console, Every, Moment, Never
 from everstep.proof.compare import ABSENT, compare_runs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHORT = ("--epochs", "3", "--batch", "32", "--accumulate", "2", "--data", "loader")
 NO_SAVES = {"services": lambda: [Checkpoints(Never())], "loop": {"default_services": False}}
 
@@ -30,11 +32,6 @@ TRAINING = (
     "checkpoint",
 )
 """What observation must not change; the observers' own state is theirs."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", params=["arrays", "loader", "plain"])

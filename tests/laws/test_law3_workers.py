@@ -5,20 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from law_support.training import Crash, CrashError, Program
 
 import everstep
 from everstep.proof.compare import compare_runs
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on few cores
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on few cores
+]
 
 SHORT = ("--epochs", "2", "--batch", "32")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -29,11 +29,7 @@ from everstep.errors import (
 )
 from everstep.record import RunJournal
 from everstep.testing import armed, nothing_left
-from tiny_runs import Boom, Tiny, boom_at
-
-
-def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> Supervisor:
-    return Supervisor(run_dir, state, services=[everstep.Console(sink=lambda line: None)], **arguments)
+from tiny_runs import Boom, Tiny, boom_at, quiet
 
 
 def crashed(run_dir: Path, at: int = 6) -> None:

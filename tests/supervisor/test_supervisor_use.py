@@ -17,7 +17,7 @@ import everstep
 from everstep import Every, Supervisor
 from everstep.errors import ConfigError, DataError, Interrupted, MetricError, NotResumableError, UsageError
 from everstep.testing import ManualClock, nothing_left
-from tiny_runs import Boom, events, rows
+from tiny_runs import Boom, boom_at, events, quiet, rows
 
 Hook = Callable[[Supervisor, int], object]
 
@@ -50,18 +50,6 @@ class Walk:
 
     def result(self) -> Any:
         return self.w.tobytes(), self.sv.ending.digest, rows(self.run_dir)
-
-
-def boom_at(at: int, error: type[BaseException] = Boom) -> Hook:
-    def hook(sv: Supervisor, step: int) -> None:
-        if step == at:
-            raise error(f"at {at}")
-
-    return hook
-
-
-def quiet(run_dir: Path, **arguments: Any) -> Supervisor:
-    return Supervisor(run_dir, services=[everstep.Console(sink=lambda line: None)], **arguments)
 
 
 # ------------------------------------------------------------------------------------------- the loop
