@@ -212,12 +212,14 @@ REMEDIED_ELSEWHERE = {"DamagedCheckpointError", "RestoreError", "Interrupted", "
 exit is no fault."""
 
 REMEDY = re.compile(
-    r"\b(act|as in|before|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|"
-    r"encode|enter|free|give|has|hold|initialise|install|is there after|known:|leave|looks like|loop with|"
-    r"lower|make|move|nearest|one epoch loop|one step loop|open|pass|put|raise|reduce|resume|return|run|"
-    r"see to|save|set|start|submit|upgrade|use)\b",
+    r"\b(act|as in|call|change|check|choose|collect|combine|convert|correct|did you mean|do not|"
+    r"encode|enter|free|give|hold|initialise|install|is there after|known:|leave|looks like|loop with|"
+    r"lower|make|move|nearest|one epoch loop|one step loop|pass|put|raise|reduce|resume|return|"
+    r"see to|set|submit|upgrade|use)\b"
+    r"|([:;] |, or | and )(ask|bring|delete|drill|open|record|register|run|save|start|sync|train)\b",
     re.IGNORECASE,
 )
+"""Words of advice; those that a fault is told in, too, count where advice begins."""
 
 
 def messages() -> list[Any]:

@@ -53,7 +53,8 @@ def test_a_run_directory_that_is_a_file(tmp_path: Path) -> None:
 def test_a_run_directory_that_is_gone_while_training(tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     tiny = Tiny(tmp_path / "run", max_epoch=1)
-    with nothing_left(), pytest.raises(CheckpointError, match=r"run directory is gone.*/run'; bring it back"):
+    message = r"run directory is gone: bring back .*/run'; do so and start again"
+    with nothing_left(), pytest.raises(CheckpointError, match=message):
         tiny.train(inside=lambda loop, step: (tmp_path / "run").rename(moved) if step == 2 else None)
     assert any("a save failed" in line and "run directory is gone" in line for line in tiny.lines)
     moved.rename(tmp_path / "run")

@@ -245,5 +245,5 @@ def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
         kind = "a controller" if service.controller else "an observer"
         raise UsageError(
             f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
-            "who acts has controller = True and stage = Stage.DECIDE or an earlier one in its class"
+            "to act, give its class controller = True and stage = Stage.DECIDE or an earlier one"
         )

@@ -727,7 +727,7 @@ class Run:
         self._announce_commits(wait=True)
         error = self._saver.error
         if error is not None:
-            remedy = "bring it back" if isinstance(error, RunDirError) else "free space"
+            remedy = "do so" if isinstance(error, RunDirError) else "free space"
             raise CheckpointError(
                 f"the last state could not be saved: {error}; {remedy} and start again: "
                 "the run goes on from the checkpoint before"

@@ -140,7 +140,9 @@ class Saver:
         run_dir = self._opening.run_dir.path
         if not run_dir.is_dir():
             error = RunDirError(
-                errno.ENOENT, "the run directory is gone (deleted, moved or unmounted)", str(run_dir)
+                errno.ENOENT,
+                "the run directory is gone: bring back what was deleted, moved or unmounted",
+                str(run_dir),
             )
         self.failures += 1
         self.error = error
