@@ -100,6 +100,12 @@ class Entry(ABC):
         """Of a container, the entries of what is in it, by key."""
         return iter(())
 
+    def enter(self) -> None:  # noqa: B027
+        """A loop is entered: what the object has now is what the program gives."""
+
+    def leave(self) -> None:  # noqa: B027
+        """The loop is left: what the object has now is what training made of it."""
+
     def options(self) -> dict[str, str]:
         """How the program made the object, where that changes training: name to value, as texts.
 

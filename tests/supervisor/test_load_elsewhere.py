@@ -142,7 +142,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained
     other = torch.optim.SGD([*net.model.parameters()][:1], lr=0.1)
     with pytest.raises(RestoreError) as raised:
         everstep.load(InitFrom(trained[0], on_reshaped="skip"), {"model": net.model, "optimizer": other})
-    assert raised.value.reshaped == ("optimizer/parameters per group [4] -> [1]",)
+    assert raised.value.reshaped == (
+        "optimizer/parameters per group [4] -> [1]",
+        "optimizer/Adam -> SGD",
+    )
     assert same(snapshot(net.model), before)
 
 

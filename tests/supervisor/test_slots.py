@@ -116,3 +116,28 @@ def test_a_state_of_something_else_is_refused(tree: Any) -> None:
     assert any(entry.check(tree))
     with pytest.raises(everstep.errors.RestoreError):
         entry.load(tree)
+
+
+@pytest.mark.parametrize("place", ["before the loop", "at the head"])
+@pytest.mark.parametrize("stop_at", [2, 4, 7])
+def test_a_value_that_is_assigned_where_lines_run_again_keeps_its_name(
+    tmp_path: Path, place: str, stop_at: int
+) -> None:
+    def train(run_dir: Path, stop_at: int = 0) -> list[int]:
+        slot = Slot() if place == "before the loop" else Slot([])
+        saves = everstep.Checkpoints(everstep.Every(steps=1))
+        with everstep.TrainLoop(run_dir, {"slot": slot}, max_epoch=2, seed=3, services=[saves]) as loop:
+            slot.value = values = []
+            for _ in loop.iter_epochs():
+                if place == "at the head":
+                    slot.value = values = []
+                for step, _ in loop.iter_steps([1, 2, 3, 4]):
+                    values.append(step)
+                    boom_at(stop_at)(loop, step)
+            assert slot.value is values
+        return values
+
+    straight = train(tmp_path / "straight")
+    with pytest.raises(Boom):
+        train(tmp_path / "run", stop_at)
+    assert train(tmp_path / "run") == straight

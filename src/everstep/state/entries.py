@@ -27,6 +27,8 @@ class Slot:
     def __init__(self, value: Any = None) -> None:
         self._value = value
         self._replaced = False
+        self._assigned: bool | None = None
+        """Since it was last restored; None if it never was."""
 
     @property
     def value(self) -> Any:
@@ -39,6 +41,7 @@ class Slot:
         if self._value is not None and not (value is self._value and _mutable(value)):
             self._replaced = True
         self._value = value
+        self._assigned = None if self._assigned is None else True
 
     def state_dict(self) -> Any:
         """The value."""
@@ -127,7 +130,8 @@ class SlotEntry(Entry):
     """A `Slot`: its value, and whether the program has replaced the one that it began with.
 
     That one may have other names in the program: for those it is restored in place, unless it was
-    replaced; then they are for something else and it is left alone.
+    replaced; then they are for something else and it is left alone.  What the program has assigned again
+    in lines that a resume runs again has names, too.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -151,9 +155,10 @@ class SlotEntry(Entry):
         """Hold the saved value."""
         if any(found := self.check(tree)):
             raise RestoreError("the saved state does not fit", **found._asdict())
-        slot, replaced = self.slot, tree["replaced"] or self.slot._replaced
-        slot._value = tree["value"] if replaced else _restored(slot._value, tree["value"])
-        slot._replaced = tree["replaced"]
+        slot = self.slot
+        in_place = slot._assigned or not (tree["replaced"] or slot._replaced)
+        slot._value = _restored(slot._value, tree["value"]) if in_place else tree["value"]
+        slot._replaced, slot._assigned = tree["replaced"], False
 
 
 class PythonRandomEntry(Entry):
@@ -245,6 +250,16 @@ class ContainerEntry(Entry):
             entry = _object_entry(value)
             if entry is not None:
                 yield key, entry
+
+    def enter(self) -> None:
+        """Each object its own."""
+        for _, entry in self.inner():
+            entry.enter()
+
+    def leave(self) -> None:
+        """Each object its own."""
+        for _, entry in self.inner():
+            entry.leave()
 
     def options(self) -> dict[str, str]:
         """Those of the objects in it, as "KEY/NAME"."""

@@ -543,7 +543,8 @@ class Run:
     def _check_updates(self) -> None:
         """Asked after the first epoch; of a loop without epochs at its end."""
         counted = self._progress.step > self._recovered.step
-        if counted and self._user.watches_optimizers and not self._user.updates:
+        waiting = self._user.has_gradients()  # an accumulation window may be longer than an epoch
+        if counted and self._user.watches_optimizers and not self._user.updates and not waiting:
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
@@ -912,7 +913,11 @@ class Run:
                 )
 
     def _abandon(self) -> None:
-        """After an exception: a pending commit is finished, none is started."""
+        """After an exception: a pending commit is finished, none is started; the record has every step."""
+        try:
+            self._collector.read()
+        except Exception as error:  # of a broken device, say: the one that ended the run is the one to raise
+            self._warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         self._open_step = 0
         self._announce_commits(wait=True)
         self._journal.flush()

@@ -138,7 +138,9 @@ class InitFrom:
         for path in theirs:
             if path in ours and path not in reshaped:
                 ours[path] = self._keep_lr(ours[path], theirs[path])
-        return {name: _join(name, tree, ours) for name, tree in old.items()}
+        merged = {name: _join(name, tree, ours) for name, tree in old.items()}
+        user.check(merged, where)
+        return merged
 
     def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
         """What was chosen of the checkpoint, under the names here."""

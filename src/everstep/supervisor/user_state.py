@@ -41,6 +41,9 @@ class UserState:
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks go when `stack` closes."""
+        for entry in self.entries.values():
+            entry.enter()
+            stack.callback(entry.leave)
         for backend in backends.active():
             watch = backend.watch_updates(self.objects)
             if watch is not None:
@@ -56,6 +59,10 @@ class UserState:
     def watches_optimizers(self) -> bool:
         """Whether the state has an optimizer, so that steps without an update can be noticed."""
         return any(watch.optimizers for watch in self._watches.values())
+
+    def has_gradients(self) -> bool:
+        """Whether gradients wait for an update."""
+        return any((watch.gradients() or {}).get("grad") for watch in self._watches.values())
 
     def strangers(self) -> list[str]:
         """Optimizers that training depends on and that are not part of this state."""

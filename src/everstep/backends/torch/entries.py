@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from everstep.backends.torch import options
 from everstep.contracts import Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
@@ -119,31 +118,32 @@ class ModuleEntry(Entry):
 
 
 class OptimizerEntry(Entry):
-    """An optimizer: its groups' options and the state of each parameter."""
+    """An optimizer: its class, its groups' options and the state of each parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._made = _first_seen(optimizer, _optimizer_options)
 
     def save(self) -> Any:
-        """Its state_dict."""
-        return self.optimizer.state_dict()
+        """Its state_dict, and its class."""
+        return {**self.optimizer.state_dict(), _CLASS: type(self.optimizer).__qualname__}
 
     def check(self, tree: Any) -> Mismatch:
-        """The number of groups, and of parameters in each."""
-        live = [len(group["params"]) for group in self.optimizer.param_groups]
-        missing = [key for key in ("state", "param_groups") if not isinstance(tree, dict) or key not in tree]
+        """The class, the number of groups, and of parameters in each."""
+        wanted = ("state", "param_groups", _CLASS)
+        missing = [key for key in wanted if not isinstance(tree, dict) or key not in tree]
         if missing:
             return Mismatch(missing, [], [])
         saved = [len(group["params"]) for group in tree["param_groups"]]
-        if saved == live:
-            return Mismatch([], [], [])
-        return Mismatch([], [], [f"parameters per group {saved} -> {live}"])
+        live = [len(group["params"]) for group in self.optimizer.param_groups]
+        reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
+        if tree[_CLASS] != (name := type(self.optimizer).__qualname__):
+            reshaped.append(f"{tree[_CLASS]} -> {name}")
+        return Mismatch([], [], reshaped)
 
     def load(self, tree: Any) -> None:
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         _refuse(self.check(tree))
-        self.optimizer.load_state_dict(tree)
+        self.optimizer.load_state_dict({key: tree[key] for key in ("state", "param_groups")})
         # Its first steps lie behind it: without this, schedulers warn of a wrong order in a resumed tail.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -158,19 +158,31 @@ class OptimizerEntry(Entry):
         return bool(path) and path[0] == "state"
 
     def options(self) -> dict[str, str]:
-        """Its class and the options of its groups; as "1.lr" where there are several."""
-        return _as_texts(self._made)
+        """The options of its groups; as "1.lr" where there are several."""
+        groups = options.given(self.optimizer)
+        return {
+            name if len(groups) == 1 else f"{index}.{name}": text
+            for index, group in enumerate(groups)
+            for name, text in options.of_group(group).items()
+        }
 
     def use_options(self, names: Collection[str]) -> None:
-        """Another class begins without moments; a learning rate that has a schedule is the schedule's."""
-        if _CLASS in names:
-            self.optimizer.state.clear()
-        for name in set(names) & self._made.keys() - {_CLASS}:
+        """Set them; a learning rate that has a schedule is the schedule's."""
+        for name in names:
             index, _, key = name.rpartition(".")
             group = self.optimizer.param_groups[int(index or 0)]
             if key == "lr" and "initial_lr" in group:
                 key = "initial_lr"
-            _set(group, key, self._made[name])
+            if key in (made := options.given(self.optimizer)[int(index or 0)]):
+                options.put(group, key, made[key])
+
+    def enter(self) -> None:
+        """Note the options of the groups."""
+        options.enter(self.optimizer)
+
+    def leave(self) -> None:
+        """Note what training made of them."""
+        options.leave(self.optimizer)
 
 
 class SchedulerEntry(Entry):
@@ -178,7 +190,6 @@ class SchedulerEntry(Entry):
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
-        self._made = _first_seen(scheduler, _scheduler_options)
 
     def save(self) -> Any:
         """Its state_dict."""
@@ -190,25 +201,20 @@ class SchedulerEntry(Entry):
 
     def options(self) -> dict[str, str]:
         """Its class and what its constructor was given; of schedulers inside it as "0.T_max"."""
-        return _as_texts(self._made)
+        return options.of_scheduler(self.scheduler, options.given(self.scheduler))
 
     def use_options(self, names: Collection[str]) -> None:
         """Go on where the schedule, as given, is at this point."""
-        before = _base_rates(self.scheduler)
-        for name in set(names) & self._made.keys() - {_CLASS}:
-            *path, key = name.split(".")
-            owner: Any = self.scheduler
-            for index in path:
-                owner = owner._schedulers[int(index)]
-            setattr(owner, key, copy.deepcopy(self._made[name]))
-        groups = self.scheduler.optimizer.param_groups
-        rates = [group["lr"] for group in groups]
-        if names and hasattr(self.scheduler, "_get_closed_form_lr"):
-            rates = self.scheduler._get_closed_form_lr()
-        elif before != (now := _base_rates(self.scheduler)):
-            rates = [r * new / old if old else r for r, old, new in zip(rates, before, now, strict=False)]
-        for group, rate in zip(groups, rates, strict=False):
-            _set(group, "lr", rate)
+        if names:
+            options.replay(self.scheduler)
+
+    def enter(self) -> None:
+        """Note the schedule's beginning."""
+        options.enter(self.scheduler)
+
+    def leave(self) -> None:
+        """Note how far training brought it."""
+        options.leave(self.scheduler)
 
 
 class TensorEntry(Entry):
@@ -270,75 +276,6 @@ class GeneratorEntry(Entry):
 
 
 _CLASS = "class"
-_FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""Of a group's keys, those that are no options of the training: how it is computed is free."""
-_seen: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-
-
-def _first_seen(obj: Any, options: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """The options as of the first time that this process saw `obj`: training changes some of them.
-
-    A notebook gives one optimizer to run after run, and has made it once.
-    """
-    if obj not in _seen:
-        _seen[obj] = {_CLASS: type(obj).__qualname__, **copy.deepcopy(options(obj))}
-    return _seen[obj]
-
-
-def _optimizer_options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    groups = optimizer.param_groups
-    return {
-        key if len(groups) == 1 else f"{index}.{key}": group.get("initial_lr", value)
-        if key == "lr"
-        else value
-        for index, group in enumerate(groups)
-        for key, value in group.items()
-        if key not in _FREE
-    }
-
-
-def _scheduler_options(scheduler: LRScheduler) -> dict[str, Any]:
-    inner = {
-        f"{index}.{name}": value
-        for index, each in enumerate(getattr(scheduler, "_schedulers", ()))
-        for name, value in _scheduler_options(each).items()
-    }
-    state = scheduler.state_dict().items()
-    return inner | {name: v for name, v in state if not name.startswith("_") and name != "last_epoch"}
-
-
-def _base_rates(scheduler: Any) -> list[Any]:
-    inner = getattr(scheduler, "_schedulers", ())
-    return list(getattr(inner[0] if inner else scheduler, "base_lrs", ()))
-
-
-def _as_texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Those that are plain values; the rest (functions ...) cannot be compared."""
-    plain = {name: _plain(value) for name, value in options.items()}
-    return {name: repr(value) for name, value in plain.items() if value is not _OPAQUE}
-
-
-_OPAQUE = object()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        value = [[key, inner] for key, inner in sorted(value.items())]
-    if isinstance(value, list | tuple):
-        items = [_plain(item) for item in value]
-        return _OPAQUE if any(item is _OPAQUE for item in items) else items
-    return value if isinstance(value, bool | int | float | str | None) else _OPAQUE
-
-
-def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    """Set an option; a tensor, which a compiled step reads, stays the same tensor."""
-    live = group.get(key)
-    if isinstance(live, Tensor):
-        live.fill_(value)
-    else:
-        group[key] = copy.deepcopy(value)
 
 
 def _metadata(state: Any) -> dict[str, Any]:

@@ -112,15 +112,11 @@ class TorchUpdateWatch:
 
     def unscheduled(self) -> list[str]:
         """Names of the optimizers for which a scheduler was made that is not part of the state."""
-        driven = set()
-        for _, value in flatten(self._objects):
-            if not isinstance(value, torch.nn.Module | Optimizer):
-                held = [value, *getattr(value, "__dict__", {}).values()]
-                driven |= {id(getattr(each, "optimizer", None)) for each in held}
+        driven = {id(optimizer) for _, value in flatten(self._objects) for optimizer in _driven(value)}
         return [
             name
             for name, watched in self._own.items()
-            if any("initial_lr" in group for group in watched.optimizer.param_groups)
+            if hasattr(watched.optimizer.step, "_wrapped_by_lr_sched")  # torch's schedulers leave that mark
             and id(watched.optimizer) not in driven
         ]
 
@@ -245,6 +241,19 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from flatten({f"{name}/{i}": item for i, item in enumerate(value)})
         else:
             yield name, value
+
+
+def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
+    """The optimizers that an object, or what it holds, has as its `optimizer`."""
+    if depth == 0 or isinstance(value, torch.nn.Module | Optimizer | Tensor):
+        return
+    yield getattr(value, "optimizer", None)
+    inside = value if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
+    if isinstance(inside, dict):
+        inside = list(inside.values())
+    if isinstance(inside, list | tuple):
+        for each in inside:
+            yield from _driven(each, depth - 1)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
