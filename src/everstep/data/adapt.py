@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -43,6 +45,14 @@ def as_stream(data: Any) -> Stream:
     if isinstance(data, Sequence):
         return SequenceStream(data)
     return IterableStream(data)
+
+
+def alive() -> list[Any]:
+    """The torch loaders in this process, those of `data.loader` included: what may keep generators."""
+    homes = {"torch.utils.data.dataloader": "DataLoader", "everstep.backends.torch.loader": "Loader"}
+    kinds = tuple(getattr(sys.modules[home], name) for home, name in homes.items() if home in sys.modules)
+    gc.collect()  # what a run before in this process has left is not alive
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
 def describe(stream: Stream, seed: int) -> dict[str, Any]:

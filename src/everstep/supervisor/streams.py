@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts import Cursor, Stream
-from everstep.data.adapt import as_stream, describe
+from everstep.data.adapt import alive, as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.state import digest, encode, isolated, make_entry
 
@@ -34,6 +34,11 @@ class Generators:
     def states(stream: Stream) -> list[Any]:
         """The states of the stream's generators, now."""
         return [make_entry("generator", each).save() for each in getattr(stream, "generators", ())]
+
+    def forget(self, objects: Iterable[Any]) -> None:
+        """These are not where the checkpoint had them."""
+        gone = {id(each) for each in objects}
+        self._back = [each for each in self._back if id(each) not in gone]
 
     def stands(self, generator: Any) -> bool:
         """Whether it is where the checkpoint had it, or part of the state, which brings it there."""
@@ -141,8 +146,46 @@ class StreamSlot:
             self._left, self._must_return = None, False
         return self.cursor
 
-    def go_back(self) -> None:
-        """To the saved position, or to where the pass before left the source; once after a `load`."""
+    def look_for_source(self) -> Any:
+        """At the resume point: the object that the program is going to bind, if it can be told; else None.
+
+        Only where it keeps generators: lines at the head of the epoch may seed them or draw from them.
+        """
+        if self.stream is not None or not self._states:
+            return None
+        found = self._sources_like(len(self._states))
+        return found[0] if len(found) == 1 else None
+
+    def _sources_like(self, generators: int) -> list[Any]:
+        """What in this process is described as this stream's data, and keeps so many generators."""
+        streams = [(each, as_stream(each)) for each in alive()]
+        return [
+            each
+            for each, stream in streams
+            if len(getattr(stream, "generators", ())) == generators
+            and describe(stream, self._seed) == self._what
+        ]
+
+    def unbind(self, saved: dict[str, Any], states: list[Any]) -> None:
+        """The source that was looked for is not what the program binds: as if it had not been found.
+
+        Args:
+            saved: what was loaded.
+            states: those that its generators had.
+        """
+        self.close()
+        for generator, state in zip(getattr(self.stream, "generators", ()), states, strict=True):
+            make_entry("generator", generator).load(state)
+        self._generators.forget(getattr(self.stream, "generators", ()))
+        self.stream, self._between = None, None
+        self.load(saved)
+
+    def go_back(self, *, at_resume_point: bool = False) -> None:
+        """To the saved position, or to where the pass before left the source; once after a `load`.
+
+        Args:
+            at_resume_point: nothing that the program has done to the generators yet is to stay.
+        """
         if self._states is None:
             return
         assert self.stream is not None
@@ -152,14 +195,16 @@ class StreamSlot:
                 f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
                 f"holds {holds} now; give generator= as it was then"
             )
-        given = self._are_given()
+        given = [False] * holds if at_resume_point else self._are_given()
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 self.cursor, self._saved = self._open_at(self.pass_index, self._saved), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
-        if self.cursor is None and self._opened:
+        if self.cursor is None and at_resume_point:
+            self._note_generators()
+        elif self.cursor is None and self._opened:
             self._given = [index for index, chosen in enumerate(given) if chosen]
 
     def _are_given(self) -> list[bool]:
@@ -191,7 +236,7 @@ class StreamSlot:
                 continue
             if generator is not before or make_entry("generator", generator).as_seeded():
                 self._given.append(index)
-            elif not self._generators.stands(generator):
+            elif not self._generators.stands(generator) and len(self._sources_like(len(held))) != 1:
                 self._generators.stand([generator])
                 self._say(
                     f"warning: stream {self.name!r}: lines between its passes draw from its generator, which "
@@ -244,10 +289,15 @@ class StreamSlot:
         }
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
-        states = Generators.states(self.stream)
         if not self.in_pass:
-            self._between = list(zip(getattr(self.stream, "generators", ()), states, strict=True))
-        return {**here, "generators": states}
+            self._note_generators()
+        return {**here, "generators": Generators.states(self.stream)}
+
+    def _note_generators(self) -> None:
+        """Between two passes: what is done to the generators from here on is the program's."""
+        assert self.stream is not None
+        held = getattr(self.stream, "generators", ())
+        self._between = list(zip(held, Generators.states(self.stream), strict=True))
 
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
@@ -292,6 +342,11 @@ class Streams:
     def __init__(self, seed: int, say: Callable[[str], None], *, override: bool = False) -> None:
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
+        """What the checkpoint has of each."""
+        self._found: dict[str, tuple[Any, Any, list[Any]]] = {}
+        """Sources found at the resume point, until the program binds them: with what was loaded, and the
+        states that their generators had."""
         self._seed, self._say, self._override = seed, say, override
         self._generators = Generators()
 
@@ -308,6 +363,7 @@ class Streams:
         """
         if not name or "/" in name:
             raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
+        self._confirm(name, data)
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = StreamSlot(name, self._seed, self._say, self._generators)
@@ -322,6 +378,23 @@ class Streams:
         slot.bind(stream, override=self._override)
         self._sources[name] = data
         return slot
+
+    def _confirm(self, name: str, data: Any) -> None:
+        """What was found at the resume point is what the program gives, or it was not found."""
+        found = self._found.pop(name, None)
+        if found is not None and found[0] is not data:
+            self._slots[name].unbind(*found[1:])
+            del self._sources[name]
+
+    def _find(self, name: str, slot: StreamSlot) -> None:
+        """Bring back the generators of data that the program, by the look of it, is going to give."""
+        source = slot.look_for_source()
+        if source is not None:
+            stream = as_stream(source)
+            self._found[name] = source, self._loaded[name], Generators.states(stream)
+            slot.bind(stream)
+            self._sources[name] = source
+            slot.go_back(at_resume_point=True)
 
     def bound(self, name: str) -> bool:
         """Whether the program has bound a stream of this name."""
@@ -342,12 +415,15 @@ class Streams:
         for name, saved in tree.items():
             slot = StreamSlot(name, self._seed, self._say, self._generators)
             self._slots.setdefault(name, slot).load(saved)
+            self._loaded[name] = saved
 
     def open_bound(self) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""
         for name, slot in self._slots.items():
             if self.bound(name):
                 slot.go_back()
+            else:
+                self._find(name, slot)
 
     def require_bound(self) -> None:
         """Refuse to go on while a stream of the checkpoint has no data.
