@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
 from everstep import Every
+from everstep.errors import Interrupted
 from everstep.proof.compare import compare_runs
 
 X = torch.arange(12.0)
@@ -217,3 +220,35 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_that_cannot_be_found_a
     assert run({"generator": generator}, "b") == 0
     del look_alike
     assert run({}, "c") == 0
+
+
+@pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=1)], ids=["epochs", "steps"])
+def test_two_loaders_that_are_seeded_at_the_head(tmp_path: Path, every: Any) -> None:
+    def run(name: str, stop_at: tuple[str, int] | None) -> list[float]:
+        first, second = torch.Generator(), torch.Generator()
+        seen: list[float] = []
+        data = {"train": loader(first), "other": DataLoader(TensorDataset(X), 6, True, generator=second)}
+        saves = everstep.Checkpoints(every)
+        with everstep.TrainLoop(
+            tmp_path / name, {"seen": seen}, max_epoch=3, services=[saves], seed=1
+        ) as loop:
+            for epoch in loop.iter_epochs():
+                first.manual_seed(100 + epoch)
+                second.manual_seed(50 + epoch)
+                for stream, batches in data.items():
+                    for step, (batch,) in loop.iter_steps(batches, stream):
+                        seen.extend(float(x) for x in batch)
+                        if stop_at == ("step", step):
+                            raise Killed
+                if stop_at == ("tail", epoch):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                loop.collect_metrics(sum=sum(seen))
+        return seen
+
+    straight = run("straight", None)
+    for stop_at in [("step", 2), ("step", 4), ("step", 6), ("step", 10), ("tail", 1), ("tail", 3)]:
+        name = "-".join(map(str, stop_at))
+        with pytest.raises((Killed, Interrupted)):
+            run(name, stop_at)
+        assert run(name, None) == straight, stop_at
+        assert compare_runs(tmp_path / "straight", tmp_path / name) == [], stop_at

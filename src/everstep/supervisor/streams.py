@@ -421,7 +421,7 @@ class Streams:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""
         for name, slot in self._slots.items():
             if self.bound(name):
-                slot.go_back()
+                slot.go_back(at_resume_point=True)
             else:
                 self._find(name, slot)
 
