@@ -134,19 +134,6 @@ def test_training_without_any_state_is_refused(tmp_path: Path) -> None:
         train()
 
 
-def test_a_window_of_accumulation_may_be_longer_than_an_epoch(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with everstep.TrainLoop(tmp_path, {"model": model, "optimizer": optimizer}, max_epoch=2) as loop:
-        for _ in loop.iter_epochs():
-            for step, x in loop.iter_steps([torch.ones(1, 2)] * 3):
-                model(x).sum().backward()
-                if step % 5 == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
-    assert loop.updates == 1
-
-
 def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) -> None:
     def train() -> None:
         with everstep.TrainLoop(tmp_path, {"w": [0]}, max_epoch=1) as loop:

@@ -543,8 +543,7 @@ class Run:
     def _check_updates(self) -> None:
         """Asked after the first epoch; of a loop without epochs at its end."""
         counted = self._progress.step > self._recovered.step
-        waiting = self._user.has_gradients()  # an accumulation window may be longer than an epoch
-        if counted and self._user.watches_optimizers and not self._user.updates and not waiting:
+        if counted and self._user.watches_optimizers and not self._user.updates:
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"

@@ -60,10 +60,6 @@ class UserState:
         """Whether the state has an optimizer, so that steps without an update can be noticed."""
         return any(watch.optimizers for watch in self._watches.values())
 
-    def has_gradients(self) -> bool:
-        """Whether gradients wait for an update."""
-        return any((watch.gradients() or {}).get("grad") for watch in self._watches.values())
-
     def strangers(self) -> list[str]:
         """Optimizers that training depends on and that are not part of this state."""
         return [text for watch in self._watches.values() for text in watch.strangers()]
