@@ -74,8 +74,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["plot", "good", "valid_loss", "--out", "a.gif"], ".png or .svg"),
         (["checkpoints", "good", "pin"], "give the names"),
         (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
-        (["checkpoints", "good", "verify", "good"], "is no checkpoint's name"),
+        (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
+        (["checkpoints", "good", "prune", "--keep-best", "valid_lss:min:1"], "did you mean 'valid_loss'"),
+        (["checkpoints", "good", "verify", "good"], "no checkpoint 'good'"),
         (["checkpoints", "good", "pin", "epoch-0009-step-00000004"], "did you mean 'epoch-000"),
+        (["checkpoints", "good", "pin", "5"], "the nearest is epoch-0001-step-00000004"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: list[str], said: str) -> None:
@@ -279,6 +282,22 @@ def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
     assert [one["pinned"] for one in left] == [False, False]
 
 
+@pytest.mark.parametrize("best", ["valid_lss:min:1", "valid_loss:most:1", "valid_loss:min:0"])
+def test_a_slip_in_keep_best_deletes_nothing(here: Path, best: str) -> None:
+    command = ("checkpoints", "runs/long", "prune", "--keep-last", "1", "--keep-best", best, "--delete")
+    everstep(*command, cwd=here, status=2)
+    assert len(as_json("checkpoints", "runs/long", cwd=here)) == 3
+
+
+def test_a_checkpoint_is_named_by_its_step_or_as_the_latest(here: Path) -> None:
+    pinned = as_json("checkpoints", "runs/long", "pin", "8", "latest", cwd=here)
+    assert [one["pinned"] for one in pinned] == [True, False, True]
+    newest = here / "runs" / "long" / "checkpoints" / "epoch-0004-step-00000016" / "manifest.json"
+    newest.write_text("{")
+    (latest,) = as_json("checkpoints", "runs/long", "list", "latest", cwd=here)
+    assert latest["name"] == "epoch-0003-step-00000012"
+
+
 def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert {one["verified"] for one in as_json("checkpoints", "runs/good", "verify", cwd=here)} == {"whole"}
     path = here / "runs" / "good" / "checkpoints" / "epoch-0002-step-00000008" / "arrays.safetensors"
@@ -287,6 +306,10 @@ def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     path.write_bytes(data)
     found = as_json("checkpoints", "runs/good", "verify", cwd=here, status=1)
     assert [one["name"] for one in found if one["verified"] == "damaged"] == ["epoch-0002-step-00000008"]
+    told, _ = everstep("checkpoints", "runs/good", "verify", cwd=here, status=1)
+    *table, problem = told.splitlines()
+    assert table[0].startswith("verified ") and table[-1].startswith("damaged ")
+    assert "epoch-0002-step-00000008 is damaged" in problem
     told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
     assert "whole" in told
 
