@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, everstep
-from index_runs import journal_rows, make_runs, start
+from index_runs import journal_rows, make_runs, start, train
 
 from everstep.record.reading import segment_path
 
@@ -44,7 +44,7 @@ def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: 
     for name in ("runs", "show", "compare", "plot", "checkpoints", "sync", "doctor"):
         assert re.search(rf"^  {name} ", told, re.MULTILINE)
     told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
-    assert "Status is running, finished, stopped, failed or killed." in told
+    assert "Status is running, finished, stopped, failed, killed, or gone" in told
     assert everstep("--version", cwd=tmp_path)[0].startswith("everstep, version ")
 
 
@@ -64,6 +64,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["rusn"], "did you mean 'runs'"),
         (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
         (["runs", "valid_loss"], "is no comparison"),
+        (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["show", "goood"], "there is no run 'goood'"),
         (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
@@ -136,6 +137,11 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     ]
     assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
     assert as_json("runs", "valid_loss<0", cwd=made) == []
+
+
+def test_runs_are_named_without_their_digits(made: Path) -> None:
+    assert names(as_json("runs", "name=good", cwd=made)) == ["good"]
+    assert everstep("runs", "name=gold", cwd=made)[0] == "no run matches name=gold\n"
 
 
 def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:
@@ -255,6 +261,38 @@ def test_sync_makes_the_index_anew(here: Path) -> None:
     told, _ = everstep("sync", "elsewhere", "--index", "runs", cwd=here)
     assert "1 runs, 0 new rows" in told
     assert as_json("runs", "name>good", "name<h", cwd=here)[0]["path"] == str(here / "elsewhere")
+
+
+def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path) -> None:
+    everstep("sync", "runs", cwd=here)
+    (here / "later").mkdir()
+    shutil.move(here / "runs" / "good", here / "later" / "good")
+    shutil.rmtree(here / "runs" / "long")
+    assert names(as_json("runs", "status=gone", cwd=here)) == ["good", "long"]
+    told, _ = everstep("show", "good", cwd=here)
+    assert re.match(r"good-\w{6}  gone.*\n  its directory is not there any more: everstep sync", told)
+    assert train(here / "later" / "good", 3) == 0
+    everstep("sync", "later", cwd=here)
+    (good,) = as_json("runs", "name=good", cwd=here)
+    assert (good["status"], good["step"], good["path"]) == ("finished", 12, str(here / "later" / "good"))
+    told, _ = everstep("sync", "runs", cwd=here)
+    assert re.search(r"\nforgotten: long-\w{6}, whose directory .*long is not there any more\n$", told)
+    assert as_json("sync", "runs", cwd=here)["forgotten"] == []
+    assert sorted(names(as_json("runs", cwd=here))) == ["failed", "good", "killed", "stopped"]
+
+
+def test_a_run_without_epochs_has_none_to_show(tmp_path: Path) -> None:
+    program = (
+        "import everstep\n"
+        "with everstep.Supervisor('runs/steps', state={'x': {'a': 1}}, max_step=2) as run:\n"
+        "    while not run.should_stop():\n"
+        "        run.advance(loss=1.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True)
+    told, _ = everstep("runs", cwd=tmp_path)
+    assert told.splitlines()[1].split()[1:4] == ["finished", "2", "-"]
+    assert "stands at  step 2\n" in everstep("show", "steps", cwd=tmp_path)[0]
+    assert as_json("runs", cwd=tmp_path)[0]["epoch"] == 0
 
 
 # --------------------------------------------------------------------------------- checkpoints

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from everstep.cli.finding import Found, find, index_option, json_option
+from everstep.cli.finding import GONE, Found, find, index_option, json_option
 from everstep.cli.listing import best_values, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, metric_rows, starts, summaries
@@ -79,11 +79,13 @@ def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
 def _print(run: dict[str, Any]) -> None:
     reason = f": {run['reason']}" if run["reason"] else ""
     click.echo(f"{run['name']}  {run['status']}{reason}")
+    if run["status"] == GONE:
+        click.echo("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
     facts = run["facts"]
     git = facts.get("git") or {}
     lines = {
         "directory": run["path"],
-        "stands at": f"step {run['step']}, epoch {run['epoch']}",
+        "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
