@@ -240,9 +240,51 @@ def test_compare_shows_what_differs(made: Path) -> None:
     assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/`: slow and fast, of two learning rates, which keep their best weights."""
+    folder = tmp_path_factory.mktemp("fitted")
+    program = """
+import everstep, torch
+for name, rate in ("slow", 0.01), ("fast", 0.1):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    state, best = {"model": model, "optimizer": optimizer}, everstep.Best("valid/loss")
+    with everstep.TrainLoop(f"runs/{name}", state=state, max_epoch=3, services=[best]) as loop:
+        for epoch in loop.iter_epochs():
+            for step, x in loop.iter_steps([torch.ones(1, 1)]):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            with loop.evaluation():
+                loop.collect_metrics({"valid/loss": [3.0, 0.5, 1.0][epoch - 1]})
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
+    found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
+    assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]
+    assert all(len(services) > 3 for services in found["facts"]["config.services"].values())
+    told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
+    assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
+    assert re.search(r"\n  config.services +.{47}…  .{47}…\n", told)
+
+
+def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:
+    best = as_json("show", "runs/fast", cwd=fitted)["best"][-1]
+    path = str(fitted / "runs" / "fast" / "best" / "valid.loss" / "epoch-0002-step-00000002")
+    assert best == {"metric": "valid/loss", "value": 0.5, "step": 2, "epoch": 2, "path": path}
+    told, _ = everstep("show", "fast", cwd=fitted)
+    assert re.search(rf"\n  valid/loss +0.5 +2 +2  {path}\n", told)
+
+
 def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:
     told, _ = everstep("plot", "good", "runs/long", "valid_loss", cwd=made)
     assert "valid_loss" in told and "good-" in told and "long-" in told and "\x1b" not in told
+    assert re.fullmatch(r"● good-\w{6} \+ long-\w{6}", " ".join(told.splitlines()[-2:]))
+    assert not re.search(r"│.*(good|long)-", told)
     everstep("plot", "long", "loss", "--phase", "epoch", "--out", str(tmp_path / "a.png"), cwd=made)
     everstep("plot", "long", "good", "loss", "--out", str(tmp_path / "a.svg"), cwd=made)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
