@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, everstep
-from index_runs import journal_rows, make_runs, start
+from index_runs import journal_rows, make_runs, start, train
 
 from everstep.record.reading import segment_path
 
@@ -44,7 +44,7 @@ def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: 
     for name in ("runs", "show", "compare", "plot", "checkpoints", "sync", "doctor"):
         assert re.search(rf"^  {name} ", told, re.MULTILINE)
     told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
-    assert "Status is running, finished, stopped, failed or killed." in told
+    assert "Status is running, finished, stopped, failed, killed, or gone" in told
     assert everstep("--version", cwd=tmp_path)[0].startswith("everstep, version ")
 
 
@@ -64,6 +64,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["rusn"], "did you mean 'runs'"),
         (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
         (["runs", "valid_loss"], "is no comparison"),
+        (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["show", "goood"], "there is no run 'goood'"),
         (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
@@ -74,8 +75,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["plot", "good", "valid_loss", "--out", "a.gif"], ".png or .svg"),
         (["checkpoints", "good", "pin"], "give the names"),
         (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
-        (["checkpoints", "good", "verify", "good"], "is no checkpoint's name"),
+        (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
+        (["checkpoints", "good", "prune", "--keep-best", "valid_lss:min:1"], "did you mean 'valid_loss'"),
+        (["checkpoints", "good", "verify", "good"], "no checkpoint 'good'"),
         (["checkpoints", "good", "pin", "epoch-0009-step-00000004"], "did you mean 'epoch-000"),
+        (["checkpoints", "good", "pin", "5"], "the nearest is epoch-0001-step-00000004"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: list[str], said: str) -> None:
@@ -133,6 +137,11 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     ]
     assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
     assert as_json("runs", "valid_loss<0", cwd=made) == []
+
+
+def test_runs_are_named_without_their_digits(made: Path) -> None:
+    assert names(as_json("runs", "name=good", cwd=made)) == ["good"]
+    assert everstep("runs", "name=gold", cwd=made)[0] == "no run matches name=gold\n"
 
 
 def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:
@@ -231,9 +240,51 @@ def test_compare_shows_what_differs(made: Path) -> None:
     assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/`: slow and fast, of two learning rates, which keep their best weights."""
+    folder = tmp_path_factory.mktemp("fitted")
+    program = """
+import everstep, torch
+for name, rate in ("slow", 0.01), ("fast", 0.1):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    state, best = {"model": model, "optimizer": optimizer}, everstep.Best("valid/loss")
+    with everstep.TrainLoop(f"runs/{name}", state=state, max_epoch=3, services=[best]) as loop:
+        for epoch in loop.iter_epochs():
+            for step, x in loop.iter_steps([torch.ones(1, 1)]):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            with loop.evaluation():
+                loop.collect_metrics({"valid/loss": [3.0, 0.5, 1.0][epoch - 1]})
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
+    found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
+    assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]
+    assert all(len(services) > 3 for services in found["facts"]["config.services"].values())
+    told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
+    assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
+    assert re.search(r"\n  config.services +.{47}…  .{47}…\n", told)
+
+
+def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:
+    best = as_json("show", "runs/fast", cwd=fitted)["best"][-1]
+    path = str(fitted / "runs" / "fast" / "best" / "valid.loss" / "epoch-0002-step-00000002")
+    assert best == {"metric": "valid/loss", "value": 0.5, "step": 2, "epoch": 2, "path": path}
+    told, _ = everstep("show", "fast", cwd=fitted)
+    assert re.search(rf"\n  valid/loss +0.5 +2 +2  {path}\n", told)
+
+
 def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:
     told, _ = everstep("plot", "good", "runs/long", "valid_loss", cwd=made)
     assert "valid_loss" in told and "good-" in told and "long-" in told and "\x1b" not in told
+    assert re.fullmatch(r"● good-\w{6} \+ long-\w{6}", " ".join(told.splitlines()[-2:]))
+    assert not re.search(r"│.*(good|long)-", told)
     everstep("plot", "long", "loss", "--phase", "epoch", "--out", str(tmp_path / "a.png"), cwd=made)
     everstep("plot", "long", "good", "loss", "--out", str(tmp_path / "a.svg"), cwd=made)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -252,6 +303,38 @@ def test_sync_makes_the_index_anew(here: Path) -> None:
     told, _ = everstep("sync", "elsewhere", "--index", "runs", cwd=here)
     assert "1 runs, 0 new rows" in told
     assert as_json("runs", "name>good", "name<h", cwd=here)[0]["path"] == str(here / "elsewhere")
+
+
+def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path) -> None:
+    everstep("sync", "runs", cwd=here)
+    (here / "later").mkdir()
+    shutil.move(here / "runs" / "good", here / "later" / "good")
+    shutil.rmtree(here / "runs" / "long")
+    assert names(as_json("runs", "status=gone", cwd=here)) == ["good", "long"]
+    told, _ = everstep("show", "good", cwd=here)
+    assert re.match(r"good-\w{6}  gone.*\n  its directory is not there any more: everstep sync", told)
+    assert train(here / "later" / "good", 3) == 0
+    everstep("sync", "later", cwd=here)
+    (good,) = as_json("runs", "name=good", cwd=here)
+    assert (good["status"], good["step"], good["path"]) == ("finished", 12, str(here / "later" / "good"))
+    told, _ = everstep("sync", "runs", cwd=here)
+    assert re.search(r"\nforgotten: long-\w{6}, whose directory .*long is not there any more\n$", told)
+    assert as_json("sync", "runs", cwd=here)["forgotten"] == []
+    assert sorted(names(as_json("runs", cwd=here))) == ["failed", "good", "killed", "stopped"]
+
+
+def test_a_run_without_epochs_has_none_to_show(tmp_path: Path) -> None:
+    program = (
+        "import everstep\n"
+        "with everstep.Supervisor('runs/steps', state={'x': {'a': 1}}, max_step=2) as run:\n"
+        "    while not run.should_stop():\n"
+        "        run.advance(loss=1.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True)
+    told, _ = everstep("runs", cwd=tmp_path)
+    assert told.splitlines()[1].split()[1:4] == ["finished", "2", "-"]
+    assert "stands at  step 2\n" in everstep("show", "steps", cwd=tmp_path)[0]
+    assert as_json("runs", cwd=tmp_path)[0]["epoch"] == 0
 
 
 # --------------------------------------------------------------------------------- checkpoints
@@ -279,6 +362,22 @@ def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
     assert [one["pinned"] for one in left] == [False, False]
 
 
+@pytest.mark.parametrize("best", ["valid_lss:min:1", "valid_loss:most:1", "valid_loss:min:0"])
+def test_a_slip_in_keep_best_deletes_nothing(here: Path, best: str) -> None:
+    command = ("checkpoints", "runs/long", "prune", "--keep-last", "1", "--keep-best", best, "--delete")
+    everstep(*command, cwd=here, status=2)
+    assert len(as_json("checkpoints", "runs/long", cwd=here)) == 3
+
+
+def test_a_checkpoint_is_named_by_its_step_or_as_the_latest(here: Path) -> None:
+    pinned = as_json("checkpoints", "runs/long", "pin", "8", "latest", cwd=here)
+    assert [one["pinned"] for one in pinned] == [True, False, True]
+    newest = here / "runs" / "long" / "checkpoints" / "epoch-0004-step-00000016" / "manifest.json"
+    newest.write_text("{")
+    (latest,) = as_json("checkpoints", "runs/long", "list", "latest", cwd=here)
+    assert latest["name"] == "epoch-0003-step-00000012"
+
+
 def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert {one["verified"] for one in as_json("checkpoints", "runs/good", "verify", cwd=here)} == {"whole"}
     path = here / "runs" / "good" / "checkpoints" / "epoch-0002-step-00000008" / "arrays.safetensors"
@@ -287,6 +386,10 @@ def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     path.write_bytes(data)
     found = as_json("checkpoints", "runs/good", "verify", cwd=here, status=1)
     assert [one["name"] for one in found if one["verified"] == "damaged"] == ["epoch-0002-step-00000008"]
+    told, _ = everstep("checkpoints", "runs/good", "verify", cwd=here, status=1)
+    *table, problem = told.splitlines()
+    assert table[0].startswith("verified ") and table[-1].startswith("damaged ")
+    assert "epoch-0002-step-00000008 is damaged" in problem
     told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
     assert "whole" in told
 

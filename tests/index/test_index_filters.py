@@ -45,11 +45,33 @@ def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
         ("status<g", "ac"),
         ("dirty=true", "b"),
         ("name=5", ""),
-        ("loss=finished", ""),
+        ("name!=a", "bcd"),
     ],
 )
 def test_which_runs_hold(text: str, names: str) -> None:
     assert "".join(run["name"] for run in where(RUNS, parse(text))) == names
+
+
+@pytest.mark.parametrize("text", ["loss=finished", "loss<abc", "loss>'0.3'"])
+def test_numbers_are_compared_with_numbers_only(text: str) -> None:
+    with pytest.raises(ConfigError, match="loss is a number; compare it with one"):
+        where(RUNS, parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("name=live-00000b", "live-00000b"),
+        ("name=live", "live-00000b"),
+        ("name=5", "5-00000a"),
+        ("name=li", "live-00000b live2-00000c"),
+        ("name!=live", "5-00000a live2-00000c"),
+        ("name=dead", ""),
+    ],
+)
+def test_a_name_is_meant_without_its_digits_too(text: str, names: str) -> None:
+    runs = [{"name": name} for name in ("5-00000a", "live-00000b", "live2-00000c")]
+    assert " ".join(run["name"] for run in where(runs, parse(text))) == names
 
 
 def test_what_has_no_value_is_sorted_last_either_way() -> None:

@@ -56,6 +56,13 @@ def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder):
         RunLock(tmp_path).acquire()
 
 
+def test_the_refusal_comes_without_the_systems_own_words_before_it(tmp_path, holder):
+    program = f"from everstep.record import RunLock; RunLock({str(tmp_path)!r}).acquire()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.count("Traceback") == 1
+    assert "is in use by process" in done.stderr
+
+
 def test_a_holder_that_has_not_said_its_name_still_holds(tmp_path, holder):
     (tmp_path / "lock.json").unlink()
     with pytest.raises(RunLockedError, match="another process"):

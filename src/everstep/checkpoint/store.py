@@ -214,7 +214,7 @@ class Store:
             return self._find_by_itself(mend)
         if isinstance(which, Path):
             return _read_elsewhere(which), []
-        return self._read_chosen(self._at_step(which) if isinstance(which, int) else self._named(which)), []
+        return self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which)), []
 
     def _read_chosen(self, name: CheckpointName) -> Checkpoint:
         """Read one that a person asked for: no other one takes its place, but the error says which could."""
@@ -301,7 +301,23 @@ class Store:
             f"them away together with {self._pointer} to start from nothing\n  " + "\n  ".join(wrong)
         )
 
-    def _at_step(self, step: int) -> CheckpointName:
+    def newest(self) -> CheckpointName:
+        """The newest checkpoint whose manifest is whole.
+
+        Raises:
+            NoCheckpointError: there is none.
+        """
+        whole = self.facts()
+        if not whole:
+            raise NoCheckpointError(f"there is no whole checkpoint in {self._folder}; train first")
+        return whole[-1].name
+
+    def at_step(self, step: int) -> CheckpointName:
+        """The checkpoint of a step; of two at one step, after_epoch.
+
+        Raises:
+            NoCheckpointError: there is none; names the nearest.
+        """
         names = self.names()
         found = [name for name in names if name.step == step]
         if not found:
@@ -313,7 +329,12 @@ class Store:
             )
         return found[-1]
 
-    def _named(self, text: str) -> CheckpointName:
+    def named(self, text: str) -> CheckpointName:
+        """The checkpoint that has a name.
+
+        Raises:
+            NoCheckpointError: none has; names the nearest.
+        """
         known = {str(name): name for name in self.names()}
         if text not in known:
             raise NoCheckpointError(f"no checkpoint {text!r} in {self._folder}: {nearest(text, known)}")
@@ -321,7 +342,7 @@ class Store:
 
     def _require(self, name: CheckpointName) -> None:
         if not self.path(name).exists():
-            self._named(str(name))
+            self.named(str(name))
 
     # ------------------------------------------------------------------------------------ setting aside
 

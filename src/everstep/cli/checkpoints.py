@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from everstep.checkpoint import CheckpointName, Retention
+from everstep.checkpoint import CheckpointName, Retention, Store
 from everstep.cli.finding import find, index_option, json_option
 from everstep.cli.listing import checkpoints_of, store_of
 from everstep.cli.output import note, print_json, print_table
-from everstep.errors import CheckpointError, ConfigError, nearest
+from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
 from everstep.record import RunDir, RunLock
 
-_COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next", "problem")
+_COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next")
 
 
 @click.command("checkpoints")
@@ -39,7 +39,7 @@ def command(
     index: Path | None,
     as_json: bool,
 ) -> None:
-    """The checkpoints of a RUN.
+    """The checkpoints of a RUN.  A NAME is a checkpoint's name, a step, or "latest", the newest whole one.
 
     \b
     list          what there is; "next" is what a start goes on from
@@ -53,7 +53,7 @@ def command(
     if action in ("pin", "unpin"):
         rows = _pin(run_dir, names, action)
     elif action == "prune":
-        rows = _prune(run_dir, Retention(keep_last, None, _best(keep_best)), delete)
+        rows = _prune(run_dir, Retention(keep_last, None, _best(keep_best, store_of(run_dir))), delete)
     else:
         rows = checkpoints_of(run_dir)
         if names:
@@ -64,8 +64,10 @@ def command(
     if as_json:
         print_json(rows)
     else:
-        columns = [name for name in _COLUMNS if name != "problem" or any("problem" in row for row in rows)]
-        print_table(rows, (*columns, "verified") if action == "verify" else columns)
+        print_table(rows, ("verified", *_COLUMNS) if action == "verify" else _COLUMNS)
+        for row in rows:
+            if "problem" in row:
+                click.echo(row["problem"])
         if action == "prune":
             _say_pruned(rows, delete)
     if action == "verify" and not all(row["whole"] for row in rows):
@@ -73,10 +75,14 @@ def command(
 
 
 def _parse(run_dir: Path, text: str) -> CheckpointName:
-    name, known = CheckpointName.parse(text), store_of(run_dir).names()
-    if name not in known:
-        raise ConfigError(f"there is no checkpoint {text!r}; {nearest(text, map(str, known))}")
-    return name
+    """The checkpoint that a NAME means."""
+    store = store_of(run_dir)
+    try:
+        if text == "latest":
+            return store.newest()
+        return store.at_step(int(text)) if text.isdecimal() else store.named(text)
+    except NoCheckpointError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _verified(run_dir: Path, row: dict[str, Any]) -> dict[str, Any]:
@@ -116,12 +122,18 @@ def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any
             holder.write_bytes(dead)
 
 
-def _best(text: str | None) -> tuple[str, str, int] | None:
+def _best(text: str | None, store: Store) -> tuple[str, str, int] | None:
+    """What --keep-best says, of a metric that the checkpoints know: a slip would delete the best ones."""
     if text is None:
         return None
     parts = text.rsplit(":", 2)
-    if len(parts) != 3 or not parts[2].isdigit():
+    if len(parts) != 3 or parts[1] not in ("min", "max") or not parts[2].isdecimal():
         raise ConfigError(f"--keep-best {text!r}: give METRIC:min:N or METRIC:max:N")
+    known = {name for facts in store.facts() for name in facts.metrics}
+    if parts[0] not in known:
+        raise ConfigError(
+            f"--keep-best {text!r}: no checkpoint has a value of {parts[0]!r}; {nearest(parts[0], known)}"
+        )
     return parts[0], parts[1], int(parts[2])
 
 

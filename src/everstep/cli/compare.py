@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from everstep.cli.finding import Found, find_all, index_option, json_option
-from everstep.cli.listing import best_values
+from everstep.cli.listing import best_values, options_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, starts, summaries
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat"}
+_WIDEST = 48
+"""Characters of a table's cell; --json has all."""
 
 
 @click.command("compare")
@@ -23,6 +25,8 @@ _NOT_COMPARED = {"pid", "name", "created", "heartbeat"}
 def command(runs: tuple[str, ...], show_all: bool, index: Path | None, as_json: bool) -> None:
     """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
 
+    Among the facts are the options that optimizers and the like were made with (optimizer.lr), as the
+    newest checkpoint has them.  Long values are cut in the table; --json has all.
     Best is given where the metric's name tells which way is better (..._loss, ..._acc, ..._accuracy).
     """
     if len(runs) < 2:
@@ -54,7 +58,7 @@ def _facts(run: Found) -> dict[str, Any]:
         begun = starts(connection, run.id)
     told = {name: run.facts[name] for name in FACTS if name not in _NOT_COMPARED}
     told["starts"] = len(begun)
-    for name, value in _flat(begun[-1]["facts"] if begun else {}).items():
+    for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options_of(run.path)}).items():
         if name not in _NOT_COMPARED:
             told.setdefault(name, value)
     return told
@@ -89,4 +93,7 @@ def _side_by_side(titles: list[str], each: list[dict[str, Any]]) -> dict[str, di
 
 
 def _shown(name: str, value: Any) -> Any:
-    return cell(name, value) if name in FACTS and value is not None else value
+    if value is None or (isinstance(value, int | float) and name not in FACTS):
+        return value
+    text = cell(name, value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"

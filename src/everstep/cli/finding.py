@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +14,10 @@ from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.location import index_from_here
 from everstep.index.queries import find_run
-from everstep.index.shipping import run_dirs, ship, sync
+from everstep.index.shipping import is_run, run_dirs, ship, sync
+
+GONE = "gone"
+"""The status of a run whose directory is not there any more: moved, or deleted."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,6 +81,11 @@ class Found(NamedTuple):
         return Path(self.facts["path"])
 
 
+def as_it_stands(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's facts, with the status "gone" if its directory is not where the index has it."""
+    return {**facts, **({} if is_run(facts["path"]) else {"status": GONE})}
+
+
 def find(text: str, index: Path | None) -> Found:
     """The run that RUN means: see `find_all`."""
     return find_all([text], index)[0]
@@ -96,7 +104,7 @@ def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                found.append(Found(database, find_run(connection, text)))
+                found.append(Found(database, as_it_stands(find_run(connection, text))))
         else:
             found.append(_read_alone(Path(text).absolute()))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from datetime import datetime
@@ -10,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from everstep.checkpoint import CheckpointName, Store, pointer
-from everstep.checkpoint.format import ARRAYS, check_sizes, read_body
+from everstep.checkpoint import CheckpointName, Store, pointer, read_manifest
+from everstep.checkpoint.format import ARRAYS, check_sizes
 from everstep.errors import CheckpointError, ConfigError
 from everstep.index.queries import metric_names, metric_rows
 from everstep.services.best import direction
@@ -37,7 +38,7 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
     found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
     found |= {"pinned": pinned, "next": named, "path": str(store.path(name))}
     try:
-        body = read_body(store.path(name))
+        body = read_manifest(store.path(name))
         check_sizes(store.path(name), body)
     except CheckpointError as error:
         return found | {"whole": False, "problem": str(error)}
@@ -50,6 +51,29 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "created": datetime.fromisoformat(body["created"]).timestamp(),
         "metrics": (body["meta"] or {}).get("metrics", {}),
     }
+
+
+def best_weights(run_dir: Path) -> list[dict[str, Any]]:
+    """One dictionary per folder of best weights: metric, value, step, epoch and path, as far as known."""
+    found = []
+    for path in sorted(path for path in (run_dir / "best").glob("*/*") if path.is_dir()):
+        told: dict[str, Any] = {"metric": path.parent.name}
+        with contextlib.suppress(CheckpointError):
+            body = read_manifest(path)
+            told |= {**body["meta"], "step": body["step"], "epoch": body["epoch"]}
+        found.append({**told, "path": str(path)})
+    return found
+
+
+def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
+    """How the objects of a run were made, by entry of its state, as its newest checkpoint has it."""
+    for name in reversed(store_of(run_dir).names()):
+        with contextlib.suppress(CheckpointError):
+            options: dict[str, dict[str, str]] = read_manifest(store_of(run_dir).path(name))["meta"][
+                "options"
+            ]
+            return options
+    return {}
 
 
 def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:

@@ -31,7 +31,7 @@ def _strict(value: Any) -> Any:
 
 def cell(name: str, value: Any) -> str:
     """A value as a person reads it."""
-    if value is None:
+    if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
         return "-"
     if name in TIMES and isinstance(value, int | float):
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")

@@ -68,15 +68,17 @@ def _draw(lines: list[_Line], metric: str) -> None:
 
     plotext.clear_figure()
     columns, rows = shutil.get_terminal_size((100, 30))
-    plotext.plotsize(min(columns, 160), min(rows - 2, 30))
+    plotext.plotsize(min(columns, 160), max(10, min(rows - 2 - len(lines), 30)))
     plotext.theme("clear")
     plotext.title(metric)
     plotext.xlabel("step")
+    legend = []  # below: plotext would draw it over the values
     for line, marker, color in zip(lines, cycle(_MARKERS), cycle(_COLORS), strict=False):
         if line.steps:
             chosen = "braille" if len(lines) == 1 else marker
-            plotext.plot(line.steps, line.values, label=line.title, marker=chosen, color=color)
-    click.echo(plotext.build())  # without colours where it is no terminal
+            plotext.plot(line.steps, line.values, marker=chosen, color=color)
+        legend.append(f"{plotext.colorize(marker, color)} {line.title}{'' if line.steps else ': no value'}")
+    click.echo("\n".join([plotext.build().rstrip("\n"), *legend]))  # without colours where it is no terminal
 
 
 def _write(lines: list[_Line], metric: str, out: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.finding import index_option, json_option, open_index
+from everstep.cli.finding import as_it_stands, index_option, json_option, open_index
 from everstep.cli.output import print_json, print_table
 from everstep.index.filters import ordered, parse, where
 from everstep.index.queries import FACTS, all_runs
@@ -34,7 +34,8 @@ def command(
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric, whose last
     value counts (valid_loss, or step/loss for one phase), or a path into what was recorded of the newest
-    start (git.commit, packages.torch).  Status is running, finished, stopped, failed or killed.
+    start (git.commit, packages.torch).  A run's name is meant without its six digits, too: name=digits.
+    Status is running, finished, stopped, failed, killed, or gone (its directory is not there any more).
     """
     asked = parse(" ".join(conditions))
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(COLUMNS)
@@ -42,7 +43,7 @@ def command(
     wanted = [condition.name for condition in asked] + shown + ([by] if by else [])
     database = open_index(index)
     with database.read() as connection:
-        found = where(all_runs(connection, wanted), asked)
+        found = where(map(as_it_stands, all_runs(connection, wanted)), asked)
     if by and sort:
         found = ordered(found, by, sort.startswith("-"))
     found = found[:limit]
@@ -51,5 +52,7 @@ def command(
     if as_json:
         keys = shown if columns else [*FACTS, *(name for name in shown if name not in FACTS)]
         print_json([{key: run.get(key) for key in keys} for run in found])
-    else:
+    elif found:
         print_table(found, shown)
+    else:
+        click.echo(f"no run matches {' '.join(conditions)}" if conditions else "there are no runs")

@@ -8,13 +8,14 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from everstep.cli.finding import Found, find, index_option, json_option
-from everstep.cli.listing import best_values, checkpoints_of
+from everstep.cli.finding import GONE, Found, find, index_option, json_option
+from everstep.cli.listing import best_values, best_weights, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, metric_rows, starts, summaries
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 _START = ("number", "started", "from", "status", "step", "reason")
+_BEST = ("metric", "value", "step", "epoch", "path")
 _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 
@@ -64,7 +65,7 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         ],
         "metrics": metrics,
         "checkpoints": checkpoints_of(found.path),
-        "best": sorted(str(path) for path in (found.path / "best").glob("*/*") if path.is_dir()),
+        "best": best_weights(found.path),
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
@@ -79,11 +80,13 @@ def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
 def _print(run: dict[str, Any]) -> None:
     reason = f": {run['reason']}" if run["reason"] else ""
     click.echo(f"{run['name']}  {run['status']}{reason}")
+    if run["status"] == GONE:
+        click.echo("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
     facts = run["facts"]
     git = facts.get("git") or {}
     lines = {
         "directory": run["path"],
-        "stands at": f"step {run['step']}, epoch {run['epoch']}",
+        "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
@@ -99,7 +102,7 @@ def _print(run: dict[str, Any]) -> None:
     _section("starts", run["segments"], _START)
     _section("metrics", run["metrics"], _METRIC)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
-    _section("best weights", [{"path": path} for path in run["best"]], ("path",))
+    _section("best weights", run["best"], _BEST)
 
 
 def _section(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

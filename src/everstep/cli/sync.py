@@ -9,7 +9,7 @@ import click
 from everstep.cli.finding import index_option, index_path, json_option
 from everstep.cli.output import note, print_json
 from everstep.index.database import Database
-from everstep.index.shipping import sync
+from everstep.index.shipping import forget_gone, sync
 
 
 @click.command("sync")
@@ -20,15 +20,21 @@ def command(folders: tuple[Path, ...], index: Path | None, as_json: bool) -> Non
     """Bring the index up to what the journals say, or make it anew.
 
     FOLDERS are run directories or folders of them; default: the folder that the index lies in.  Runs copied
-    from another machine are merged.  A torn last record is dropped, and said; what is damaged in the
-    middle is reported, with its place, and the rest indexed.
+    from another machine are merged, and a run whose directory moved there is known by its new place.  Runs
+    below FOLDERS whose directories are not there any more are forgotten, and said.  A torn last record is
+    dropped, and said; what is damaged in the middle is reported, with its place, and the rest indexed.
     """
     path = index_path(index)
     if folders and index is None and not path.exists() and len(folders) == 1:
         path = folders[0].absolute() / "everstep.db"
-    found = sync(Database(path), folders or [path.parent])
+    database, asked = Database(path), folders or (path.parent,)
+    found = sync(database, asked)
+    forgotten = forget_gone(database, asked)
     if as_json:
-        print_json({"index": str(path), "runs": found.runs, "rows": found.rows, "problems": found.problems})
+        told = {"index": str(path), "runs": found.runs, "rows": found.rows}
+        print_json({**told, "forgotten": list(forgotten), "problems": found.problems})
         return
     note(found.problems)
     click.echo(f"{path}: {found.runs} runs, {found.rows} new rows")
+    for name, where in forgotten.items():
+        click.echo(f"forgotten: {name}, whose directory {where} is not there any more")

@@ -51,15 +51,17 @@ def parse(text: str) -> list[Condition]:
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished'"
             )
         name, sign, value = match.groups()
-        conditions.append(Condition(name, "=" if sign == "==" else sign, _value(value)))
+        conditions.append(Condition(name, "=" if sign == "==" else sign, _value(name, value)))
         separator = re.compile(r"\s*,\s*|\s+and\s+|\s*").match(text, match.end())
         at = len(text) if separator is None else separator.end()
     return conditions
 
 
-def _value(text: str) -> float | str:
+def _value(name: str, text: str) -> float | str:
     if text[0] in "\"'":
         return text[1:-1]
+    if name == "name":
+        return text
     try:
         return float(text)
     except ValueError:
@@ -67,9 +69,40 @@ def _value(text: str) -> float | str:
 
 
 def where(found: Iterable[Mapping[str, Any]], conditions: Iterable[Condition]) -> list[Mapping[str, Any]]:
-    """Those of which every condition holds."""
-    conditions = list(conditions)
-    return [one for one in found if all(c.holds(one.get(c.name)) for c in conditions)]
+    """Those of which every condition holds.
+
+    "name=digits" means, as far as there is one, the run of that name, those of that name without the six
+    digits at its end, or those whose names begin so.
+
+    Raises:
+        ConfigError: numbers are to be compared with a text.
+    """
+    found = list(found)
+    tests = [_test(condition, [one.get(condition.name) for one in found]) for condition in conditions]
+    return [one for one in found if all(test(one) for test in tests)]
+
+
+def _test(condition: Condition, values: list[Any]) -> Callable[[Mapping[str, Any]], bool]:
+    """The condition as a function; `values` is all that it will be asked about."""
+    name, sign, value = condition
+    if name == "name" and sign in ("=", "!="):
+        meant = _meant(str(value), values)
+        return lambda one: (one[name] in meant) == (sign == "=")
+    there = [one for one in values if one is not None]
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in there)
+    if isinstance(value, str) and there and numbers:
+        raise ConfigError(f"{name}{sign}{value}: {name} is a number; compare it with one, as in '{name}<0.3'")
+    return lambda one: condition.holds(one.get(name))
+
+
+def _meant(text: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    exact = [name for name in names if name == text]
+    return (
+        exact
+        or [name for name in names if name.rpartition("-")[0] == text]
+        or [name for name in names if name.startswith(text)]
+    )
 
 
 def ordered(found: Iterable[Mapping[str, Any]], name: str, descending: bool) -> list[Mapping[str, Any]]:

@@ -60,13 +60,36 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     known = _known_by_path(database)
     asked = [found for folder in folders for found in run_dirs(folder.absolute())]
     running = [Path(path) for path, run in known.items() if run.status == "running"]
-    found = list(dict.fromkeys([*asked, *(path for path in running if _is_run(path))]))
+    found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
     changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
     total = Shipped(runs=len(found))
     with database.kept_open() if changed else nullcontext():
         for run_dir in changed:
             _ship_into(total, database, run_dir)
     return total
+
+
+def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
+    """Forget the runs below some folders whose directories are not there any more: name -> path.
+
+    Call it after `sync` of the folders, which finds those that moved inside them.
+
+    Raises:
+        RunIndexError: the index cannot be used.
+    """
+    if not database.exists():
+        return {}
+    above = [folder.absolute() for folder in folders]
+    with database.read() as connection:
+        rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path)).all()
+    gone = [row for row in rows if any(Path(row.path).is_relative_to(folder) for folder in above)]
+    gone = [row for row in gone if not is_run(row.path)]
+    if gone:
+        with database.write() as connection:
+            for row in gone:
+                _forget(connection, row.id)
+                connection.execute(delete(runs).where(runs.c.id == row.id))
+    return {row.name: row.path for row in gone}
 
 
 def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
@@ -84,18 +107,19 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
 
 def run_dirs(folder: Path) -> list[Path]:
     """`folder` itself if it is a run directory, else the run directories in it, by name."""
-    if _is_run(folder):
+    if is_run(folder):
         return [folder]
     try:
         with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and _is_run(entry.path))
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and is_run(entry.path))
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
         ) from error
 
 
-def _is_run(folder: str | Path) -> bool:
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is a run directory."""
     return os.path.exists(os.path.join(folder, "run.json")) or os.path.exists(
         os.path.join(folder, ".run.json")
     )

@@ -98,7 +98,7 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in _BUSY:
-                raise RunLockedError(self._refusal()) from error
+                raise RunLockedError(self._refusal()) from None
             raise RunDirError(
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another one, "
                 "or pass lock=False and make sure yourself that only one process uses the run"
