@@ -72,6 +72,19 @@ def test_a_sound_script_is_exact(name: str) -> None:
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
 
 
+def test_the_head_of_an_epoch_is_reached_from_the_checkpoint_before_it() -> None:
+    report = drilled("carried_over", hazards=["last step", "head"])
+    assert [one.verdict for one in report.ordeals] == ["exact", "differs"], report
+    _, killed, last = report.ordeals[1].starts
+    assert (killed.status, killed.steps) == (-9, 0)
+    assert last.resumed_from[0].startswith("epoch-")
+    assert (first := report.first_divergence) is not None and first.component == "weights"
+
+
+def test_a_program_of_one_epoch_has_no_head_to_strike() -> None:
+    assert [one.verdict for one in drilled("one_epoch", hazards=["head"]).ordeals] == ["no such place"]
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
@@ -116,6 +129,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         "commit",
         "tail",
         "last step",
+        "head",
         "shutdown",
         "resume",
         "SIGTERM",
@@ -124,6 +138,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         "disk full",
     ]
     statuses = {one["hazard"]: [start["status"] for start in one["starts"]] for one in found["ordeals"]}
+    assert statuses["head"] == [143, -9, 0]
     assert statuses["resume"] == [-9, -9, -9, -9, 0]
     assert (statuses["SIGTERM"], statuses["SIGINT"]) == ([143, 0], [130, 0])
     assert (statuses["SIGTERM+SIGKILL"], statuses["disk full"]) == ([-9, 0], [1, 0])
@@ -131,7 +146,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         assert one["verdict"] == "exact"
         assert f"{one['hazard']:<16} {one['struck']:<34} {one['timeline']}" in done.stdout
     assert "✗" in done.stdout
-    assert "exact: 10 of 10" in done.stdout
+    assert "exact: 11 of 11" in done.stdout
     assert list(Path("kept").rglob("run.json"))
 
 
