@@ -79,7 +79,7 @@ def _last_step(course: Course, draw: Random) -> list[Strike]:
 
 
 def _head(course: Course, draw: Random) -> list[Strike]:
-    """SIGTERM in a tail has the epoch's end saved; the start that goes on from there is killed in the head."""
+    """SIGTERM in a tail has the epoch's end saved; the start that goes on there is killed in the head."""
     followed = [
         course.points[: i + 1].count("loop.tail_end")
         for i, name in enumerate(course.points)
