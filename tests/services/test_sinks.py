@@ -347,6 +347,18 @@ def test_files_stay_inside_the_run(make: Callable[[str], Service], path: str) ->
         make(path)
 
 
+@pytest.mark.parametrize("make", [lambda p: CSV(p), lambda p: JSONLines(p), lambda p: TensorBoard(p)])
+@pytest.mark.parametrize(
+    "path",
+    ["", ".", "run.json", ".run.json", "./checkpoint", "lock", "lock.json", "pins.json", "journal"]
+    + ["journal/segment-0001.evj", "checkpoints/x", "best/x/y", "superseded/x", "damaged/x", "logs/run.log"]
+    + ["logs/media/x"],
+)
+def test_places_of_the_runs_own_are_refused(make: Callable[[str], Service], path: str) -> None:
+    with pytest.raises(ConfigError, match=r"own; give another one, as in \"logs/mine\""):
+        make(path)
+
+
 @pytest.mark.parametrize("throttle", [0, -1, 1.5, True, {"loss": 0}])
 def test_wrong_throttles(throttle: Any) -> None:
     with pytest.raises(ConfigError, match="1 or more"):

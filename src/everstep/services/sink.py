@@ -21,6 +21,19 @@ Parts = Iterator[tuple[int, list[Item]]]
 """What is valid of each earlier start of the run: its number, and its rows and events."""
 
 
+_RUNS = {
+    *("best", "checkpoint", "checkpoints", "damaged", "journal"),
+    *("lock", "lock.json", "pins.json", "run.json", "superseded"),
+}
+_LOGS = {Path("logs/run.log"), Path("logs/media")}
+
+
+def _is_the_runs(place: Path) -> bool:
+    """Whether a path in the run directory is, or lies in, what the run cannot do without; or is hidden."""
+    first = place.parts[0]
+    return first in _RUNS or first.startswith(".") or not _LOGS.isdisjoint((place, *place.parents))
+
+
 class Sink(Service, ABC):
     """Follows the journal and writes what it holds to another place.
 
@@ -29,7 +42,7 @@ class Sink(Service, ABC):
         every: when; default as often as the journal itself, and at the end in any case.
 
     Raises:
-        ConfigError: `path` leads out of the run directory.
+        ConfigError: `path` leads out of the run directory, or is a place of the run's own.
     """
 
     stage = Stage.REPORT
@@ -45,6 +58,11 @@ class Sink(Service, ABC):
                 'as in "logs/mine"'
             )
         self._place = Path(path)
+        if not self._place.parts or _is_the_runs(self._place):
+            raise ConfigError(
+                f"path={str(path)!r} of service {self.name!r} is a place of the run's own; give another one, "
+                'as in "logs/mine"'
+            )
         self._run: RunView | None = None
         self._follower: Follower | None = None
 
