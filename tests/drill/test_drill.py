@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,20 @@ def test_a_sound_script_is_exact(name: str) -> None:
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
 
 
+def test_the_head_of_an_epoch_is_reached_from_the_checkpoint_before_it() -> None:
+    report = drilled("carried_over", hazards=["last step", "head"])
+    assert [one.verdict for one in report.ordeals] == ["exact", "differs"], report
+    _, killed, last = report.ordeals[1].starts
+    assert (killed.status, killed.steps) == (-9, 0)
+    assert last.resumed_from[0].startswith("epoch-")
+    assert (first := report.first_divergence) is not None
+    assert (first.component, first.step % 6) == ("loss", 1)
+
+
+def test_a_program_of_one_epoch_has_no_head_to_strike() -> None:
+    assert [one.verdict for one in drilled("one_epoch", hazards=["head"]).ordeals] == ["no such place"]
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
@@ -116,6 +133,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         "commit",
         "tail",
         "last step",
+        "head",
         "shutdown",
         "resume",
         "SIGTERM",
@@ -124,6 +142,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         "disk full",
     ]
     statuses = {one["hazard"]: [start["status"] for start in one["starts"]] for one in found["ordeals"]}
+    assert statuses["head"] == [143, -9, 0]
     assert statuses["resume"] == [-9, -9, -9, -9, 0]
     assert (statuses["SIGTERM"], statuses["SIGINT"]) == ([143, 0], [130, 0])
     assert (statuses["SIGTERM+SIGKILL"], statuses["disk full"]) == ([-9, 0], [1, 0])
@@ -131,7 +150,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         assert one["verdict"] == "exact"
         assert f"{one['hazard']:<16} {one['struck']:<34} {one['timeline']}" in done.stdout
     assert "✗" in done.stdout
-    assert "exact: 10 of 10" in done.stdout
+    assert "exact: 11 of 11" in done.stdout
     assert list(Path("kept").rglob("run.json"))
 
 
@@ -172,6 +191,48 @@ def test_what_cannot_be_drilled_is_said(tmp_path: Path) -> None:
         timeout = "0.5" if "while" in program else "60"
         done = command("--timeout", timeout, "script.py")
         assert (done.returncode, said in done.stderr) == (4, True), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_drill_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    """Also a trainer in a session of its own; nothing of the drill is left."""
+    victim, folders = start_endless(tmp_path)
+    with subprocess.Popen([*PYTHON_M, "detached.py"], env=os.environ | {"TMPDIR": str(folders)}) as process:
+        pid = read_pid(victim)
+        assert list(folders.iterdir())
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    assert not list(folders.iterdir())
+    require_gone(pid)
+
+
+def test_a_trainer_in_a_session_of_its_own_ends_with_the_timeout(tmp_path: Path) -> None:
+    victim, _ = start_endless(tmp_path)
+    assert command("--timeout", "2", "detached.py").returncode == 4
+    require_gone(read_pid(victim))
+
+
+def start_endless(tmp_path: Path) -> tuple[Path, Path]:
+    """Write detached.py, whose child never ends and writes its pid; that file, and a folder for TMPDIR."""
+    victim, folders = tmp_path / "pid", tmp_path / "tmp"
+    folders.mkdir()
+    child = f"import os, time; open({str(victim)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(1000)"
+    Path("detached.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+    )
+    return victim, folders
+
+
+def read_pid(file: Path) -> int:
+    while not file.exists() or not file.read_text().endswith("\n"):
+        os.sched_yield()
+    return int(file.read_text())
+
+
+def require_gone(pid: int) -> None:
+    """No such process, or one whose parent has not asked for its status yet."""
+    with suppress(FileNotFoundError):
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_wrong_usage() -> None:

@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,46 @@ def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_pat
     require_same_files(tmp_path / "whole", tmp_path / "run")
 
 
+def delete(run_dir: Path, file: Path) -> None:
+    file.unlink()
+
+
+def delete_the_folder(run_dir: Path, file: Path) -> None:
+    shutil.rmtree(run_dir / "logs", ignore_errors=True)
+
+
+def overwrite(run_dir: Path, file: Path) -> None:
+    file.write_bytes(b"\xff\x00,,\n")
+
+
+def replace_by_an_equal_one(run_dir: Path, file: Path) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "at"),
+    [(delete, 12), (delete_the_folder, 6), (overwrite, 6), (overwrite, 12), (replace_by_an_equal_one, 12)],
+)
+def test_files_that_are_harmed_meanwhile_are_made_anew(
+    tmp_path: Path, harm: Callable[[Path, Path], None], at: int
+) -> None:
+    def inside(loop: Any, step: int) -> None:
+        if step == at:
+            for file in [
+                *(tmp_path / "run" / "logs").glob("metrics.*"),
+                *(tmp_path / "run").rglob("*.everstep"),
+            ]:
+                harm(tmp_path / "run", file)
+
+    tiny(tmp_path / "whole").train(tail=evaluated)
+    run = tiny(tmp_path / "run").train(inside, tail=evaluated)
+    require_same_files(tmp_path / "whole", tmp_path / "run")
+    assert len([line for line in run.lines if "is made anew" in line]) == 3
+    assert run.loop.ending.warnings == ()
+
+
 # ------------------------------------------------------------------------------------ the contents
 
 
@@ -344,6 +385,20 @@ def test_a_wrong_summary_is_a_warning(tmp_path: Path, message: str) -> None:
 @pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x"])
 def test_files_stay_inside_the_run(make: Callable[[str], Service], path: str) -> None:
     with pytest.raises(ConfigError, match="inside the run directory"):
+        make(path)
+
+
+@pytest.mark.parametrize("make", [lambda p: CSV(p), lambda p: JSONLines(p), lambda p: TensorBoard(p)])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", ".", "run.json", ".run.json", "./checkpoint", "lock", "lock.json", "pins.json", "journal"),
+        *("journal/segment-0001.evj", "checkpoints/x", "best/x/y", "superseded/x", "damaged/x"),
+        *("logs/run.log", "logs/media/x"),
+    ],
+)
+def test_places_of_the_runs_own_are_refused(make: Callable[[str], Service], path: str) -> None:
+    with pytest.raises(ConfigError, match=r"own; give another one, as in \"logs/mine\""):
         make(path)
 
 

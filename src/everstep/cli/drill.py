@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the
 
 First SCRIPT runs undisturbed, twice; if those two differ, that is reported and nothing is killed. Then
 it is killed at random instants, during start-up, inside a checkpoint's commit, in the tail of an epoch,
-at an epoch's last step, during shutdown, three times in a row during resume, by SIGTERM, by SIGINT, by
-SIGTERM and SIGKILL, and its disk fills. Its run directories are moved into a folder of the drill's own.
+at an epoch's last step, in the head of the next one, during shutdown, three times in a row during resume,
+by SIGTERM, by SIGINT, by SIGTERM and SIGKILL, and its disk fills. Its run directories are moved into a
+folder of the drill's own.
 
 \b
 Exit status:
@@ -50,6 +52,9 @@ def command(
     from everstep.drill.report import NOT_DRILLED
     from everstep.errors import ConfigError, DrillError
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
     try:
         report = campaign.drill(
             script, args, kills=kills, seed=seed, hazards=hazards, timeout=timeout, keep=keep, say=click.echo
@@ -62,3 +67,10 @@ def command(
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     sys.exit(report.exit_code)
+
+
+def _leave(number: int, frame: object) -> None:
+    """End in order: what was started is ended, and the folder removed, on the way out."""
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)

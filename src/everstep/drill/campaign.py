@@ -206,8 +206,8 @@ def _where(start: Start) -> str:
 
 
 def _operation(start: Start) -> str:
-    """The operation that was struck, where it is one."""
-    if start.strike is None or not start.strike.spec:
+    """The operation at which it was killed, or that failed, where it is one."""
+    if start.strike is None or not start.strike.spec or start.status > 128:
         return ""
     name = start.strike.spec.split(" then ")[-1].split(":")[1]
     return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"

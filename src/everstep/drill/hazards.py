@@ -39,6 +39,11 @@ class Course:
                 ends.append(count)
         return ends
 
+    def goes_on(self, point: int) -> bool:
+        """Whether a step follows a point (an index) before a run ends."""
+        after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
+        return next(after, None) == "witness.step"
+
     def any_of(self, points: Iterable[int], draw: Random) -> list[Strike]:
         """Killed at one of these points (indices): any operation that is passed is as likely as another."""
         choice = list(points)
@@ -71,6 +76,18 @@ def _tail(course: Course, draw: Random) -> list[Strike]:
 
 def _last_step(course: Course, draw: Random) -> list[Strike]:
     return [Strike(f"kill:witness.step:{draw.choice(course.last_steps)}")]
+
+
+def _head(course: Course, draw: Random) -> list[Strike]:
+    """SIGTERM in a tail has the epoch's end saved; the start that goes on there is killed in the head."""
+    followed = [
+        course.points[: i + 1].count("loop.tail_end")
+        for i, name in enumerate(course.points)
+        if name == "loop.tail_end" and course.goes_on(i)
+    ]
+    if not followed:
+        return []
+    return [Strike(f"SIGTERM:loop.tail_end:{draw.choice(followed)}"), Strike("kill:witness.before:1")]
 
 
 def _shutdown(course: Course, draw: Random) -> list[Strike]:
@@ -109,6 +126,7 @@ HAZARDS: dict[str, Aim] = {
     "commit": _commit,
     "tail": _tail,
     "last step": _last_step,
+    "head": _head,
     "shutdown": _shutdown,
     "resume": _resume,
     "SIGTERM": _signal("SIGTERM"),

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,12 @@ from everstep.errors import DrillError
 from everstep.record import RunJournal
 from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What may end a drill."""
+
+_DYING = 10.0
+"""Seconds that killed processes get to disappear."""
 
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 
@@ -116,7 +123,7 @@ class Program:
         if spec:
             env[HAZARD] = spec
         began, clock = time.time(), time.monotonic()
-        with open(log, "wb") as output:
+        with open(log, "wb") as output, _held_back():
             process = subprocess.Popen(
                 self.command,
                 env=env,
@@ -124,14 +131,17 @@ class Program:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_hear_ctrl_c,
+                preexec_fn=_hear_signals,
             )
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
                 status = self._wait(process, witness, None if strike is None else strike.seconds)
             finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # it, or loader workers that outlived it
                 process.wait()
+                _end_all(witness)
         start = Start(strike, status, began, time.monotonic() - clock, self._read(witness), log)
         self.starts.append(start)
         self.__dict__.pop("runs", None)
@@ -173,6 +183,38 @@ def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
     return (sys.executable, str(script), *args)
 
 
-def _hear_ctrl_c() -> None:
-    """A shell starts background jobs deaf to it."""
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """A signal that ends the drill waits: a process that is just being started must not be forgotten."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hear_signals() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and `_held_back` everything it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _end_all(witness: Path) -> None:
+    """Kill what a start left in sessions of its own; its environment tells (where there is a /proc)."""
+    mark = os.fsencode(f"{FILE}={witness}")
+    until = time.monotonic() + _DYING
+    while (left := _with_environment(mark)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _with_environment(mark: bytes) -> list[int]:
+    """The processes of this user that were started with a variable."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # ended meanwhile, or somebody else's
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found

@@ -17,7 +17,7 @@ from everstep.errors import EverstepError, RunIndexError
 from everstep.index.schema import VERSION, metadata
 
 BUSY_SECONDS = 30.0
-"""How long a writer waits for another one."""
+"""How long a command that writes waits for another writer."""
 
 
 class Database:
@@ -28,16 +28,17 @@ class Database:
 
     Args:
         path: the file, made with the first use; None for an index in memory.
+        patience: seconds that a writer waits for another one, 0 or more.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, patience: float = BUSY_SECONDS) -> None:
+        self.path, self.patience = path, patience
         if path is None:
             self._engine = create_engine(
                 "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
             )
         else:
-            self._engine = _engine(path)
+            self._engine = _engine(path, patience)
         _listen(self._engine)
         self._writer = self._engine.execution_options(writes=True)
         if path is None:
@@ -67,7 +68,7 @@ class Database:
 
         Raises:
             RunIndexError: it cannot be written.
-            IndexBusyError: another process has been writing for longer than `BUSY_SECONDS`.
+            IndexBusyError: another process has been writing for longer than `patience`.
         """
         with self._explained():
             if self.path is not None and not self.exists():
@@ -105,7 +106,7 @@ class Database:
             if _is_busy(error):
                 raise IndexBusyError(
                     f"the index {self.path} is being written by another process for more than "
-                    f"{BUSY_SECONDS:g} s; run this again later"
+                    f"{self.patience:g} s; run everstep sync later"
                 ) from error
             raise RunIndexError(
                 f"the index {self.path} cannot be used ({error.orig}); if it stays so, move it away and run "
@@ -123,9 +124,9 @@ class IndexBusyError(RunIndexError):
     """Another process is writing; nothing is lost, later is early enough."""
 
 
-def _engine(path: Path) -> Any:
+def _engine(path: Path, patience: float) -> Any:
     return create_engine(
-        f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS, "uri": False}
+        f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": patience, "uri": False}
     )
 
 
@@ -157,7 +158,7 @@ def _create(path: Path) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     beside.unlink(missing_ok=True)
     try:
-        engine = _engine(beside)
+        engine = _engine(beside, BUSY_SECONDS)  # nobody else has it
         _listen(engine)
         with engine.connect() as connection:
             connection.connection.driver_connection.execute("PRAGMA journal_mode = WAL")

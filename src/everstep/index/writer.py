@@ -10,11 +10,16 @@ SECONDS = 30.0
 """Between two shippings; also the heartbeat by which others see that the run is alive."""
 
 
+PATIENCE = 2.0
+"""Seconds that the end of a run waits for another writer; in between, the next shipping is soon enough."""
+
+
 class IndexWriter:
     """Ships one run's journal every `SECONDS` and at its end.
 
     SQLAlchemy is imported by the thread, with the first shipping.  Whatever fails is said once and
-    tried again next time: the journal has it all.
+    tried again next time: the journal has it all.  An index that another process writes is left alone
+    until the end, so that nothing but the last shipping waits for it.
 
     Args:
         path: the index.
@@ -41,17 +46,18 @@ class IndexWriter:
         while not self._ending.wait(SECONDS):
             if self._moved():
                 self._ship()
-        self._ship()
+        self._ship(PATIENCE)
 
-    def _ship(self) -> None:
+    def _ship(self, patience: float = 0.0) -> None:
         try:
             from everstep.index.database import Database, IndexBusyError
             from everstep.index.shipping import ship
 
             try:
-                ship(Database(self._path), self._run_dir, alive=True)
+                ship(Database(self._path, patience), self._run_dir, alive=True)
             except IndexBusyError:
-                return  # a long writing by somebody else: next time, or by the next reader
+                if patience:  # it was the last one
+                    self._say(f"the index {self._path} is busy: everstep sync will bring this run up to date")
         except Exception as error:
             if not self._said:
                 self._said = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, Any, ClassVar
 
 from everstep.contracts import Boundary, RunView, Service, Stage
 from everstep.errors import ConfigError
@@ -21,6 +21,19 @@ Parts = Iterator[tuple[int, list[Item]]]
 """What is valid of each earlier start of the run: its number, and its rows and events."""
 
 
+_RUNS = {
+    *("best", "checkpoint", "checkpoints", "damaged", "journal"),
+    *("lock", "lock.json", "pins.json", "run.json", "superseded"),
+}
+_LOGS = {Path("logs/run.log"), Path("logs/media")}
+
+
+def _is_the_runs(place: Path) -> bool:
+    """Whether a path in the run directory is, or lies in, what the run cannot do without; or is hidden."""
+    first = place.parts[0]
+    return first in _RUNS or first.startswith(".") or not _LOGS.isdisjoint((place, *place.parents))
+
+
 class Sink(Service, ABC):
     """Follows the journal and writes what it holds to another place.
 
@@ -29,7 +42,7 @@ class Sink(Service, ABC):
         every: when; default as often as the journal itself, and at the end in any case.
 
     Raises:
-        ConfigError: `path` leads out of the run directory.
+        ConfigError: `path` leads out of the run directory, or is a place of the run's own.
     """
 
     stage = Stage.REPORT
@@ -45,8 +58,14 @@ class Sink(Service, ABC):
                 'as in "logs/mine"'
             )
         self._place = Path(path)
+        if not self._place.parts or _is_the_runs(self._place):
+            raise ConfigError(
+                f"path={str(path)!r} of service {self.name!r} is a place of the run's own; give another one, "
+                'as in "logs/mine"'
+            )
         self._run: RunView | None = None
         self._follower: Follower | None = None
+        self._said = False
 
     @property
     def path(self) -> Path:
@@ -55,7 +74,7 @@ class Sink(Service, ABC):
         return Path(self._run.run_dir) / self._place
 
     def open(self, run: RunView) -> None:
-        self._run, self._follower = run, None
+        self._run, self._follower, self._said = run, None, False
 
     def run(self, boundary: Boundary) -> None:
         self._catch_up()
@@ -65,25 +84,45 @@ class Sink(Service, ABC):
         try:
             self._catch_up()
         except OSError as error:
-            self._run.println(f"warning: {self.path} is not complete ({error}); free space, start again")
+            self._run.println(f"warning: {self.path} is not complete ({error}); see to it, start again")
         finally:
             self._release()
 
     def _catch_up(self) -> None:
-        """Write what the journal holds and the files do not; after a failure, all of it anew."""
+        """Write what the journal holds and the files do not; after a failure, or damage, all of it anew."""
         assert self._run is not None
         self._run.flush()
         try:
-            if self._follower is None:
-                follower = Follower(Path(self._run.run_dir), self._run.segment)
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._begin(follower.older())
-                self._follower = follower
-            self._add(self._follower.news())
+            if self._follower is None or not self._append_to(self._follower):
+                self._begin_anew()
         except BaseException:
             self._follower = None
             self._release()
             raise
+
+    def _append_to(self, follower: Follower) -> bool:
+        """Append what is new; False if somebody else has changed or deleted what was written before."""
+        assert self._run is not None
+        if self._is_intact():
+            self._add(follower.news())
+            if self._is_intact():  # a file that was replaced by an equal one
+                return True
+        if not self._said:
+            self._said = True
+            self._run.println(
+                f"warning: {self.path} was deleted or changed while the run goes on; it is made anew from "
+                "the journal"
+            )
+        return False
+
+    def _begin_anew(self) -> None:
+        assert self._run is not None
+        self._release()
+        follower = Follower(Path(self._run.run_dir), self._run.segment)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._begin(follower.older())
+        self._add(follower.news())
+        self._follower = follower
 
     @abstractmethod
     def _begin(self, older: Parts) -> None:
@@ -94,5 +133,17 @@ class Sink(Service, ABC):
         """Append what is new of this start; it reaches the operating system before this returns."""
 
     @abstractmethod
+    def _is_intact(self) -> bool:
+        """Whether the file that is appended to is there, and as long as it was left."""
+
+    @abstractmethod
     def _release(self) -> None:
         """Close the files.  May be called twice."""
+
+
+def as_it_was_left(path: Path, file: IO[Any]) -> bool:
+    """Whether a file, flushed, is still the one of that name, and as long as what was written."""
+    try:
+        return path.stat().st_size == file.tell()
+    except FileNotFoundError:
+        return False

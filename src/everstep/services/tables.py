@@ -15,7 +15,7 @@ from typing import IO, Any, TypeAlias
 from everstep import hazard
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
-from everstep.services.sink import Parts, Sink
+from everstep.services.sink import Parts, Sink, as_it_was_left
 
 Line: TypeAlias = dict[str, Any]
 """The metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
@@ -57,6 +57,9 @@ class _Table(Sink):
 
     def _head(self, file: IO[str]) -> None:
         """Write what stands above the lines."""
+
+    def _is_intact(self) -> bool:
+        return self._file is not None and as_it_was_left(self.path, self._file)
 
     @abstractmethod
     def _put(self, file: IO[str], content: Iterable[Line]) -> None:

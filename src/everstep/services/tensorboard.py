@@ -26,7 +26,7 @@ from everstep.errors import ConfigError, MetricError
 from everstep.keywords import whole
 from everstep.record import Block, Event, Item
 from everstep.schedule import Schedule
-from everstep.services.sink import Parts, Sink
+from everstep.services.sink import Parts, Sink, as_it_was_left
 
 _NOTE = "summary"
 _BARE = ("head", "step", "tail")
@@ -261,6 +261,11 @@ class TensorBoard(Sink):
         image.height, image.width, image.colorspace = data["height"], data["width"], data["channels"]
         with suppress(FileNotFoundError):  # somebody tidied up: the point stays, without its picture
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
+
+    def _is_intact(self) -> bool:
+        assert self._run is not None
+        path = self._event_file(self._run.segment)
+        return self._file is not None and as_it_was_left(path, self._file)
 
     def _release(self) -> None:
         if self._file is not None:
