@@ -208,7 +208,9 @@ def test_a_signal_to_the_drill_ends_what_it_started(tmp_path: Path, number: sign
 
 def test_a_trainer_in_a_session_of_its_own_ends_with_the_timeout(tmp_path: Path) -> None:
     victim, _ = start_endless(tmp_path)
-    assert command("--timeout", "2", "detached.py").returncode == 4
+    assert command("--timeout", "2", "--json", "report.json", "detached.py").returncode == 4
+    found = json.loads(Path("report.json").read_text())
+    assert found["exit_code"] == 4 and "2 s" in found["error"]
     require_gone(read_pid(victim))
 
 

@@ -63,10 +63,12 @@ def command(
         raise click.UsageError(str(error)) from None
     except DrillError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(NOT_DRILLED)
+        found, status = {"error": str(error), "exit_code": NOT_DRILLED}, NOT_DRILLED
+    else:
+        found, status = report.as_dict(), report.exit_code
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
-    sys.exit(report.exit_code)
+        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    sys.exit(status)
 
 
 def _leave(number: int, frame: object) -> None:
