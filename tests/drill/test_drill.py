@@ -98,6 +98,11 @@ def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
         assert report.exit_code == 0, report
 
 
+def test_a_resume_from_step_0_has_what_the_lines_before_the_loop_have_done() -> None:
+    report = drill(SCRIPTS / "lines_again.py", hazards=["SIGTERM+SIGKILL"], seed=1)
+    assert report.exit_code == 0, report
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_a_rate_by_hand_spoils_the_optimizer() -> None:

@@ -168,13 +168,15 @@ class Reference:
             yield Divergence("journal", "the run itself", run, "end", 0, 0, *seen)
 
     def _of_records(self, other: Program) -> Iterator[Divergence]:
-        for start in other.starts:
+        for number, start in enumerate(other.starts):
             for record in start.records:
                 expected = self.records.get(_key(record))
                 if expected is None:
                     if record.at == "step":
                         yield _divergence("journal", "a step that was not there", record, ABSENT, "there")
-                elif record.at != "enter" or record.step == 0:
+                elif record.at != "enter" or number == 0:
+                    # A later start enters with the state of a checkpoint, the one of step 0 included: that
+                    # has what lines between `with` and the loop have done.
                     yield from _of_parts(expected, record)
 
     def _of_rows(self, other: Program, run: str) -> Iterator[Divergence]:
