@@ -99,7 +99,6 @@ class TrainLoop(Supervisor):
         self._epoch_began = 0.0
         self._replaying = False
         """In an epoch that a resume entered again, before the point where it goes on."""
-        """The user's state there, while the lines at the epoch's head run again."""
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
         self._epoch_updates = 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.backends.python import same_state
 from everstep.contracts import Entry, HostArray, Mismatch, UpdateWatch
 from everstep.errors import MetricError, RestoreError, StateError
 
@@ -180,7 +181,7 @@ class GeneratorEntry(Entry):
         if not isinstance(seeds, np.random.SeedSequence):
             return False
         chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64  # else the system's
-        return chosen and _same(type(bits)(seeds).state, bits.state)
+        return chosen and same_state(type(bits)(seeds).state, bits.state)
 
     def save(self) -> Any:
         """The state dictionary of the bit generator and the seed sequence that `spawn` goes on from."""
@@ -228,13 +229,6 @@ class RandomStateEntry(Entry):
         """Set its state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two states of bit generators are equal."""
-    if isinstance(a, dict):
-        return all(_same(value, b[key]) for key, value in a.items())
-    return bool(np.array_equal(a, b))
 
 
 def _refuse_mismatch(found: Mismatch) -> None:

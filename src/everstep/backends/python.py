@@ -1,4 +1,4 @@
-"""The random state of Python, which is no framework: as data code and `state` save it."""
+"""Random state: Python's, which is no framework, as data code and `state` save it; and when two are equal."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def set_python_state(target: Any, tree: dict[str, Any]) -> None:
             "resume with the Python that wrote it"
         )
     target.setstate((3, tuple(tree["words"].tolist()), tree["gauss"]))
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether two states of one generator, Python's or a framework's, are equal."""
+    if isinstance(a, dict):
+        return all(same_state(value, b[key]) for key, value in a.items())
+    return bool(np.array_equal(a, b))

@@ -12,26 +12,13 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from everstep.errors import ConfigError, nearest
 from everstep.index.schema import metrics, runs, segments, series
+from everstep.record import Row
 
 FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
 """What is known of every run."""
 
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
 """Which phase a metric's bare name means, where it has several: the lowest (evaluations: 2)."""
-
-
-class MetricRow(NamedTuple):
-    """One valid value of a metric."""
-
-    segment: int
-    epoch: int
-    step: int
-    phase: str
-    name: str
-    seq: int
-    value: float
-    count: int  # type: ignore[assignment]  # the column's name matters more than tuple.count
-    wall: bool
 
 
 class Summary(NamedTuple):
@@ -156,7 +143,7 @@ def find_run(connection: Connection, text: str) -> dict[str, Any]:
     raise ConfigError(f"there is no run {text!r}; {nearest(text, (run['name'] for run in found))}")
 
 
-def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[MetricRow]:
+def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
     """The valid rows of one metric of a run, in the order in which they were written, phase by phase.
 
     Args:
@@ -190,7 +177,7 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
         ):
             segment, epoch, step, seq, value, count, wall = row
             value = math.nan if value is None else value
-            rows.append(MetricRow(segment, epoch, step, in_phase, called, seq, value, count, bool(wall)))
+            rows.append(Row(segment, epoch, step, in_phase, called, seq, value, count, bool(wall)))
     return rows
 
 

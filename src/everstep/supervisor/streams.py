@@ -236,12 +236,14 @@ class StreamSlot:
                 continue
             if generator is not before or make_entry("generator", generator).as_seeded():
                 self._given.append(index)
-            elif not self._generators.stands(generator) and len(self._sources_like(len(held))) != 1:
-                self._generators.stand([generator])
-                self._say(
-                    f"warning: stream {self.name!r}: lines between its passes draw from its generator, which "
-                    "a resume cannot repeat; give them a generator of their own, or add this one to state"
-                )
+            elif not self._generators.stands(generator):
+                self._generators.stand([generator])  # asked once: looking through all objects takes a while
+                if len(self._sources_like(len(held))) != 1:
+                    self._say(
+                        f"warning: stream {self.name!r}: lines between its passes draw from its generator, "
+                        "which a resume cannot repeat; give them a generator of their own, or add this one "
+                        "to state"
+                    )
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
+from everstep.backends.python import same_state
 from everstep.backends.torch import randomness
 from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, start
@@ -252,7 +253,7 @@ class DataLoaderCursor(PassCursor):
         note = skip(what, self._noting(source if fetched else _indices(source), early), saved.done)
         self.note = note if fetched else None
         for before, after, now in zip(early, _states(self._generators), saved.now, strict=True):
-            if not randomness.same(before, after) and not randomness.same(after, now):
+            if not same_state(before, after) and not same_state(after, now):
                 self.note = (
                     f"{what} cannot go on exactly: it draws as it goes from a generator from which something "
                     "else drew during this pass, so what is left of the pass may differ; give each its own"

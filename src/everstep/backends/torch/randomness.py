@@ -66,10 +66,3 @@ def set_state_of(generator: Generator, state: Any) -> None:
         set_python_state(generator, state)
     else:
         generator.set_state(state)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two states of one generator are equal."""
-    if isinstance(a, dict):
-        return all(same(value, b[key]) for key, value in a.items())
-    return bool(np.array_equal(a, b))
