@@ -85,7 +85,10 @@ class InitFrom:
         """
         checkpoint = self.read(lambda note: say(f"init_from: {note}"))
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
-        user.load_user(self.merge(user, saved["user"], str(checkpoint.path), say))
+        where = str(checkpoint.path)
+        merged = self.merge(user, saved["user"], where, say)
+        user.check(merged, where)
+        user.load_user(merged)
         if "step" not in self.reset:
             counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
@@ -138,9 +141,7 @@ class InitFrom:
         for path in theirs:
             if path in ours and path not in reshaped:
                 ours[path] = self._keep_lr(ours[path], theirs[path])
-        merged = {name: _join(name, tree, ours) for name, tree in old.items()}
-        user.check(merged, where)
-        return merged
+        return {name: _join(name, tree, ours) for name, tree in old.items()}
 
     def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
         """What was chosen of the checkpoint, under the names here."""
