@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -311,10 +312,17 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """Action: end the loop's iterators; the tail runs.  `failed` makes the exit status 1."""
+    """Action: end the loop's iterators; the tail runs.
+
+    Attributes:
+        reason: in words.
+        failed: the state is bad and is not saved; the exit status is 1.
+        code: another exit status after the clean end, which a restart of the run has too.
+    """
 
     reason: str
     failed: bool = False
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -338,15 +346,56 @@ class SaveBest:
     value: float
 
 
-Action: TypeAlias = Stop | Interrupt | Save | SaveBest
+@dataclass(frozen=True)
+class SetValue:
+    """Action: give a number in the state another value, from the next step on.
+
+    The new value is a row of the record, under the target's name.  Give `value` or `times`.
+
+    Attributes:
+        target: "optimizer.lr" is option "lr" of every group of state entry "optimizer"; "settings.beta"
+            is a key of a dictionary; "beta" alone is the value of a `Slot`.
+        value: the new value.
+        times: what the value, of each group, is multiplied by.
+        least: `times` lowers no value below it.
+
+    Raises:
+        ConfigError: both or none of `value` and `times` is given.
+    """
+
+    target: str
+    value: float | None = None
+    times: float | None = None
+    least: float = -math.inf
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.times is None):
+            raise ConfigError(f"{self}: give one of value= and times=")
+
+    def applied(self, old: float) -> float:
+        """What becomes of one number."""
+        if self.times is None:
+            assert self.value is not None
+            return self.value
+        return max(old * self.times, min(old, self.least))
+
+
+Action: TypeAlias = Stop | Interrupt | Save | SaveBest | SetValue
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a service may return: metrics to add to the record, and actions for the supervisor."""
+    """What a service may return.
+
+    Attributes:
+        metrics: to add to the record.
+        actions: for the supervisor to take.
+        wall: whether the metrics depend on the clock, and so are no part of exact equality.
+    """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     actions: tuple[Action, ...] = ()
+    wall: bool = False
 
 
 class Readings(Protocol):

@@ -137,10 +137,15 @@ class Interrupted(SystemExit):
 
 
 class GuardStop(SystemExit):
-    """A guard with policy "stop" ended the run: everything closed as written, exit code 1."""
+    """A service ended the run as failed: everything closed as written.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(1)
+    Attributes:
+        code: the exit status: 1 from a guard, 4 where a requirement is not met.
+        reason: in words.
+    """
+
+    def __init__(self, reason: str, code: int = 1) -> None:
+        super().__init__(code)
         self.reason = reason
 
     def __str__(self) -> str:

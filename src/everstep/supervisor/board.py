@@ -149,7 +149,7 @@ class ServiceBoard:
                 raise UsageError(
                     f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
                 )
-            wall = service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
+            wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
                 value = to_scalar(name, value)
                 self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)

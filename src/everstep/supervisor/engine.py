@@ -25,6 +25,7 @@ from everstep.contracts import (
     Save,
     SaveBest,
     Service,
+    SetValue,
     Stage,
     Stop,
 )
@@ -494,20 +495,31 @@ class Run:
         for service, action in actions:
             if isinstance(action, Stop):
                 by = None if service is None else service.name
-                self._decide_stop(action.reason, "service", by, failed=action.failed)
+                self._decide_stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 self._tainted = self._tainted or action.failed
             elif isinstance(action, Interrupt):
                 self._interruption = self._interruption or action
             elif isinstance(action, Save):
                 self._save_asked = True
+            elif isinstance(action, SetValue) and service is not None:
+                self._set_value(service, action)
             else:
-                raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt or Save")
+                raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt, Save or SetValue")
 
-    def _decide_stop(self, reason: str, kind: str, by: str | None = None, *, failed: bool = False) -> None:
+    def _set_value(self, service: Service, action: SetValue) -> None:
+        """Its rows are its record: superseded and compared like every other when steps run again."""
+        for name, value in self._user.set_value(action):
+            self._collector.outside(
+                f"eval/{service.name}", self._progress.step, name, value, wall=service.schedule.wall
+            )
+
+    def _decide_stop(
+        self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
+    ) -> None:
         """The first reason counts, but for a failure, which an orderly end must not hide."""
         stop = self._progress.stop
-        if stop is None or (failed and not stop.failed):
-            self._progress.stop = StopRecord(reason, kind, by, self._limits(), failed)
+        if stop is None or (failed, code) > (stop.failed, stop.code):
+            self._progress.stop = StopRecord(reason, kind, by, self._limits(), failed, code)
             self._journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": self.step})
             self._save_asked = True  # so that a restart ends the same way
             self._wake()
@@ -963,10 +975,10 @@ class Run:
             )
 
     def _raise_exit_status(self) -> None:
-        """After a clean end: the status of a guard's stop, or of a signal that came too late to act on."""
+        """After a clean end: the status of a service's stop, or of a signal that came too late to act on."""
         stop, number = self._progress.stop, self._signals.received
-        if stop is not None and stop.failed:
-            raise GuardStop(stop.reason)
+        if stop is not None and (stop.failed or stop.code):
+            raise GuardStop(stop.reason, 1 if stop.failed else stop.code)
         if number is not None:
             raise leaving(128 + number, f"{describe(number)} while the loop was ending")
 

@@ -19,6 +19,7 @@ class StopRecord:
         limits: max_step and max_epoch when it was decided; raising one of them reopens the run,
             unless a service decided.
         failed: whether the process must exit with status 1.
+        code: the exit status otherwise.
     """
 
     reason: str
@@ -26,6 +27,7 @@ class StopRecord:
     by: str | None
     limits: dict[str, int | None]
     failed: bool = False
+    code: int = 0
 
 
 @dataclass

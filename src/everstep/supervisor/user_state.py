@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
 from everstep import backends
-from everstep.contracts import Entry, Mismatch, UpdateWatch
-from everstep.errors import ConfigError, RestoreError, StateError
-from everstep.state import array_name, make_entry
+from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
+from everstep.errors import ConfigError, RestoreError, StateError, nearest
+from everstep.state import Slot, array_name, make_entry
 
 
 class UserState:
@@ -167,6 +167,26 @@ class UserState:
         for name, options in changed.items():
             self.entries[name].use_options(options)
 
+    def set_value(self, action: SetValue) -> list[tuple[str, float]]:
+        """Change what the action names.
+
+        Returns:
+            (name, new value) of each number that is another one now; that of group 1 is "optimizer.lr.1".
+
+        Raises:
+            ConfigError: there is no such number.
+        """
+        name, _, option = action.target.partition(".")
+        if name not in self.objects:
+            raise ConfigError(f"no state entry {name!r} for {action}; {nearest(name, self.objects)}")
+        changed = []
+        for index, (value, put) in enumerate(_numbers(name, self.objects[name], option)):
+            new = action.applied(old := float(value))
+            if new != old:
+                put(new)
+                changed.append((f"{action.target}.{index}" if index else action.target, new))
+        return changed
+
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """The state's models in evaluation mode; afterwards each flag is as before."""
@@ -182,6 +202,24 @@ def _saved(name: str, entry: Entry) -> Any:
     except Exception as error:
         error.add_note(f"while state entry {name!r} was being saved")
         raise
+
+
+def _numbers(name: str, obj: Any, option: str) -> Iterator[tuple[Any, Callable[[float], object]]]:
+    """Where an option of a state's object stands: its value, and what changes it."""
+    if isinstance(obj, Slot) and not option:
+        places: list[Any] = [{option: obj.value}]
+    else:
+        places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
+    for place in places:
+        value = place.get(option)
+        fill = getattr(value, "fill_", None)  # a tensor, which a compiled step reads, stays the same one
+        if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            known = nearest(option, map(str, place))
+            raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")
+        if isinstance(obj, Slot):
+            yield value, partial(setattr, obj, "value")
+        else:
+            yield value, fill or partial(place.__setitem__, option)
 
 
 def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:

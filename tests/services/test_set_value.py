@@ -1,0 +1,136 @@
+"""`SetValue`: a service changes a hyper-parameter, and a resumed run has the same values and rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Boundary, Every, Outcome, Service, SetValue, Stage
+from everstep.errors import ConfigError
+from tiny_runs import Boom, quiet, rows
+
+
+class Sets(Service):
+    """Asks for the same change each time it is due."""
+
+    stage = Stage.DECIDE
+    controller = True
+
+    def __init__(self, action: SetValue, steps: int = 1) -> None:
+        super().__init__("sets", Every(steps=steps))
+        self.action = action
+
+    def run(self, boundary: Boundary) -> Outcome:
+        return Outcome(actions=(self.action,))
+
+
+def advance(run_dir: Path, state: Any, action: SetValue, steps: int = 3) -> None:
+    with everstep.Supervisor(run_dir, state, services=[Sets(action)], max_step=steps) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance()
+
+
+def test_an_optimizers_option_in_every_group_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.1}]
+    optimizer = torch.optim.Adam(groups, lr=1.0)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    state_of_weight = optimizer.state[model.weight]
+    state = {"model": model, "optimizer": optimizer}
+    action = SetValue("optimizer.lr", times=0.5, least=0.2)
+    with everstep.Supervisor(tmp_path / "run", state, services=[Sets(action, 2)], max_step=6) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            optimizer.step()
+            sv.advance()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
+    assert optimizer.state[model.weight] is state_of_weight
+    assert state_of_weight["step"] == 7
+    found = [(step, name, float.fromhex(value)) for _, step, _, name, _, value, _ in rows(tmp_path / "run")]
+    assert found == [(2, "optimizer.lr", 0.5), (4, "optimizer.lr", 0.25), (6, "optimizer.lr", 0.2)]
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with everstep.Supervisor(
+        tmp_path / "run",
+        {"model": model, "optimizer": optimizer},
+        services=[Sets(SetValue("optimizer.lr", 0.25))],
+        max_step=1,
+    ) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            sv.advance()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.25
+
+
+def test_a_key_of_a_dictionary_and_a_slot(tmp_path: Path) -> None:
+    settings, slot = {"beta": 1.0}, everstep.Slot(8.0)
+    advance(tmp_path / "dictionary", {"settings": settings}, SetValue("settings.beta", 0.5))
+    advance(tmp_path / "slot", {"temperature": slot}, SetValue("temperature", times=0.5))
+    assert settings == {"beta": 0.5}
+    assert slot.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("optimiser.lr", "no state entry 'optimiser'.*did you mean 'optimizer'"),
+        ("optimizer.rl", "'optimizer' has no number 'rl' to be set.*did you mean 'lr'"),
+        ("optimizer.name", "'optimizer' has no number 'name'"),
+        ("optimizer", "'optimizer' has no number ''"),
+        ("w.lr", "'w' has no number 'lr'"),
+    ],
+)
+def test_a_target_that_is_not_there(tmp_path: Path, target: str, message: str) -> None:
+    state = {"optimizer": {"lr": 0.1, "name": "mine"}, "w": np.zeros(2)}
+    with pytest.raises(ConfigError, match=message):
+        advance(tmp_path / "run", state, SetValue(target, 0.5))
+
+
+def test_value_or_times() -> None:
+    for arguments in ({}, {"value": 1.0, "times": 0.5}):
+        with pytest.raises(ConfigError, match="one of value= and times="):
+            SetValue("optimizer.lr", **arguments)
+
+
+def test_killed_before_and_after_a_change_the_run_ends_equal(tmp_path: Path) -> None:
+    def start(run: str, crash: int = 0) -> tuple[str | None, float]:
+        settings = {"lr": 1.0, "sum": 0.0}
+        services = [Sets(SetValue("settings.lr", times=0.5), 3), everstep.Checkpoints(Every(steps=2))]
+        sv = everstep.Supervisor(
+            tmp_path / run, {"settings": settings}, services=services, max_step=9, seed=1
+        )
+        with sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                settings["sum"] += settings["lr"]
+                if sv.step + 1 == crash:
+                    raise Boom
+                sv.advance(total=settings["sum"])
+        return sv.ending.digest, settings["sum"]
+
+    whole = start("whole")
+    assert whole[1] == 3 * (1 + 0.5 + 0.25)
+    for crash in range(1, 10):
+        with pytest.raises(Boom):
+            start(f"crash {crash}", crash)
+        assert start(f"crash {crash}") == whole
+        assert rows(tmp_path / f"crash {crash}") == rows(tmp_path / "whole")
+
+
+def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run") as sv, pytest.raises(everstep.errors.UsageError, match="give Stop"):
+        sv.call_soon(SetValue("w", 1.0))
