@@ -46,6 +46,11 @@ def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0)
     return value < best - min_delta if mode == "min" else value > best + min_delta
 
 
+def reaches(value: float, goal: float, mode: Mode) -> bool:
+    """Whether `value` is `goal` or better; NaN and infinities never are."""
+    return math.isfinite(value) and (value <= goal if mode == "min" else value >= goal)
+
+
 def latest(readings: Readings, metric: str) -> list[float]:
     """What a deciding service judges: each value collected outside steps, else the steps' mean."""
     if values := readings.values(metric):

@@ -1,17 +1,19 @@
-"""Stop when a metric has not improved for a while."""
+"""Stop when a metric has not improved for a while, or is good enough."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from everstep.contracts import Boundary, Json, Outcome, Service, Stage, Stop
+from everstep.errors import ConfigError
 from everstep.keywords import number, whole
 from everstep.schedule import Every, Schedule
-from everstep.services.best import better, direction, latest
+from everstep.services.best import better, direction, latest, reaches
 
 
 class EarlyStop(Service):
-    """Stops the run after `patience` evaluations in a row without a better value.
+    """Stops the run after a while without a better value, or at a value that is good enough.
 
     It judges the metric at its own boundaries (default: each epoch's end), value by value if it was
     collected outside steps, by the mean if inside.  Its memory is part of the checkpoint.
@@ -19,13 +21,16 @@ class EarlyStop(Service):
     Args:
         metric: its name.
         mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
-        patience: evaluations without improvement before the stop, 1 or more.
+        patience: stop after so many evaluations in a row without improvement, 1 or more.
+        patience_steps: stop at the first evaluation so many steps after the last improvement, 1 or more.
+        threshold: stop at the first value that is this or better.
+        baseline: only a better value than this counts as an improvement.
         min_delta: a smaller improvement counts as none, 0 or more.
         min_steps: no stop before this step, 0 or more.
         every: when to judge; default `Every(epochs=1)`.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is out of its range, or no reason to stop is given.
     """
 
     stage = Stage.DECIDE
@@ -37,7 +42,10 @@ class EarlyStop(Service):
         metric: str,
         mode: str | None = None,
         *,
-        patience: int,
+        patience: int | None = None,
+        patience_steps: int | None = None,
+        threshold: float | None = None,
+        baseline: float | None = None,
         min_delta: float = 0.0,
         min_steps: int = 0,
         every: Schedule | None = None,
@@ -47,37 +55,65 @@ class EarlyStop(Service):
             name or f"early stop {metric}".replace("/", "."), Every(epochs=1) if every is None else every
         )
         self.metric, self.watches = metric, (metric,)
-        self.patience = whole("patience", patience)
+        self.patience = whole("patience", patience, none="for no limit")
+        self.patience_steps = whole("patience_steps", patience_steps, none="for no limit")
+        if patience is None and patience_steps is None and threshold is None:
+            raise ConfigError(
+                f"EarlyStop({metric!r}) has no reason to stop: give patience=, patience_steps= or threshold="
+            )
+        self.threshold, self.baseline = threshold, baseline
         self.min_delta = number("min_delta", min_delta, zero=True)
         self.min_steps = whole("min_steps", min_steps, 0)
         self.mode, _ = direction(metric, mode)
-        self.best: float | None = None
+        self.best = baseline
         self.waited = 0
+        self._improved: int | None = None
+        """The step of the last improvement, or of the first value; None before."""
 
     def config(self) -> Json:
-        return {
+        given = {
             "metric": self.metric,
             "mode": self.mode,
             "patience": self.patience,
+            "patience_steps": self.patience_steps,
+            "threshold": self.threshold,
+            "baseline": self.baseline,
             "min_delta": self.min_delta,
             "min_steps": self.min_steps,
             "every": repr(self.schedule),
         }
+        return {name: value for name, value in given.items() if value is not None}
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        for value in latest(boundary.readings, self.metric):
+        values = latest(boundary.readings, self.metric)
+        boundary.readings.clear()
+        for value in values:
+            if self._improved is None:
+                self._improved = boundary.step
             if better(value, self.best, self.mode, self.min_delta):
-                self.best, self.waited = value, 0
+                self.best, self.waited, self._improved = value, 0, boundary.step
             else:
                 self.waited += 1
-        boundary.readings.clear()
-        if self.waited < self.patience or boundary.step < self.min_steps or boundary.stop is not None:
+        reason = self._reason(values, boundary.step)
+        if reason is None or boundary.step < self.min_steps or boundary.stop is not None:
             return None
-        reason = f"early stop: {self.metric} has not improved on {self.best} for {self.waited} evaluations"
-        return Outcome(actions=(Stop(reason),))
+        return Outcome(actions=(Stop(f"early stop: {self.metric} {reason}"),))
+
+    def _reason(self, values: Sequence[float], step: int) -> str | None:
+        if self.threshold is not None:
+            for value in values:
+                if reaches(value, self.threshold, self.mode):
+                    return f"has reached {self.threshold} with {value:.6g}"
+        if self.patience is not None and self.waited >= self.patience:
+            return f"has not improved on {self.best} for {self.waited} evaluations"
+        if self.patience_steps is not None and self._improved is not None:
+            steps = step - self._improved
+            if steps >= self.patience_steps:
+                return f"has not improved on {self.best} for {steps} steps"
+        return None
 
     def state_dict(self) -> dict[str, Json]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "improved": self._improved}
 
     def load_state_dict(self, state: Any) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited, self._improved = state["best"], state["waited"], state["improved"]
