@@ -106,6 +106,10 @@ class NonFiniteError(EverstepError, ArithmeticError):
     """A watched metric, a parameter or an optimizer moment is NaN or infinite."""
 
 
+class LossBoundError(EverstepError, ArithmeticError):
+    """A metric is above the bound that the program gave it."""
+
+
 class ProgressError(EverstepError, RuntimeError):
     """Steps are counted but nothing trains: no optimizer of the state has made an update."""
 

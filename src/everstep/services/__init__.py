@@ -1,4 +1,4 @@
-"""Services that write the record out for other programs; those that every run has are in `everstep`."""
+"""Services that not every run has; the others are in `everstep`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everstep.services.loss_bound import LossBound as LossBound
+    from everstep.services.plateau import Plateau as Plateau
+    from everstep.services.require import Require as Require
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
     from everstep.services.tensorboard import (
         Histogram as Histogram,
@@ -13,7 +16,13 @@ if TYPE_CHECKING:
         TensorBoard as TensorBoard,
     )
 
-_HOMES = {"tables": ("CSV", "JSONLines"), "tensorboard": ("Histogram", "Image", "TensorBoard")}
+_HOMES = {
+    "loss_bound": ("LossBound",),
+    "plateau": ("Plateau",),
+    "require": ("Require",),
+    "tables": ("CSV", "JSONLines"),
+    "tensorboard": ("Histogram", "Image", "TensorBoard"),
+}
 _NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [*_NAMES]

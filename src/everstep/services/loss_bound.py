@@ -1,0 +1,110 @@
+"""No step's loss is above a bound."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Any, Literal
+
+from everstep.contracts import Boundary, Json, Outcome, Service, Stage, Stop
+from everstep.errors import ConfigError, LossBoundError
+from everstep.keywords import number, whole
+from everstep.metrics import Stats
+from everstep.schedule import Every, Schedule
+
+
+class LossBound(Service):
+    """Ends the run at a loss that is too large (or NaN), before its state is saved.
+
+    It judges the largest single value since it last looked, never a mean; by default it looks, and so
+    waits for the device, after every step.  Its memory is part of the checkpoint.
+
+    Args:
+        metric: its name.
+        bound: the largest value allowed.
+        times: the largest value allowed is so many times the median of the last `last` looks (of their
+            means, where a look has several values), as soon as there are as many; more than 1.
+        last: how many, 1 or more.
+        policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
+            In both cases the state is not saved and the last good checkpoint stays.
+        every: when to look; default `Every(steps=1)`.
+
+    Raises:
+        ConfigError: no bound is given, or an argument is out of its range.
+    """
+
+    stage = Stage.GUARD
+    controller = True
+    isolate = False
+
+    def __init__(
+        self,
+        metric: str = "loss",
+        *,
+        bound: float | None = None,
+        times: float | None = None,
+        last: int = 100,
+        policy: Literal["raise", "stop"] = "raise",
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            name or f"bound of {metric}".replace("/", "."), Every(steps=1) if every is None else every
+        )
+        if bound is None and times is None:
+            raise ConfigError(f"LossBound({metric!r}) has no bound: give bound= or times=")
+        if policy not in ("raise", "stop"):
+            raise ConfigError(f'LossBound(policy={policy!r}): give "raise" or "stop"')
+        number("times", times, none="for an absolute bound")
+        if times is not None and times <= 1:
+            raise ConfigError(
+                f"LossBound(times={times!r}): give more than 1, or the median itself is too large"
+            )
+        self.metric, self.watches = metric, (metric,)
+        self.bound, self.times, self.policy = bound, times, policy
+        self._last: deque[float] = deque(maxlen=whole("last", last))
+
+    def config(self) -> Json:
+        return {
+            "metric": self.metric,
+            "bound": self.bound,
+            "times": self.times,
+            "last": self._last.maxlen,
+            "policy": self.policy,
+            "every": repr(self.schedule),
+        }
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        stats = boundary.readings.stats(self.metric)
+        boundary.readings.clear()
+        if stats is None:
+            return None
+        broken = self._broken(stats)
+        if self.times is not None:
+            self._last.append(stats.mean)
+        if broken is None:
+            return None
+        message = (
+            f"{self.metric} is {stats.max:.6g} at step {boundary.step}, above {broken}; nothing after the "
+            "last checkpoint is saved. Lower the learning rate or look at that step's batch"
+        )
+        if self.policy == "raise":
+            raise LossBoundError(message)
+        return Outcome(actions=(Stop(message, failed=True),))
+
+    def _broken(self, stats: Stats) -> str | None:
+        """The bound that the largest value is not below, in words."""
+        if self.bound is not None and not stats.max <= self.bound:
+            return f"its bound {self.bound:g}"
+        if self.times is not None and len(self._last) == self._last.maxlen:
+            middle = median(self._last)
+            if not stats.max <= self.times * middle:
+                return f"{self.times:g} times {middle:.6g}, the median of the last {len(self._last)}"
+        return None
+
+    def state_dict(self) -> list[float]:
+        return list(self._last)
+
+    def load_state_dict(self, state: Any) -> None:
+        self._last.clear()
+        self._last.extend(state)

@@ -1,0 +1,116 @@
+"""Act when a metric gets no better any more: lower the learning rate, or stop."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import fmean
+from typing import Any
+
+from everstep.contracts import Boundary, Json, Outcome, RunView, Service, SetValue, Stage, Stop
+from everstep.errors import ConfigError
+from everstep.keywords import whole
+from everstep.schedule import Every, Schedule
+from everstep.services.best import better, direction, latest
+
+
+class Plateau(Service):
+    """Acts where the mean of a metric's last `short` values is no better than that of the last `long`.
+
+        Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
+
+    It judges like `EarlyStop`, at its own boundaries (default: each epoch's end), value by value if the
+    metric was collected outside steps, by the mean if inside; NaN and infinities are passed over.  Its
+    memory is part of the checkpoint.  A scheduler of the state that computes the learning rate anew
+    would undo the change: take one of the two.
+
+    Args:
+        metric: its name.
+        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+        then: `SetValue` or `Stop`.
+        long: how many values the long mean has; before, nothing is judged.
+        short: how many the short one has, 1 or more and less than `long`.
+        cooldown: how many values after an action cannot be the reason for the next; default `long`.
+        every: when to judge; default `Every(epochs=1)`.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+
+    stage = Stage.DECIDE
+    controller = True
+    isolate = False
+
+    def __init__(
+        self,
+        metric: str,
+        mode: str | None = None,
+        *,
+        then: SetValue | Stop,
+        long: int = 50,
+        short: int = 10,
+        cooldown: int | None = None,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            name or f"plateau of {metric}".replace("/", "."), Every(epochs=1) if every is None else every
+        )
+        if not isinstance(then, SetValue | Stop):
+            raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
+        if whole("short", short) >= whole("long", long):
+            raise ConfigError(f"Plateau(long={long}, short={short}): give a long one that is longer")
+        self.metric, self.watches, self.then = metric, (metric,), then
+        self.mode, _ = direction(metric, mode)
+        self.short = short
+        self.cooldown = long if cooldown is None else whole("cooldown", cooldown, 0)
+        self._values: deque[float] = deque(maxlen=long)
+        self._resting = 0
+        self._run: RunView | None = None
+
+    def config(self) -> Json:
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "then": repr(self.then),
+            "long": self._values.maxlen,
+            "short": self.short,
+            "cooldown": self.cooldown,
+            "every": repr(self.schedule),
+        }
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        found = False
+        for value in latest(boundary.readings, self.metric):
+            if math.isfinite(value):
+                self._values.append(value)
+                found = self._is_plateau() or found
+        boundary.readings.clear()
+        if not found:
+            return None
+        assert self._run is not None
+        self._run.println(f"plateau of {self.metric} at step {boundary.step}: {self.then}")
+        return Outcome(actions=(self.then,))
+
+    def _is_plateau(self) -> bool:
+        if self._resting:
+            self._resting -= 1
+            return False
+        values = list(self._values)
+        if len(values) < (self._values.maxlen or 0):
+            return False
+        if better(fmean(values[-self.short :]), fmean(values), self.mode):
+            return False
+        self._resting = self.cooldown
+        return True
+
+    def state_dict(self) -> dict[str, Json]:
+        return {"values": list(self._values), "resting": self._resting}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._values.clear()
+        self._values.extend(state["values"])
+        self._resting = state["resting"]

@@ -1,0 +1,100 @@
+"""A metric must reach a value in time, else the process fails: for tests of a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everstep.contracts import Boundary, Json, Moment, Outcome, Service, Stage, Stop
+from everstep.errors import ConfigError
+from everstep.keywords import whole
+from everstep.schedule import At, Every, Schedule
+from everstep.services.best import Mode, better, direction, latest, reaches
+
+NOT_MET = 4
+"""The exit status of a run that does not meet a requirement."""
+
+
+class Require(Service):
+    """Ends the run with exit status 4 where a metric has not reached a value by a step or an epoch.
+
+    The loop ends as written and its state is saved; starting the run again ends it in the same way, until
+    the requirement is changed or taken away.  A run that ends before the deadline is not judged, for its
+    limits may be raised.  To stop as soon as the value is reached, add `EarlyStop(..., threshold=)`.
+
+    Args:
+        metric: its name.
+        value: what at least one value of it must reach.
+        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+        step, epoch: the deadline; exactly one of them, 1 or more.
+        every: when to look; default each epoch.  Value by value if the metric was collected outside
+            steps, at its mean since the last look if inside.
+
+    Raises:
+        ConfigError: an argument is out of its range, or not exactly one deadline is given.
+    """
+
+    stage = Stage.DECIDE
+    controller = True
+    isolate = False
+
+    def __init__(
+        self,
+        metric: str,
+        value: float,
+        mode: str | None = None,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        if (step is None) == (epoch is None):
+            raise ConfigError(f"Require({metric!r}) needs one deadline: give step= or epoch=")
+        whole("step", step, none="for a deadline in epochs")
+        whole("epoch", epoch, none="for a deadline in steps")
+        deadline = Every(epochs=epoch) if step is None else At(step)
+        super().__init__(
+            name or f"require {metric}".replace("/", "."),
+            deadline | (Every(epochs=1) if every is None else every),
+        )
+        self.metric, self.watches, self.value = metric, (metric,), value
+        self.mode: Mode
+        self.mode, _ = direction(metric, mode)
+        self.step, self.epoch = step, epoch
+        self.best: float | None = None
+
+    def config(self) -> Json:
+        return {
+            "metric": self.metric,
+            "value": self.value,
+            "mode": self.mode,
+            "step": self.step,
+            "epoch": self.epoch,
+            "every": repr(self.schedule),
+        }
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        for value in latest(boundary.readings, self.metric):
+            if better(value, self.best, self.mode):
+                self.best = value
+        boundary.readings.clear()
+        if self.best is not None and reaches(self.best, self.value, self.mode):
+            return None
+        if not self._is_late(boundary):
+            return None
+        best = "no value of it came" if self.best is None else f"its best is {self.best:.6g}"
+        by = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
+        reason = f"requirement not met: {self.metric} has not reached {self.value} by {by}, {best}"
+        return Outcome(actions=(Stop(reason, code=NOT_MET),))
+
+    def _is_late(self, boundary: Boundary) -> bool:
+        if self.epoch is None:
+            assert self.step is not None
+            return boundary.step >= self.step
+        return boundary.moment is Moment.AFTER_EPOCH and boundary.epoch >= self.epoch
+
+    def state_dict(self) -> dict[str, Json]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.best = state["best"]
