@@ -468,6 +468,13 @@ class RunView(Protocol):
 
     def clock(self) -> float: ...
 
+    def spent(self) -> dict[str, float]:
+        """Seconds of this start by part; together, all since it was opened.
+
+        "data" (waiting for batches), "evaluation" (`evaluation()` blocks), "services" (all that runs at
+        boundaries), "step" (the rest: the program's own lines).
+        """
+
     def call_soon(self, action: Action) -> None:
         """From any thread: apply `action` at the next boundary."""
 

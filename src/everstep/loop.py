@@ -84,7 +84,8 @@ class TrainLoop(Supervisor):
         self._durations: list[float] = []
         self._step_began: float | None = None
         """When the open step began; None once its time is committed."""
-        self._waited = 0.0
+        self._waited = self._waited_before = 0.0
+        """Seconds waited for batches in this epoch, and in those before."""
         self._in_epochs = self._left_epochs = False
         self._epoch_loops = 0
         """How many were entered, those skipped by a resume included."""
@@ -254,7 +255,11 @@ class TrainLoop(Supervisor):
             "data_wait": self._waited,
         }
         self._journal.event("times", times, wall=True)
+        self._waited_before += self._waited
         self._waited = 0.0
+
+    def _data_wait(self) -> float:
+        return self._waited_before + self._waited
 
     def _check_epoch(self) -> None:
         super()._check_epoch()
@@ -572,7 +577,9 @@ class TrainLoop(Supervisor):
                 f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
                 f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
             )
-        self._estimator.exclude(self.clock() - began)
+        seconds = self.clock() - began
+        self._evaluated += seconds
+        self._estimator.exclude(seconds)
         self._fire(Moment.AFTER_EVALUATION)
 
     def add_summary(self, summary: Any) -> None:

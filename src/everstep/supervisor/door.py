@@ -165,7 +165,9 @@ class Supervisor(Run):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._streams.bind(data, name)
         self._passes_changed(slot, passes)
-        endless = Endless(slot, passes, self._require_begun, lambda: self._stream_ended(name, passes or 0))
+        endless = Endless(
+            slot, passes, self._require_begun, lambda: self._stream_ended(name, passes or 0), self._clock
+        )
         self._endless.append(endless)
         witness = self._board.find(Witness)
         return endless if witness is None else witness.watching(name, endless)

@@ -175,6 +175,10 @@ class Run:
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
         self._opened = 0.0
+        self._evaluated = self._at_boundaries = 0.0
+        """Seconds."""
+        self._boundary_began: float | None = None
+        """None between boundaries."""
         self._ending: Ending | None = None
 
     def _add_services(self, given: list[Service], defaults: bool, max_time: float | None) -> None:
@@ -277,6 +281,21 @@ class Run:
     def clock(self) -> float:
         """Monotonic seconds."""
         return self._clock()
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of this start by part: "data", "step", "evaluation", "services"; together, all of them."""
+        now = self._clock()
+        began = now if self._boundary_began is None else self._boundary_began
+        parts = {
+            "data": self._data_wait(),
+            "evaluation": self._evaluated,
+            "services": self._at_boundaries + now - began,
+        }
+        return {**parts, "step": now - self._opened - sum(parts.values())}
+
+    def _data_wait(self) -> float:
+        """Seconds that this start has waited for batches."""
+        return sum(endless.waited for endless in self._endless)
 
     # ----------------------------------------------------------------------------------- entry
 
@@ -436,6 +455,7 @@ class Run:
         Args:
             can_save: False where the state is not the one after the step (it was left by `break`).
         """
+        self._boundary_began = self._clock()
         self._woken = False
         self._require_no_error()
         self._await_trial()
@@ -468,6 +488,8 @@ class Run:
             self._reserve_buffers()
         self._board.fired(due, when)
         self._schedule_next()
+        self._at_boundaries += self._clock() - self._boundary_began
+        self._boundary_began = None
         if self._interruption is not None and can_save:
             self._leave(self._interruption)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts import Clock, Cursor, Stream
 from everstep.data.adapt import alive, as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.state import digest, encode, isolated, make_entry
@@ -454,6 +454,7 @@ class Endless:
         passes: after so many passes it ends; None: never.
         may_draw: raises where drawing a batch is an error.
         ended: called once when the passes are used up.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -462,10 +463,13 @@ class Endless:
         passes: int | None,
         may_draw: Callable[[], None],
         ended: Callable[[], None],
+        clock: Clock,
     ) -> None:
         self._slot, self._passes = slot, passes
-        self._may_draw, self._ended = may_draw, ended
+        self._may_draw, self._ended, self._clock = may_draw, ended, clock
         self.drawn = 0
+        self.waited = 0.0
+        """Seconds waited for batches."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -480,6 +484,7 @@ class Endless:
 
     def __next__(self) -> Any:
         self._may_draw()
+        began = self._clock()
         for _ in range(2):
             if self._passes is not None and self._slot.pass_index >= self._passes:
                 self._ended()
@@ -490,5 +495,6 @@ class Endless:
                 self._slot.end_pass()
                 continue
             self.drawn += 1
+            self.waited += self._clock() - began
             return batch
         raise DataError(f"stream {self._slot.name!r} gave no batch in a whole pass; give it data")
