@@ -65,7 +65,7 @@ def test_what_gets_better_is_no_plateau_and_nan_does_not_count(tmp_path: Path) -
 
 
 def test_it_keeps_the_laws() -> None:
-    check_service(lambda: Plateau("loss", then=Stop("no better"), long=2, short=1))
+    check_service(lambda: Plateau("loss", then=SetValue("settings.rate", 0.5), long=2, short=1))
 
 
 @pytest.mark.parametrize(

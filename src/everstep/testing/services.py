@@ -42,7 +42,9 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
     The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step and
-    "valid_loss", "valid_accuracy" after each epoch, and draws random numbers in each step.
+    "valid_loss", "valid_accuracy" after each epoch, and draws random numbers in each step.  Its state
+    has an entry "settings", {"rate": 1.0}, for services that set values: what a step changes is
+    multiplied by it.
 
     1. Its name, stage, moments and schedule are what they must be; unknown keywords are refused.
     2. An observer changes nothing: state and metric rows are those of the run without it.
@@ -209,12 +211,12 @@ class _Course:
         if not isinstance(service, Checkpoints):
             services.append(Checkpoints(Every(steps=4)))
         clock = ManualClock()
-        weights = np.zeros(4)
+        weights, settings = np.zeros(4), {"rate": 1.0}
         train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
         with redirect_stdout(io.StringIO()):
             with TrainLoop(
                 run_dir,
-                {"weights": weights},
+                {"weights": weights, "settings": settings},
                 max_epoch=_EPOCHS,
                 seed=7,
                 services=services,
@@ -223,7 +225,8 @@ class _Course:
             ) as loop:
                 for epoch in loop.iter_epochs():
                     for step, batch in loop.iter_steps(train):
-                        weights += np.sin(batch).mean() + np.random.rand(4) + random.random()
+                        change = np.sin(batch).mean() + np.random.rand(4) + random.random()
+                        weights += settings["rate"] * change
                         clock.advance(_SECONDS)
                         loop.collect_metrics(loss=weights.mean())
                         disturb(loop, ("step", step))
