@@ -6,22 +6,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everstep.services.final_values import FinalValues as FinalValues
+    from everstep.services.log_variables import LogVariables as LogVariables
     from everstep.services.loss_bound import LossBound as LossBound
     from everstep.services.plateau import Plateau as Plateau
+    from everstep.services.profile import Profile as Profile
     from everstep.services.require import Require as Require
+    from everstep.services.scheduled import Annealing as Annealing, Scheduled as Scheduled
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
     from everstep.services.tensorboard import (
         Histogram as Histogram,
         Image as Image,
         TensorBoard as TensorBoard,
     )
+    from everstep.services.throughput import Throughput as Throughput
 
 _HOMES = {
+    "final_values": ("FinalValues",),
+    "log_variables": ("LogVariables",),
     "loss_bound": ("LossBound",),
     "plateau": ("Plateau",),
+    "profile": ("Profile",),
     "require": ("Require",),
+    "scheduled": ("Annealing", "Scheduled"),
     "tables": ("CSV", "JSONLines"),
     "tensorboard": ("Histogram", "Image", "TensorBoard"),
+    "throughput": ("Throughput",),
 }
 _NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -1,0 +1,35 @@
+"""Compute values at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from everstep.contracts import Boundary, Outcome, Service, Stage
+from everstep.metrics.collector import to_scalar
+
+
+class FinalValues(Service):
+    """Calls a function at the clean end, keeps what it returns in `values`, and records it as metrics.
+
+    A function that fails is warned about; the training and its last checkpoint are complete by then.
+
+    Args:
+        compute: returns names and real numbers; must not change the state.
+
+    Attributes:
+        values: what it returned; empty before the end.
+    """
+
+    stage = Stage.REPORT
+    window = "none"
+
+    def __init__(self, compute: Callable[[], Mapping[str, float]], *, name: str | None = None) -> None:
+        super().__init__(name or "final values")
+        self.compute = compute
+        self.values: dict[str, float] = {}
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        if not boundary.final:
+            return None
+        self.values = {name: float(to_scalar(name, value)) for name, value in self.compute().items()}
+        return Outcome(self.values)

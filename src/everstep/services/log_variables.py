@@ -1,0 +1,57 @@
+"""Print some metrics on a schedule of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.errors import ConfigError
+from everstep.metrics import MetricFormatter
+from everstep.schedule import Every, Schedule
+
+
+class LogVariables(Service):
+    """Prints a line with the metrics collected since its last line; at the end, with what is left.
+
+    Its window is its own: it takes nothing from `print_logs()`, nor from another `LogVariables`.
+
+    Args:
+        metrics: names or patterns.
+        every: when; default `Every(epochs=1)`.
+        formatter: how metrics are written.
+
+    Raises:
+        ConfigError: `metrics` is a text.
+    """
+
+    stage = Stage.REPORT
+    isolate = False
+
+    def __init__(
+        self,
+        metrics: Sequence[str] = ("*",),
+        *,
+        every: Schedule | None = None,
+        formatter: MetricFormatter | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or "log variables", Every(epochs=1) if every is None else every)
+        if isinstance(metrics, str):
+            raise ConfigError(f"LogVariables(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+        self.metrics, self.formatter = tuple(metrics), formatter or MetricFormatter()
+        self.watches = tuple(metric for metric in self.metrics if not set("*?[") & set(metric))
+        self._run: RunView | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        readings = boundary.readings
+        names = [n for n in readings.names() if any(fnmatchcase(n, p) for p in self.metrics)]
+        stats = {name: found for name in names if (found := readings.stats(name)) is not None}
+        readings.clear()
+        if stats:
+            texts = [self.formatter.format(name, stats[name], False) for name in self.formatter.sort(stats)]
+            self._run.println("; ".join(texts), with_tag=True)

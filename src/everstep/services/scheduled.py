@@ -1,0 +1,94 @@
+"""Hyper-parameters that follow the step: pure functions of it, and the service that sets them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep.contracts import Boundary, Json, Moment, Outcome, Service, SetValue, Stage
+from everstep.errors import ConfigError
+from everstep.keywords import checked_init, whole
+from everstep.schedule import Every, Schedule
+
+
+@checked_init
+@dataclass(frozen=True)
+class Annealing:
+    """A value that is multiplied by `ratio` every so many steps, or epochs: call it with the count.
+
+        temperature = Annealing(1.0, 0.5, every=1000, least=0.1)
+        temperature(loop.step)
+
+    It depends on nothing but the count, so at step k it is the same in a fresh and in a resumed run.
+
+    Args:
+        initial: the value at counts below `every`.
+        ratio: what it is multiplied by.
+        every: after how many, 1 or more.
+        least, most: what it is kept between.
+
+    Raises:
+        ConfigError: `every` is out of its range.
+    """
+
+    initial: float
+    ratio: float
+    every: int = 1
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        whole("every", self.every)
+
+    def __call__(self, count: int) -> float:
+        """The value at a count of steps, or of epochs."""
+        value: float = self.initial * self.ratio ** (count // self.every)
+        return min(max(value, self.least), self.most)
+
+
+class Scheduled(Service):
+    """Sets a number of the state to a function of the step: step k runs with `value(k)`.
+
+        Scheduled("optimizer.lr", lambda step: 0.1 * min(1, step / 1000))
+
+    Each change is a row of the record.  A scheduler of the state that computes the same learning rate
+    would undo it: take one of the two.
+
+    Args:
+        target: what to set, as in `SetValue`.
+        value: of the number of a step, from 1; it must depend on nothing else.
+        every: after which steps to look; default `Every(steps=1)`.  Between, the value stays.
+
+    Raises:
+        ConfigError: `value` cannot be called.
+    """
+
+    stage = Stage.DECIDE
+    controller = True
+    moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
+    window = "none"
+
+    def __init__(
+        self,
+        target: str,
+        value: Callable[[int], float],
+        *,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            name or f"schedule of {target}".replace("/", "."), Every(steps=1) if every is None else every
+        )
+        if not callable(value):
+            raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
+        self.target, self.value = target, value
+
+    def config(self) -> Json:
+        value = repr(self.value) if isinstance(self.value, Annealing) else "a function"
+        return {"target": self.target, "value": value, "every": repr(self.schedule)}
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        if boundary.moment is Moment.ENTER_LOOP and boundary.step:
+            return None  # a resume: the value is part of the state
+        return Outcome(actions=(SetValue(self.target, float(self.value(boundary.step + 1))),))

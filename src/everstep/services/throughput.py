@@ -1,0 +1,56 @@
+"""How fast the run is, and where its time goes."""
+
+from __future__ import annotations
+
+from everstep.contracts import Boundary, Outcome, RunView, Service, Stage
+from everstep.keywords import whole
+from everstep.schedule import Every, Schedule
+
+
+class Throughput(Service):
+    """Records the speed since it last looked, and the shares of the time, and prints them in a line.
+
+    Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
+    batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
+    services_share (all that runs at boundaries), which add up to 1.
+
+    Args:
+        samples: how many samples a step has, 1 or more; None if that is not known.
+        every: when to look; default `Every(steps=100)`.
+    """
+
+    stage = Stage.REPORT
+    isolate = False
+    window = "none"
+
+    def __init__(
+        self, samples: int | None = None, *, every: Schedule | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name or "throughput", Every(steps=100) if every is None else every)
+        self.samples = whole("samples", samples, none="if it is not known")
+        self._run: RunView | None = None
+        self._step = 0
+        self._spent: dict[str, float] = {}
+
+    def open(self, run: RunView) -> None:
+        self._run, self._step, self._spent = run, run.step, run.spent()
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        assert self._run is not None
+        spent = self._run.spent()
+        parts = {name: seconds - self._spent[name] for name, seconds in spent.items()}
+        steps, total = boundary.step - self._step, sum(parts.values())
+        if steps == 0 or total <= 0:
+            return None
+        self._step, self._spent = boundary.step, spent
+        speeds = {"steps_per_second": steps / total}
+        if self.samples is not None:
+            speeds["samples_per_second"] = self.samples * steps / total
+        shares = {name: seconds / total for name, seconds in parts.items()}
+        self._run.println(
+            ", ".join(f"{speed:.4g} {name.replace('_per_second', '/s')}" for name, speed in speeds.items())
+            + ": "
+            + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
+            with_tag=True,
+        )
+        return Outcome(speeds | {f"{name}_share": share for name, share in shares.items()}, wall=True)

@@ -1,0 +1,63 @@
+"""`Profile`: windows of steps as Chrome traces, the newest few of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import everstep
+from everstep import Every
+from everstep.errors import ConfigError
+from everstep.services import Profile
+from everstep.testing import check_service
+from tiny_runs import Boom
+
+
+def train(run_dir: Path, service: Profile, crash: int = 0, steps: int = 20) -> str | None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    with everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=steps, seed=1) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            with torch.no_grad():
+                model.weight.copy_(model(model.weight).tanh())
+            if sv.step + 1 == crash:
+                raise Boom
+            sv.advance()
+    return sv.ending.digest
+
+
+def traces(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "logs" / "profile").iterdir())
+
+
+def test_traces_of_whole_windows_and_no_more_than_asked_for(tmp_path: Path) -> None:
+    digest = train(tmp_path / "run", Profile(Every(steps=4), steps=2, keep=2))
+    assert traces(tmp_path / "run") == ["step-00000012.json", "step-00000016.json"]
+    found = json.loads((tmp_path / "run" / "logs" / "profile" / "step-00000012.json").read_text())
+    calls = [event for event in found["traceEvents"] if event.get("name") == "aten::linear"]
+    assert len(calls) == 2
+    other = train(tmp_path / "without", Profile(Every(steps=999)))
+    assert digest == other
+
+
+def test_a_crash_inside_a_window(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        train(tmp_path / "run", Profile(Every(steps=4)), crash=6)
+    digest = train(tmp_path / "run", Profile(Every(steps=8)))
+    assert traces(tmp_path / "run") == ["step-00000008.json", "step-00000016.json"]
+    assert digest == train(tmp_path / "whole", Profile(Every(steps=999)))
+
+
+def test_it_keeps_the_laws() -> None:
+    check_service(lambda: Profile(Every(steps=2), steps=1, keep=1))
+
+
+def test_misuse() -> None:
+    with pytest.raises(ConfigError, match="keep=0: give a whole number, 1 or more, or None for all"):
+        Profile(keep=0)
+    with pytest.raises(ConfigError, match="steps=0"):
+        Profile(steps=0)
