@@ -449,6 +449,10 @@ class RunView(Protocol):
     segment: int
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a signal asks the run to end: who waits for something, waits no more."""
+
+    @property
     def step(self) -> int: ...
 
     @property

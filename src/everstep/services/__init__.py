@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TensorBoard as TensorBoard,
     )
     from everstep.services.throughput import Throughput as Throughput
+    from everstep.services.wait import GlobalStepWaiter as GlobalStepWaiter
 
 _HOMES = {
     "final_values": ("FinalValues",),
@@ -32,6 +33,7 @@ _HOMES = {
     "tables": ("CSV", "JSONLines"),
     "tensorboard": ("Histogram", "Image", "TensorBoard"),
     "throughput": ("Throughput",),
+    "wait": ("GlobalStepWaiter",),
 }
 _NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
 

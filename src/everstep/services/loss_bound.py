@@ -27,7 +27,7 @@ class LossBound(Service):
         last: how many, 1 or more.
         policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
             In both cases the state is not saved and the last good checkpoint stays.
-        every: when to look; default `Every(steps=1)`.
+        every: when to look; default `Every(steps=1)`.  What is saved between two looks is not judged.
 
     Raises:
         ConfigError: no bound is given, or an argument is out of its range.

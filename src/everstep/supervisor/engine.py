@@ -243,6 +243,11 @@ class Run:
         return self._recovered.checkpoint is not None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a signal asks the run to end; it does at the next boundary."""
+        return self._signals.received is not None
+
+    @property
     def best(self) -> BestRecord | None:
         """The best of the first `Best` service; None if there is none yet."""
         service = self._board.find(Best)

@@ -1,0 +1,84 @@
+"""Every service that needs no Trainer, at once, killed by SIGKILL again and again: the run ends equal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.proof.compare import compare_runs
+from tiny_runs import rows
+
+PROGRAM = """
+import os
+import signal
+import sys
+import torch
+import everstep
+from everstep import Every, SetValue, services
+
+run_dir, kill, order = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+state = {"model": model, "optimizer": optimizer, "settings": {"noise": 0.0}}
+data = everstep.data.arrays(torch.arange(16.0).reshape(8, 2) / 16, batch_size=2, shuffle=True)
+LOWER = SetValue("optimizer.lr", times=0.5, least=0.01)
+listed = [
+    everstep.EarlyStop("valid_loss", patience=9, patience_steps=90, threshold=-1.0, baseline=1e9),
+    everstep.Best("valid_loss"),
+    everstep.StopAfter(epochs=6),
+    services.LossBound(bound=1e9, times=1e9, last=3),
+    services.Plateau("loss", then=LOWER, long=3, short=2, cooldown=1, every=Every(steps=2)),
+    services.Require("valid_loss", 1e9, epoch=2),
+    services.Scheduled("settings.noise", services.Annealing(0.1, 0.8, every=2)),
+    services.LogVariables(["*loss"], every=Every(steps=5)),
+    services.FinalValues(lambda: {"norm": model.weight.norm().item()}),
+    services.Throughput(2, every=Every(steps=3)),
+    services.Profile(Every(steps=6), steps=2, keep=1),
+    everstep.Checkpoints(Every(steps=4) | Every(epochs=1)),
+]
+if order == "reversed":
+    listed.reverse()
+with everstep.TrainLoop(run_dir, state, max_epoch=5, seed=3, services=listed) as loop:
+    for epoch in loop.iter_epochs():
+        for step, (x,) in loop.iter_steps(data):
+            optimizer.zero_grad()
+            loss = model(x + state["settings"]["noise"] * torch.randn(2)).square().mean()
+            loss.backward()
+            optimizer.step()
+            loop.collect_metrics(loss=loss)
+            if step == kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+        with loop.evaluation():
+            loop.collect_metrics(valid_loss=model(torch.ones(2)).square().mean())
+"""
+
+
+def start(run_dir: Path, kill: int = 0, order: str = "listed") -> int:
+    command = [sys.executable, "-c", PROGRAM, str(run_dir), str(kill), order]
+    return subprocess.run(command, capture_output=True, timeout=100).returncode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("together") / "whole"
+    assert start(run_dir) == 0
+    names = {row[3] for row in rows(run_dir)}
+    assert names >= {"loss", "valid_loss", "optimizer.lr", "settings.noise", "norm"}
+    return run_dir
+
+
+def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
+    for kill in (3, 9, 18):
+        assert start(tmp_path / "run", kill) == -signal.SIGKILL
+    assert start(tmp_path / "run") == 0
+    assert compare_runs(whole, tmp_path / "run") == []
+
+
+def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
+    assert start(tmp_path / "run", order="reversed") == 0
+    assert compare_runs(whole, tmp_path / "run") == []
