@@ -177,7 +177,7 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
     (store.path(at(20)) / MANIFEST).write_bytes(_manifest(other))
     with pytest.raises(
         CheckpointVersionError,
-        match=rf"step-00000020 has format version {version}.*reads only {FORMAT}: {remedy}",
+        match=rf"step-00000020 has format version {version}.*reads {OLDEST} to {FORMAT}: {remedy}",
     ):
         store.find(True)
 

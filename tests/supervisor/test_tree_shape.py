@@ -16,13 +16,13 @@ from everstep.state import Encoded, decode
 from tiny_runs import Tiny
 
 SHAPE = {
-    3: {
+    4: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
             *("phase", "seed", "step", "stop", "stream", "updates"),
         ],
-        "progress/stop": ["by", "failed", "kind", "limits", "reason"],
+        "progress/stop": ["by", "code", "failed", "kind", "limits", "reason"],
         "rng": ["lines0", "rank0"],
         "rng/lines0/enter": ["global", "state"],
         "services": ["best loss", "metrics"],
@@ -71,8 +71,27 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads only 3: go on with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 4: go on with the"):
         trained(tmp_path).train()
+
+
+def test_a_checkpoint_of_format_3_is_resumed(tmp_path: Path) -> None:
+    """Its stop has no exit status, and an early stop does not know when it last improved."""
+
+    def start(**arguments: Any) -> Tiny:
+        stopper = everstep.EarlyStop("loss", patience=9)
+        return Tiny(tmp_path, services=[stopper], on_change="override", **arguments).train()
+
+    start(max_epoch=2)
+
+    def older(body: Any) -> None:
+        body["format"] = 3
+        del body["structure"]["progress"]["stop"]["code"]
+        del body["structure"]["services"]["early stop loss"]["state"]["improved"]
+
+    rewritten(newest(tmp_path), older)
+    assert start(max_epoch=2).loop.ending.finished
+    assert start(max_epoch=3).loop.ending.epoch == 3
 
 
 @pytest.mark.parametrize(

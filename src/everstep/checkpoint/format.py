@@ -29,7 +29,7 @@ from everstep.checkpoint import files
 from everstep.contracts import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 
-FORMAT = 3
+FORMAT = 4
 """The version that is written, of these files and of the state tree in them: raised with every change of
 the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
 OLDEST = 3

@@ -116,4 +116,5 @@ class EarlyStop(Service):
         return {"best": self.best, "waited": self.waited, "improved": self._improved}
 
     def load_state_dict(self, state: Any) -> None:
-        self.best, self.waited, self._improved = state["best"], state["waited"], state["improved"]
+        self.best, self.waited = state["best"], state["waited"]
+        self._improved = state.get("improved")  # not in checkpoints of format 3
