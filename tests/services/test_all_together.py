@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import everstep
+from everstep import Every, services
 from everstep.proof.compare import compare_runs
-from tiny_runs import rows
+from tiny_runs import Boom, rows
 
 PROGRAM = """
 import os
@@ -82,3 +84,41 @@ def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
     assert start(tmp_path / "run", order="reversed") == 0
     assert compare_runs(whole, tmp_path / "run") == []
+
+
+def supervised(run_dir: Path, crash: int = 0) -> tuple[str | None, dict[str, float]]:
+    """A loop without epochs, whose loss stands still."""
+    settings = {"rate": 1.0, "noise": 0.0, "sum": 0.0}
+    lower = everstep.SetValue("settings.rate", times=0.5, least=0.2)
+    listed = [
+        services.Plateau("loss", then=lower, long=3, short=1, cooldown=2, every=Every(steps=1)),
+        services.Scheduled("settings.noise", services.Annealing(1.0, 0.5, every=4)),
+        services.LogVariables(every=Every(steps=3)),
+        services.FinalValues(lambda: {"final": settings["sum"]}),
+        everstep.Checkpoints(Every(steps=4)),
+    ]
+    with everstep.Supervisor(run_dir, {"settings": settings}, services=listed, max_step=10, seed=1) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            settings["sum"] += settings["rate"] + settings["noise"]
+            if sv.step + 1 == crash:
+                raise Boom
+            sv.advance(loss=1.0)
+    return sv.ending.digest, dict(settings)
+
+
+def test_in_a_supervisor_crashed_in_any_step(tmp_path: Path) -> None:
+    whole = supervised(tmp_path / "whole")
+    assert whole[1]["rate"] == 0.2
+    assert {row[3] for row in rows(tmp_path / "whole")} == {
+        "loss",
+        "settings.rate",
+        "settings.noise",
+        "final",
+    }
+    for crash in range(1, 11):
+        run_dir = tmp_path / str(crash)
+        with pytest.raises(Boom):
+            supervised(run_dir, crash)
+        assert supervised(run_dir) == whole
+        assert rows(run_dir) == rows(tmp_path / "whole")
