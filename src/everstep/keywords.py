@@ -36,6 +36,8 @@ _ELSEWHERE = {
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
+    if hasattr(function, "known_keywords"):  # those of what it forwards to are among them
+        return set(function.known_keywords)
     parameters = inspect.signature(function).parameters.values()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
 
@@ -64,6 +66,7 @@ def checked_keywords(
                 raise ConfigError(f"{owner}() has no argument {name!r}; {_hint(name, known)}")
         return function(*args, **kwargs)
 
+    call.known_keywords = known  # type: ignore[attr-defined]
     return call
 
 

@@ -84,6 +84,22 @@ def to_scalar(name: str, value: Any) -> Any:
         raise MetricError(f"metric {name!r}: {error}") from None
 
 
+def resolve(values: list[Any]) -> list[float]:
+    """The floats of what `to_scalar` returned, in one transfer from each device."""
+    resolved = list(values)
+    by_backend: dict[str, list[int]] = {}
+    for index, value in enumerate(values):
+        if type(value) is not float:
+            backend = backends.of(value)
+            assert backend is not None, type(value)
+            by_backend.setdefault(backend.name, []).append(index)
+    for name, indices in by_backend.items():
+        numbers = backends.get(name).read_scalars([values[i] for i in indices])
+        for index, number in zip(indices, numbers, strict=True):
+            resolved[index] = number
+    return resolved
+
+
 class Reader:
     """One consumer's own windows: reading or clearing them changes nobody else's."""
 
@@ -201,7 +217,7 @@ class Collector:
                 whatever is saved or decides.
         """
         self.read()
-        number = value if type(value) is float else self._resolve([value])[0]
+        number = value if type(value) is float else resolve([value])[0]
         for reader in self._readers.values():
             if not (wall and reader.saved):
                 reader.add_outside(name, step, number)
@@ -243,7 +259,7 @@ class Collector:
                 column[0].append(step)
                 column[1].append(value)
             for name, (steps, raw) in columns.items():
-                values = raw if set(map(type, raw)) == {float} else self._resolve(raw)
+                values = raw if set(map(type, raw)) == {float} else resolve(raw)
                 finite = math.isfinite(sum(values))
                 for reader in (self._epoch, *self._readers.values()):
                     reader.add_steps(name, steps, values, finite)
@@ -287,21 +303,6 @@ class Collector:
             if stats is not None and not is_wall(name):
                 self.emit(Rows("epoch", name, False, [step], [stats.mean], [stats.count], [0]))
         self._epoch.clear()
-
-    @staticmethod
-    def _resolve(values: list[Any]) -> list[float]:
-        resolved = list(values)
-        by_backend: dict[str, list[int]] = {}
-        for index, value in enumerate(values):
-            if type(value) is not float:
-                backend = backends.of(value)
-                assert backend is not None, type(value)
-                by_backend.setdefault(backend.name, []).append(index)
-        for name, indices in by_backend.items():
-            numbers = backends.get(name).read_scalars([values[i] for i in indices])
-            for index, number in zip(indices, numbers, strict=True):
-                resolved[index] = number
-        return resolved
 
     def state(self) -> dict[str, Any]:
         """The open windows (read first) and the ordinals, as plain values."""

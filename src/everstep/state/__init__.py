@@ -2,7 +2,7 @@
 
 from everstep.state.codec import Buffers, Encoded, array_name, decode, digest, encode, leaves
 from everstep.state.entries import Slot, dropped, make_entry
-from everstep.state.random import capture, isolated, restore
+from everstep.state.random import capture, isolated, restore, seed_all
 
 __all__ = [
     "Buffers",
@@ -18,4 +18,5 @@ __all__ = [
     "leaves",
     "make_entry",
     "restore",
+    "seed_all",
 ]

@@ -27,6 +27,13 @@ def restore(tree: dict[str, Any]) -> None:
             backends.get(name).set_random_state(state)
 
 
+def seed_all(seed: int) -> None:
+    """Seed the global generators, because the user gave a seed."""
+    random.seed(seed)
+    for backend in backends.active():
+        backend.seed(seed)
+
+
 @contextmanager
 def isolated() -> Iterator[None]:
     """Whatever happens inside leaves the global random state as it was."""

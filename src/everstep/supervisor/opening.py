@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
 from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, to_read, user_path
 from everstep.record import facts as run_facts
-from everstep.state import Encoded, dropped
+from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
@@ -153,7 +152,7 @@ class Opening:
         start = self._start
         seed = self.run_dir.seed if start.seed is None else start.seed
         if start.seed is not None:
-            _seed_globals(start.seed)
+            seed_all(start.seed)
         if start.init_fn is not None:
             start.init_fn()
         progress = Progress(seed=seed)
@@ -369,13 +368,6 @@ def _reopened(
         if old is not None and (new is None or new > old):
             return f"{name} was raised from {old} to {'no limit' if new is None else new}"
     return None
-
-
-def _seed_globals(seed: int) -> None:
-    """Seed the global generators, because the user gave a seed."""
-    random.seed(seed)
-    for backend in backends.active():
-        backend.seed(seed)
 
 
 def _require_ready(ready: Callable[[], object], when: str) -> None:
