@@ -31,6 +31,7 @@ FLOORS = (
     {"services"},
     {"supervisor"},
     {"loop"},
+    {"trainer"},
     {"testing", "proof"},
     {"drill"},
     {"cli"},

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Stateful as Stateful,
         Stop as Stop,
         Stream as Stream,
+        Task as Task,
     )
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from everstep.services.checkpoints import Checkpoints as Checkpoints
     from everstep.services.console import Console as Console
     from everstep.services.early_stop import EarlyStop as EarlyStop
+    from everstep.services.evaluate import Evaluate as Evaluate
     from everstep.services.nan_guard import NaNGuard as NaNGuard
     from everstep.services.stop_after import StopAfter as StopAfter
     from everstep.state import Slot as Slot
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         best as best,
         load as load,
     )
+    from everstep.trainer import Trainer as Trainer
 
 _HOMES = {
     "contracts": (
@@ -65,6 +68,7 @@ _HOMES = {
         "Stateful",
         "Stop",
         "Stream",
+        "Task",
     ),
     "loop": ("TrainLoop",),
     "metrics": ("MetricFormatter",),
@@ -73,10 +77,12 @@ _HOMES = {
     "services.checkpoints": ("Checkpoints",),
     "services.console": ("Console",),
     "services.early_stop": ("EarlyStop",),
+    "services.evaluate": ("Evaluate",),
     "services.nan_guard": ("NaNGuard",),
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
     "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load"),
+    "trainer": ("Trainer",),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {

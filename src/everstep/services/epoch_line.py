@@ -1,0 +1,47 @@
+"""One line at each epoch's end, with what was evaluated there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.contracts import Boundary, Moment, RunView, Service, Stage
+from everstep.metrics import log_line, log_tag
+from everstep.services.best import Best
+
+
+class EpochLine(Service):
+    """Prints the means of the epoch's steps and what its evaluations found.
+
+    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this runs after.
+
+    Args:
+        bests: whose new best values are marked ` (*)`.
+    """
+
+    stage = Stage.REPORT
+    isolate = False
+    moments = frozenset({Moment.AFTER_EPOCH})
+
+    def __init__(self, bests: Sequence[Best] = ()) -> None:
+        super().__init__("epoch line")
+        self._bests = bests
+        self._run: RunView | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def due(self, when: object) -> bool:
+        return True
+
+    def run(self, boundary: Boundary) -> None:
+        readings, run = boundary.readings, self._run
+        assert run is not None
+        stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
+        readings.clear()
+        if not stats:
+            return
+        new = {best.metric for best in self._bests if best.is_new}
+        for best in self._bests:
+            best.is_new = False
+        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
+        run.println(log_line(tag, stats, new))

@@ -1,0 +1,62 @@
+"""A tiny task on NumPy, whose every bit depends on samples, order, noise and momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import everstep
+
+
+class TinyTask(everstep.Task):
+    """The program of `tiny_runs.Tiny` as a task.
+
+    Attributes:
+        seen: sample numbers of every training step.
+        trace: what was called, where a test asks for it.
+    """
+
+    def __init__(self) -> None:
+        self.w, self.momentum = np.zeros(3), np.zeros(3)
+        self.seen: list[tuple[int, ...]] = []
+        self.trace: list[str] = []
+
+    def state(self) -> Mapping[str, Any]:
+        return {"w": self.w, "momentum": self.momentum}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        gradient = self.w - ids.mean() + np.random.standard_normal(3)
+        self.momentum[:] = 0.9 * self.momentum + gradient
+        self.w -= 0.1 * self.momentum
+        self.seen.append(tuple(int(i) for i in ids))
+        return {"loss": float(gradient @ gradient)}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        noise = np.random.standard_normal()
+        return {"loss": float(np.mean((ids - self.w[0]) ** 2)), "noise": float(noise)}
+
+    def inference_step(self, batch: Any) -> Any:
+        return batch[0] * self.w[0]
+
+
+def numbers(count: int, batch: int, *, shuffle: bool = False) -> Any:
+    return everstep.data.arrays(np.arange(count), batch_size=batch, shuffle=shuffle)
+
+
+def trainer(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> everstep.Trainer:
+    """A Trainer of the tiny task that prints nothing."""
+    lines = arguments.pop("lines", [])
+    streams = {
+        "train": numbers(8, 2, shuffle=True),
+        "valid": numbers(5, 2),
+        "test": numbers(3, 2),
+        **arguments.pop("streams", {}),
+    }
+    services = [*arguments.pop("services", ()), everstep.Console(sink=lines.append)]
+    arguments = {"seed": 7, "max_epoch": 2, **arguments}
+    return everstep.Trainer(task or TinyTask(), streams, run_dir, services=services, **arguments)
