@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_task import TinyTask, numbers, trainer
 
 import everstep
 from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointError, UsageError
 from tiny_runs import Boom, Tiny, rows
-from tiny_task import TinyTask, numbers, trainer
 
 
 def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None
     assert set(door.evaluate("valid")) == {"valid/loss", "valid/noise"}
     assert task.files == ["a.png"] * 3
     task.name = "loss"
-    with pytest.raises(UsageError, match="stream 'valid': 'loss' is a log .* give one of them another name"):
+    with pytest.raises(UsageError, match=r"stream 'valid': 'loss' is a log .* give one of them another name"):
         door.evaluate("valid")
 
 

@@ -31,7 +31,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir")
     parser.add_argument("--diary", default=None)
-    parser.add_argument("--door", choices=("loop", "supervisor"), default="loop")
+    parser.add_argument("--door", choices=("loop", "supervisor", "trainer"), default="loop")
     parser.add_argument("--data", choices=KINDS, default="arrays")
     parser.add_argument("--generator", action="store_true", help="the DataLoader has a generator of its own")
     parser.add_argument("--workers", type=int, default=0)
@@ -158,8 +158,9 @@ def services(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
     found: list[everstep.Service] = [everstep.Checkpoints(when)]
     if args.patience:
-        found.append(everstep.EarlyStop("valid_loss", patience=args.patience, min_delta=0.08))
-        found.append(everstep.Best("valid_loss"))
+        metric = "valid/loss" if args.door == "trainer" else "valid_loss"
+        found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.08))
+        found.append(everstep.Best(metric))
     return found
 
 
@@ -230,13 +231,64 @@ def supervise(args: argparse.Namespace, training: Training, begins: Any) -> None
         begins("shutdown", supervisor.step)
 
 
+class Task(everstep.Task):
+    """The training as a task; it counts its own steps."""
+
+    def __init__(self, args: argparse.Namespace, training: Training, begins: Any) -> None:
+        self.args, self.training, self.begins = args, training, begins
+        self.count = {"steps": 0}
+
+    def state(self) -> dict[str, Any]:
+        return {**self.training.state(), "count": self.count}
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.count["steps"] += 1
+        self.begins("body", self.count["steps"])
+        return self.training.step(self.count["steps"], *batch)
+
+    def train_loop_end(self) -> None:
+        self.begins("tail", self.count["steps"])
+        self.training.per_epoch.step()
+        time.sleep(5 * self.args.sleep)
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        with torch.no_grad():
+            return {"loss": cross_entropy(self.training.model(augment(x)), y)}
+
+
+def train(args: argparse.Namespace, training: Training, begins: Any) -> None:
+    valid = everstep.data.arrays(training.x[:70], training.y[:70], batch_size=32)
+    trainer = everstep.Trainer(
+        Task(args, training, begins),
+        {"train": batches(args, training.x, training.y), "valid": valid, "again": valid},
+        args.run_dir,
+        max_epoch=args.epochs,
+        seed=args.seed,
+        services=[
+            *services(args),
+            everstep.Evaluate("valid", validate_first=True),
+            everstep.Evaluate("again", everstep.Every(steps=3), num_steps=2),
+        ],
+        local_init_fn=lambda: begins("opening"),
+    )
+    with trainer.open() as loop:
+        linger(args, loop)
+        for _ in loop.iter_epochs():
+            trainer.epoch()
+        begins("shutdown", loop.step)
+
+
+DOORS = {"loop": train_loop, "supervisor": supervise, "trainer": train}
+
+
 def main(arguments: list[str]) -> None:
     args = options(arguments)
     begins = phases(args)
     begins("start-up")
     torch.set_num_threads(1)
     training = Training(args)
-    (train_loop if args.door == "loop" else supervise)(args, training, begins)
+    DOORS[args.door](args, training, begins)
     begins("over")
 
 
