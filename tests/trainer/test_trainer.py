@@ -264,6 +264,37 @@ def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     assert second.startswith("[Epoch 2/2, Step 8")
 
 
+def test_a_smoke_test_tries_everything_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    task, straight = TinyTask(), TinyTask()
+    task.eval_step = lambda batch: task.trace.append("eval") or {"loss": 1.0}  # type: ignore[method-assign, func-returns-value]
+    door = trainer(tmp_path / "run", task, services=[everstep.Evaluate("test")])
+    np.random.seed(5)
+    before = np.random.get_state()[1].tobytes()  # type: ignore[union-attr, index]
+    door.smoke_test()
+    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr, index]
+    assert len(task.seen) == 1 and task.trace == ["eval"]
+    assert not task.w.any() and not task.momentum.any()
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
+    door.run_training()
+    trainer(tmp_path / "straight", straight).run_training()
+    assert task.w.tobytes() == straight.w.tobytes()
+
+
+def test_a_smoke_test_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
+    class Failing(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            raise Boom
+
+    task = Failing()
+    with pytest.raises(Boom):
+        trainer(tmp_path / "run", task).smoke_test()
+    assert not task.w.any() and not (tmp_path / "run").exists()
+
+
 # --------------------------------------------------------------------------------- bad input
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -11,7 +11,8 @@ from everstep import backends
 from everstep.contracts import Cursor, Stream, Task
 from everstep.errors import DataError, MetricError, UsageError
 from everstep.metrics.collector import resolve, to_scalar
-from everstep.state import isolated
+from everstep.state import decode, encode, isolated, make_entry
+from everstep.supervisor.user_state import UserState
 
 _READ_AFTER = 1000
 """Batches whose numbers wait on their device to be read together."""
@@ -27,6 +28,31 @@ def evaluating(task: Task) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def generators_kept(streams: Iterable[Stream]) -> Iterator[None]:
+    """The generators that data keeps for itself stand afterwards where they stood."""
+    held = [make_entry("generator", each) for s in streams for each in getattr(s, "generators", ())]
+    states = [entry.save() for entry in held]
+    try:
+        yield
+    finally:
+        for entry, state in zip(held, states, strict=True):
+            entry.load(state)
+
+
+@contextmanager
+def unchanged(task: Task, streams: Iterable[Stream]) -> Iterator[None]:
+    """Whatever is trained inside, the task's state, its gradients and all random state come back."""
+    user = UserState(task.state())
+    with isolated(), generators_kept(streams), ExitStack() as stack:
+        user.open(stack)
+        before = encode(user.save())
+        try:
+            yield
+        finally:
+            user.load(decode(before), 0)
+
+
 def evaluate(task: Task, stream: Stream, name: str, num_steps: int, seed: int) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
@@ -39,7 +65,7 @@ def evaluate(task: Task, stream: Stream, name: str, num_steps: int, seed: int) -
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     means = _Means(task)
-    with evaluating(task), closing(stream.open(name, 0, seed=seed)) as batches:
+    with evaluating(task), generators_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
         state = task.eval_begin()
         for inputs, logs in _inputs(task, batches, num_steps):
             outputs = mapping(task.eval_step(inputs), task, "eval_step")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from everstep.contracts import Service, Stream, Task
@@ -14,12 +15,13 @@ from everstep.errors import ConfigError, NoCheckpointError, RunDirError, UsageEr
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
 from everstep.services.best import Best
+from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
 from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.board import listed
-from everstep.trainer.evaluation import evaluate, evaluating, mapping
+from everstep.trainer.evaluation import evaluate, evaluating, mapping, unchanged
 from everstep.trainer.inputs import Inputs
 
 Data = Any
@@ -169,6 +171,24 @@ class Trainer:
         for name, stream in self._chosen(eval_streams, "valid"):
             with loop.evaluation():
                 loop.collect_metrics(self._evaluate(name, stream))
+
+    def smoke_test(self) -> None:
+        """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
+
+        It happens in a directory of its own, without the services; afterwards nothing is left of it, and
+        the task's state is as it was.  (Data that can be read only once has given its first batch.)
+
+        Raises:
+            Exception: whatever fails; the run is not begun.
+        """
+        task = self.task
+        evaluated = [service for service in self._services if isinstance(service, Evaluate)]
+        with unchanged(task, self.streams.values()), TemporaryDirectory(prefix="everstep-smoke-") as folder:
+            services: list[Service] = [Console(sink=lambda line: None)]
+            services += [Evaluate(each.stream, num_steps=1, name=each.name) for each in evaluated]
+            trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
+            trainer.train(1)
+            load(f"{folder}/run", task.state())
 
     # ----------------------------------------------------------------------------- evaluation
 
