@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         services as services,
         testing as testing,
     )
+    from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
         Cursor as Cursor,
@@ -91,6 +92,7 @@ _ROOMS = {
     "schedule": "everstep.schedule",
     "services": "everstep.services",
     "testing": "everstep.testing",
+    "torch": "everstep.backends.torch",
 }
 
 __version__ = "0.1.0"

@@ -273,6 +273,13 @@ class Task:
     model: Any = None
     optimizer: Any = None
 
+    def build(self) -> None:
+        """Make what is not there yet; the Trainer calls it once."""
+        if self.model is None:
+            self.model = self.build_model()
+        if self.optimizer is None:
+            self.optimizer = self.build_optimizer(self.model)
+
     def build_model(self) -> Any:
         """Make the model.  Where the Trainer has a seed, random numbers drawn here follow from it."""
         return None

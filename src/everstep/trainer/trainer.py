@@ -77,14 +77,10 @@ class Trainer:
         TrainLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)  # refuses what is wrong
 
     def _build(self) -> None:
-        task, seed = self.task, self._seed
-        with nullcontext() if seed is None else isolated():
-            if seed is not None:
-                seed_all(seed)
-            if task.model is None:
-                task.model = task.build_model()
-            if task.optimizer is None:
-                task.optimizer = task.build_optimizer(task.model)
+        with nullcontext() if self._seed is None else isolated():
+            if self._seed is not None:
+                seed_all(self._seed)
+            self.task.build()
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         given = [service for service in services if isinstance(service, Evaluate)]
