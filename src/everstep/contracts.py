@@ -371,8 +371,8 @@ def _lacks(task: Task, method: str) -> ConfigError:
 class Moment(enum.Enum):
     """The moments of a run at which something can happen.
 
-    BEFORE_STEP and the four data events (METRICS_COLLECTED and below) are synchronous observers:
-    they may look, not act.
+    BEFORE_STEP, AFTER_EVAL_STEP and the four data events (METRICS_COLLECTED and below) are synchronous
+    observers: they may look, not act.
     """
 
     ENTER_LOOP = "enter_loop"
@@ -380,6 +380,7 @@ class Moment(enum.Enum):
     BEFORE_STEP = "before_step"
     AFTER_STEP = "after_step"
     AFTER_EPOCH = "after_epoch"
+    AFTER_EVAL_STEP = "after_eval_step"
     AFTER_EVALUATION = "after_evaluation"
     AFTER_CHECKPOINT = "after_checkpoint"
     EXIT_LOOP = "exit_loop"
@@ -395,6 +396,7 @@ SCHEDULED = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
 SYNCHRONOUS = frozenset(
     {
         Moment.BEFORE_STEP,
+        Moment.AFTER_EVAL_STEP,
         Moment.METRICS_COLLECTED,
         Moment.SUMMARY_ADDED,
         Moment.METRIC_STATS_PRINTED,
@@ -416,6 +418,22 @@ class Stage(enum.IntEnum):
     DECIDE = 4
     REPORT = 5
     SAVE = 6
+
+
+class EvalStep(NamedTuple):
+    """One batch of an evaluation, to look at.
+
+    Attributes:
+        stream: which stream is evaluated.
+        number: of the batch in this evaluation, from 1.
+        batch: what `Task.eval_step` got.
+        outputs: what it returned, with the logs of `Task.next_eval_inputs`.
+    """
+
+    stream: str
+    number: int
+    batch: Any
+    outputs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -536,7 +554,8 @@ class Boundary:
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
         final: True when the run is closing (the last boundary of all).
-        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data); of a
+        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data); of
+            AFTER_EVAL_STEP, an `EvalStep`; of AFTER_EVALUATION, the metrics that a Trainer found; of a
             data event, what was collected, added or printed; of AFTER_CHECKPOINT, the checkpoint's
             name; of EXIT_LOOP, the `Ending`; else None.
     """

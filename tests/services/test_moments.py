@@ -235,7 +235,7 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path, stage: Stag
     assert tiny.loop.ending.step == 3 and not tiny.loop.ending.finished
 
 
-@pytest.mark.parametrize("moment", list(Moment))
+@pytest.mark.parametrize("moment", [m for m in Moment if m is not Moment.AFTER_EVAL_STEP])  # a Trainer's
 def test_observers_that_return_actions_are_refused(tmp_path: Path, moment: Moment) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=1)
     tiny.loop.on(moment, lambda b: Outcome(actions=(Stop("me too"),)))

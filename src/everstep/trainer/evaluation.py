@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from everstep import backends
-from everstep.contracts import Cursor, Stream, Task
+from everstep.contracts import Cursor, EvalStep, Stream, Task
 from everstep.errors import DataError, MetricError, UsageError
 from everstep.metrics.collector import resolve, to_scalar
 from everstep.state import decode, encode, isolated, make_entry
@@ -53,8 +53,13 @@ def unchanged(task: Task, streams: Iterable[Stream]) -> Iterator[None]:
             user.load(decode(before), 0)
 
 
-def evaluate(task: Task, stream: Stream, name: str, num_steps: int, seed: int) -> dict[str, float]:
+def evaluate(
+    task: Task, stream: Stream, name: str, num_steps: int, seed: int, seen: Callable[[EvalStep], object]
+) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
+
+    Args:
+        seen: called after each batch.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch, and what `eval_end` returns.
@@ -75,7 +80,9 @@ def evaluate(task: Task, stream: Stream, name: str, num_steps: int, seed: int) -
                     "eval_step; give one of them another name"
                 )
             means.add(outputs, task.batch_size(inputs))
-            state = task.eval_reduce(state, {**outputs, **logs})
+            outputs = {**outputs, **logs}
+            state = task.eval_reduce(state, outputs)
+            seen(EvalStep(name, means.batches, inputs, outputs))
         if not means.batches:
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
         found = task.eval_end(state)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from everstep.contracts import Service, Stream, Task
+from everstep.contracts import EvalStep, Moment, Service, Stream, Task
 from everstep.data import as_stream
 from everstep.errors import ConfigError, NoCheckpointError, RunDirError, UsageError, nearest
 from everstep.keywords import checked_keywords
@@ -26,6 +26,18 @@ from everstep.trainer.inputs import Inputs
 
 Data = Any
 """A stream, a DataLoader, anything iterable (`everstep.data`)."""
+
+
+class TrainerLoop(TrainLoop):
+    """The loop that a Trainer opens: it has moments of evaluations, too."""
+
+    def look_at(self, step: EvalStep) -> None:
+        """Show a batch of an evaluation to the observers."""
+        self._announce(Moment.AFTER_EVAL_STEP, step)
+
+    def evaluated(self, found: Mapping[str, float]) -> None:
+        """A service has evaluated; the boundary at which it did goes on."""
+        self._fire(Moment.AFTER_EVALUATION, found)
 
 
 class Trainer:
@@ -70,7 +82,7 @@ class Trainer:
         self._seed = seed
         self._options = loop
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
-        self._loop: TrainLoop | None = None
+        self._loop: TrainerLoop | None = None
         self._has_weights = False
         """Whether the task's objects are as the run left them."""
         self._build()
@@ -117,13 +129,13 @@ class Trainer:
         return self.run_training(max_step=num_steps)
 
     @contextmanager
-    def open(self, *, max_step: int | None = None) -> Iterator[TrainLoop]:
+    def open(self, *, max_step: int | None = None) -> Iterator[TrainerLoop]:
         """The loop that `run_training` runs, for a program of your own around `epoch`."""
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
         options = self._options if max_step is None else self._options | {"max_step": max_step}
         options = {"init_fn": self.task.initialize, **options}
-        with TrainLoop(
+        with TrainerLoop(
             self.run_dir, self.task.state(), services=self._services, seed=self._seed, **options
         ) as loop:
             self._loop, self._has_weights = loop, True
@@ -223,12 +235,16 @@ class Trainer:
                 yield prediction
 
     def _evaluate_due(self, name: str, num_steps: int) -> dict[str, float]:
-        return self._evaluate(name, self._stream(name), num_steps)
+        found = self._evaluate(name, self._stream(name), num_steps)
+        assert self._loop is not None
+        self._loop.evaluated(found)
+        return found
 
     def _evaluate(self, name: str, stream: Stream, num_steps: int = -1) -> dict[str, float]:
         loop = self._loop
         before = None if loop is None else loop.updates
-        found = evaluate(self.task, stream, name, num_steps, self._stream_seed)
+        seen = _nobody if loop is None else loop.look_at
+        found = evaluate(self.task, stream, name, num_steps, self._stream_seed, seen)
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
@@ -274,6 +290,10 @@ class Trainer:
         if default == "train" and type(self.task).next_train_inputs is not Task.next_train_inputs:
             return [(name, Inputs(stream, self.task.next_train_inputs)) for name, stream in named]
         return named
+
+
+def _nobody(step: EvalStep) -> None:
+    """Looks at the batches of an evaluation outside a loop."""
 
 
 def _prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
