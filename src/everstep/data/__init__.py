@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.data.adapt import as_stream
 from everstep.data.arrays import arrays
+from everstep.data.checked import checked
 from everstep.data.iterables import replay
 from everstep.data.prefetch import prefetch
 
 if TYPE_CHECKING:
     from everstep.backends.torch.loader import loader
 
-__all__ = ["arrays", "as_stream", "loader", "prefetch", "replay"]
+__all__ = ["arrays", "as_stream", "checked", "loader", "prefetch", "replay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,79 @@
+"""Batches that are not what the step expects: ignored, warned about once, or an error that names them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep.errors import ConfigError, DataError
+from everstep.testing import check_stream
+
+GOOD = {"x": np.zeros(2), "y": np.zeros(2)}
+BAD: dict[str, tuple[Any, str]] = {
+    "empty_batch": (
+        {"x": np.zeros(0), "y": np.zeros(0)},
+        r"a batch is empty \(sizes 'x': 0, 'y': 0\)",
+    ),
+    "unequal_lengths": ({"x": np.zeros(2), "y": np.zeros(1)}, r"not equally long \(sizes 'x': 2, 'y': 1\)"),
+    "missing_source": ({"x": np.zeros(2), "yy": np.zeros(2)}, r"no source 'y'; did you mean 'yy'"),
+    "unused_source": ({**GOOD, "name": ["a", "b"]}, r"nothing uses 'name'"),
+    "wrong_size": ({"x": np.zeros(1), "y": np.zeros(1)}, r"the sizes are 'x': 1, 'y': 1, not 2"),
+}
+
+
+def read(kind: str, policy: str) -> int:
+    """Read a pass with a good and two bad batches; how many were handed out."""
+    bad = BAD[kind][0]
+    others = {name: "ignore" for name in BAD if name != kind}
+    options: Any = {**others, kind: policy}
+    data = everstep.data.checked([GOOD, bad, bad], sources=("x", "y"), fixed_batch_size=2, **options)
+    return len(list(data.open("train", 0, seed=1)))
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_each_policy_of_each_kind(kind: str) -> None:
+    message = BAD[kind][1]
+    assert read(kind, "ignore") == 3
+    with pytest.warns(RuntimeWarning, match=message) as told:
+        assert read(kind, "warn") == 3
+    assert len(told) == 1
+    with pytest.raises(DataError, match=f"stream 'train', pass 0, batch 2: .*{message}"):
+        read(kind, "error")
+
+
+def test_tuples_and_single_arrays_have_parts_too() -> None:
+    assert len(list(everstep.data.checked([np.zeros(3)]).open("train", 0, seed=1))) == 1
+    with pytest.raises(DataError, match="sizes '0': 2, '1': 3"):
+        list(everstep.data.checked([(np.zeros(2), np.zeros(3))]).open("train", 0, seed=1))
+
+
+def test_a_policy_that_is_none_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'warn'"):
+        everstep.data.checked([], empty_batch="warning")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'empty_batch'"):
+        everstep.data.checked([], empty_batches="warn")  # type: ignore[call-arg]
+
+
+def test_it_is_a_stream_like_the_one_inside() -> None:
+    arrays = everstep.data.arrays(np.arange(12), batch_size=2, shuffle=True)
+    with warnings.catch_warnings():
+        check_stream(lambda: everstep.data.checked(arrays))
+
+
+def test_a_run_over_it_resumes(tmp_path: Path) -> None:
+    data = everstep.data.checked(everstep.data.arrays(np.arange(12), batch_size=2, shuffle=True))
+
+    def start(max_step: int, run: str) -> list[Any]:
+        seen = []
+        with everstep.TrainLoop(tmp_path / run, {"w": np.zeros(1)}, seed=1, max_step=max_step) as loop:
+            for _ in loop.iter_epochs():
+                for step, (ids,) in loop.iter_steps(data):
+                    seen.append((step, *ids))
+        return seen
+
+    assert dict.fromkeys(start(4, "run") + start(9, "run")) == dict.fromkeys(start(9, "straight"))
