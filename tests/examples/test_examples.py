@@ -15,6 +15,7 @@ from everstep.record import RunJournal
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "digits": ("--epochs", "2"),
+    "digits_trainer": ("--epochs", "2"),
     "logistic_numpy": ("--steps", "600"),
     "transformer": ("--small",),
 }
@@ -46,6 +47,12 @@ def outputs() -> list[str]:
 
 def test_digits() -> None:
     exact("digits", "commit")
+
+
+def test_digits_through_a_trainer() -> None:
+    exact("digits_trainer", "commit")
+    _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
+    assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
 
 
 def test_the_transformer_learns() -> None:

@@ -257,11 +257,17 @@ def test_hooks_around_the_steps_of_an_epoch(tmp_path: Path) -> None:
 
 def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     lines: list[str] = []
-    best = everstep.Best("valid/loss", save=False)
-    trainer(tmp_path / "run", lines=lines, services=[best]).run_training()
-    first, second = [line for line in lines if line.startswith("[Epoch") and "valid/loss" in line]
-    assert first.startswith("[Epoch 1/2, Step 4") and "valid/loss: " in first and "(*)" in first
-    assert second.startswith("[Epoch 2/2, Step 8")
+    services = [everstep.Best("valid/loss", save=False), everstep.Evaluate(validate_first=True)]
+    trainer(tmp_path / "run", lines=lines, services=services).run_training()
+    found = [line for line in lines if line.startswith("[Epoch")]
+    tags = [line.partition("]")[0] for line in found]
+    assert [tag.partition(", ETA")[0] for tag in tags] == [
+        "[Epoch 1/2, Step 0",
+        "[Epoch 1/2, Step 4",
+        "[Epoch 2/2, Step 8",
+    ]
+    assert not any("±" in line.partition("valid/loss")[2] for line in found)
+    assert "valid/loss" in found[0] and "(*)" in found[0] and "; loss:" not in found[0]
 
 
 def test_a_smoke_test_tries_everything_once_and_leaves_nothing(

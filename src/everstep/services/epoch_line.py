@@ -1,4 +1,4 @@
-"""One line at each epoch's end, with what was evaluated there."""
+"""One line at each epoch's end, with what was evaluated there, and one of the baseline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everstep.services.best import Best
 
 
 class EpochLine(Service):
-    """Prints the means of the epoch's steps and what its evaluations found.
+    """Prints the means of the epoch's steps and what its evaluations found; before the first, the baseline.
 
     `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this runs after.
 
@@ -20,7 +20,7 @@ class EpochLine(Service):
 
     stage = Stage.REPORT
     isolate = False
-    moments = frozenset({Moment.AFTER_EPOCH})
+    moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
 
     def __init__(self, bests: Sequence[Best] = ()) -> None:
         super().__init__("epoch line")
@@ -34,6 +34,8 @@ class EpochLine(Service):
         return True
 
     def run(self, boundary: Boundary) -> None:
+        if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
+            return  # an epoch that a resume enters again has its values since its beginning
         readings, run = boundary.readings, self._run
         assert run is not None
         stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}

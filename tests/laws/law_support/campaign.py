@@ -60,8 +60,7 @@ SCENARIOS = {
         ),
         Scenario("Supervisor", ("--door", "supervisor", "--data", "loader", "--accumulate", "2")),
         Scenario("Supervisor, plain DataLoader", ("--door", "supervisor", "--data", "plain")),
-        Scenario("Trainer", ("--door", "trainer", "--patience", "2", "--epochs", "8")),
-        Scenario("Trainer, loader, 2 workers", ("--door", "trainer", "--data", "loader", "--workers", "2")),
+        Scenario("Trainer, loader", ("--door", "trainer", "--data", "loader", "--patience", "2")),
         Scenario("Supervisor, NumPy", script="victim_numpy", cold=True),
     )
 }
