@@ -68,3 +68,22 @@ def test_a_run_that_crashed_anywhere_is_the_run_that_did_not(
             start(run_dir, every, crash)
         start(run_dir, every)
         assert compare_runs(tmp_path / "straight", run_dir) == [], crash
+
+
+@pytest.mark.parametrize("batch", range(1, 6))
+def test_ctrl_c_in_an_evaluation_loses_nothing(tmp_path: Path, batch: int) -> None:
+    class Interrupted(TinyTask):
+        batches = 0
+
+        def eval_step(self, given: Any) -> Mapping[str, Any]:
+            self.batches += 1
+            if self.batches == batch:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().eval_step(given)
+
+    trainer(tmp_path / "straight").run_training()
+    with pytest.raises(SystemExit) as raised:
+        trainer(tmp_path / "run", Interrupted()).run_training()
+    assert raised.value.code == 130
+    trainer(tmp_path / "run").run_training()
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
