@@ -13,6 +13,8 @@ from tiny_task import TinyTask, numbers, trainer
 
 import everstep
 from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointError, UsageError
+from everstep.record import RunJournal
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, rows
 
 
@@ -257,7 +259,7 @@ def test_hooks_around_the_steps_of_an_epoch(tmp_path: Path) -> None:
 
 def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     lines: list[str] = []
-    services = [everstep.Best("valid/loss", save=False), everstep.Evaluate(validate_first=True)]
+    services = [everstep.EarlyStop("valid/loss", patience=9), everstep.Evaluate(validate_first=True)]
     trainer(tmp_path / "run", lines=lines, services=services).run_training()
     found = [line for line in lines if line.startswith("[Epoch")]
     tags = [line.partition("]")[0] for line in found]
@@ -268,6 +270,30 @@ def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     ]
     assert not any("±" in line.partition("valid/loss")[2] for line in found)
     assert "valid/loss" in found[0] and "(*)" in found[0] and "; loss:" not in found[0]
+    assert all("valid/eval time: " in line for line in found)
+
+
+def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    class Slow(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(1.0)
+            return super().train_step(batch)
+
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(100.0)
+            return super().eval_step(batch)
+
+    door = trainer(tmp_path / "run", Slow(), max_epoch=4, clock=clock)
+    etas = []
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            etas.append(loop.get_eta())
+            door.epoch()
+    assert etas[2] == 8 * 1.0 + 2 * 300.0
+    times = [row.value for row in RunJournal(tmp_path / "run").rows() if row.name == "valid/eval_time"]
+    assert times == [300.0] * 4
 
 
 def test_a_smoke_test_tries_everything_once_and_leaves_nothing(

@@ -14,7 +14,7 @@ class EpochLine(Service):
 
     `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this runs after.
 
-    Args:
+    Attributes:
         bests: whose new best values are marked ` (*)`.
     """
 
@@ -22,9 +22,9 @@ class EpochLine(Service):
     isolate = False
     moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
 
-    def __init__(self, bests: Sequence[Best] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__("epoch line")
-        self._bests = bests
+        self.bests: Sequence[Best] = ()
         self._run: RunView | None = None
 
     def open(self, run: RunView) -> None:
@@ -42,8 +42,8 @@ class EpochLine(Service):
         readings.clear()
         if not stats:
             return
-        new = {best.metric for best in self._bests if best.is_new}
-        for best in self._bests:
+        new = {best.metric for best in self.bests if best.is_new}
+        for best in self.bests:
             best.is_new = False
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         run.println(log_line(tag, stats, new))

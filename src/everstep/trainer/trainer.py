@@ -35,9 +35,15 @@ class TrainerLoop(TrainLoop):
         """Show a batch of an evaluation to the observers."""
         self._announce(Moment.AFTER_EVAL_STEP, step)
 
-    def evaluated(self, found: Mapping[str, float]) -> None:
-        """A service has evaluated; the boundary at which it did goes on."""
+    def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
+        """A service has evaluated, which is no time of steps; the boundary at which it did goes on."""
+        self._estimator.exclude(seconds)
         self._fire(Moment.AFTER_EVALUATION, found)
+
+    @property
+    def bests(self) -> list[Best]:
+        """The services that track a best value, the default one included."""
+        return self._board.all(Best)
 
 
 class Trainer:
@@ -81,6 +87,7 @@ class Trainer:
         self.streams = {name: as_stream(data) for name, data in _named(streams).items()}
         self._seed = seed
         self._options = loop
+        self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
         self._loop: TrainerLoop | None = None
         self._has_weights = False
@@ -103,9 +110,7 @@ class Trainer:
         for service in given:
             self._stream(service.stream)
             service.evaluator = self._evaluate_due
-        if defaults:
-            services.append(EpochLine([service for service in services if isinstance(service, Best)]))
-        return services
+        return [*services, self._line] if defaults else services
 
     # ------------------------------------------------------------------------------- training
 
@@ -135,9 +140,11 @@ class Trainer:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
         options = self._options if max_step is None else self._options | {"max_step": max_step}
         options = {"init_fn": self.task.initialize, **options}
-        with TrainerLoop(
+        loop = TrainerLoop(
             self.run_dir, self.task.state(), services=self._services, seed=self._seed, **options
-        ) as loop:
+        )
+        self._line.bests = loop.bests
+        with loop:
             self._loop, self._has_weights = loop, True
             try:
                 yield loop
@@ -167,6 +174,8 @@ class Trainer:
                 "for _ in loop.iter_epochs(): trainer.epoch()"
             )
         for name, stream in self._chosen(train_streams, "train"):
+            if type(task).next_train_inputs is not Task.next_train_inputs:
+                stream = Inputs(stream, task.next_train_inputs)
             prefix = "" if name == "train" else f"{name}/"
             task.train_loop_begin()
             for _, batch in loop.iter_steps(stream, name):
@@ -235,10 +244,13 @@ class Trainer:
                 yield prediction
 
     def _evaluate_due(self, name: str, num_steps: int) -> dict[str, float]:
+        loop = self._loop
+        assert loop is not None
+        began = loop.clock()
         found = self._evaluate(name, self._stream(name), num_steps)
-        assert self._loop is not None
-        self._loop.evaluated(found)
-        return found
+        seconds = loop.clock() - began
+        loop.evaluated(found, seconds)
+        return {**found, f"{name}/eval_time": seconds}
 
     def _evaluate(self, name: str, stream: Stream, num_steps: int = -1) -> dict[str, float]:
         loop = self._loop
@@ -287,8 +299,6 @@ class Trainer:
             for number, each in enumerate([given] if isinstance(given, str) else given, 1):
                 name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
                 named.append((name, self._stream(name) if isinstance(each, str) else as_stream(each)))
-        if default == "train" and type(self.task).next_train_inputs is not Task.next_train_inputs:
-            return [(name, Inputs(stream, self.task.next_train_inputs)) for name, stream in named]
         return named
 
 
