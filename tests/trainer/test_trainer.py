@@ -371,6 +371,23 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
             pass
 
 
+def test_data_that_keeps_its_own_place_is_not_trained_on_and_evaluated(tmp_path: Path) -> None:
+    class Own:
+        def __iter__(self) -> Iterator[Any]:
+            return iter([(np.array([1]),)])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    own = Own()
+    with pytest.raises(ConfigError, match=r"reads the Own that training reads.* give a second one"):
+        trainer(tmp_path / "run", streams={"train": own, "valid": own})
+    trainer(tmp_path / "run", streams={"train": own, "valid": Own()}).run_training()
+
+
 def test_a_task_without_the_step_that_is_asked_of_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Task has no train_step; give it one"):
         everstep.Trainer(everstep.Task(), {"train": [1]}, tmp_path / "run", max_epoch=1).run_training()

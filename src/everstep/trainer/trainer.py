@@ -11,6 +11,7 @@ from typing import Any
 
 from everstep.contracts import EvalStep, Moment, Service, Stream, Task
 from everstep.data import as_stream
+from everstep.data.iterables import is_stateful
 from everstep.errors import ConfigError, NoCheckpointError, RunDirError, UsageError, nearest
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
@@ -84,7 +85,8 @@ class Trainer:
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
-        self.streams = {name: as_stream(data) for name, data in _named(streams).items()}
+        self._data = dict(_named(streams))
+        self.streams = {name: as_stream(data) for name, data in self._data.items()}
         self._seed = seed
         self._options = loop
         self._line = EpochLine()
@@ -109,6 +111,7 @@ class Trainer:
             services = [*given, *services]
         for service in given:
             self._stream(service.stream)
+            self._require_apart(service.stream)
             service.evaluator = self._evaluate_due
         return [*services, self._line] if defaults else services
 
@@ -284,6 +287,15 @@ class Trainer:
         self._has_weights = True
 
     # -------------------------------------------------------------------------------- streams
+
+    def _require_apart(self, name: str) -> None:
+        """Data that keeps its own place has one: an evaluation would move the training's."""
+        data = self._data.get(name)
+        if data is self._data.get("train") and is_stateful(data):
+            raise ConfigError(
+                f"Evaluate({name!r}) reads the {type(data).__name__} that training reads, which keeps its "
+                "own place in the data and would lose it; give a second one over the same samples as a stream"
+            )
 
     def _stream(self, name: str) -> Stream:
         if name not in self.streams:
