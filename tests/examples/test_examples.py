@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "digits": ("--epochs", "2"),
     "digits_trainer": ("--epochs", "2"),
+    "gan": ("--epochs", "30"),
     "logistic_numpy": ("--steps", "600"),
     "transformer": ("--small",),
 }
@@ -53,6 +54,12 @@ def test_digits_through_a_trainer() -> None:
     exact("digits_trainer", "commit")
     _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
     assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
+
+
+def test_a_gan_with_two_optimizers() -> None:
+    exact("gan", "last step")
+    _, distances = RunJournal(run_dirs()[0]).series("valid/distance", "eval/valid")
+    assert distances[-1] < 0.3 < distances[0]
 
 
 def test_the_transformer_learns() -> None:
