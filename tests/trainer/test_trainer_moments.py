@@ -72,10 +72,15 @@ def test_observers_see_each_batch_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run", max_epoch=1)
-    with pytest.raises(UsageError, match="observer"), door.open() as loop:
-        loop.on(Moment.AFTER_EVAL_STEP, lambda b: everstep.Outcome(actions=(everstep.Stop("me too"),)))
-        for _ in loop.iter_epochs():
-            door.epoch()
+
+    def program() -> None:
+        with door.open() as loop:
+            loop.on(Moment.AFTER_EVAL_STEP, lambda b: everstep.Outcome(actions=(everstep.Stop("me too"),)))
+            for _ in loop.iter_epochs():
+                door.epoch()
+
+    with pytest.raises(UsageError, match="observer"):
+        program()
 
 
 class Traced(Service):
