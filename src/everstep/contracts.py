@@ -202,6 +202,9 @@ class Backend(Protocol):
     def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Switch the state's models to evaluation inside the block; afterwards every flag is as before."""
 
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it; of what nobody has used yet, nothing."""
+
     def describe(self) -> dict[str, str]:
         """Version and devices, for the run's record."""
 
@@ -241,6 +244,9 @@ class Stream(Protocol):
     seed, as a dictionary of JSON values ("kind", "length", "batch_size" ...).  The checkpoint keeps it,
     and data that is described otherwise is refused at the resume.  What counts only for going on inside
     a pass stands under the key "inside", a dictionary; what only changes speed does not belong there.
+
+    Where something else than the cursor knows the place in the data, attribute `keeps_place` is that
+    object: it cannot be trained on and evaluated at once.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -602,8 +608,9 @@ class RunView(Protocol):
     def spent(self) -> dict[str, float]:
         """Seconds of this start by part; together, all since it was opened.
 
-        "data" (waiting for batches), "evaluation" (`evaluation()` blocks), "services" (all that runs at
-        boundaries), "step" (the rest: the program's own lines).
+        "data" (waiting for batches to train on), "evaluation" (`evaluation()` blocks, a Trainer's
+        evaluations), "services" (all else that runs at boundaries and before epochs), "step" (the rest:
+        the program's own lines, and what the device does for them).
         """
 
     def call_soon(self, action: Action) -> None:

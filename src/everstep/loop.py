@@ -223,7 +223,10 @@ class TrainLoop(Supervisor):
         self._epoch_began = self.clock()
         if not self._replaying:
             self._epoch_lines.clear()
+        self._boundary_began = began = self.clock()
         self._fire(Moment.BEFORE_EPOCH)
+        self._at_boundaries += self.clock() - began
+        self._boundary_began = None
 
     def _close_epoch(self) -> None:
         """The tail is over: the after_epoch boundary."""
@@ -397,7 +400,7 @@ class TrainLoop(Supervisor):
                     try:
                         batch = next(slot.cursor or slot.open())
                     except StopIteration:
-                        if current.step == pass_began:
+                        if current.step == pass_began and not self._may_be_empty(slot):
                             raise _no_batch(slot.name) from None
                         slot.end_pass()
                         if self._steps_per_epoch is None:
@@ -434,6 +437,11 @@ class TrainLoop(Supervisor):
                     self._end_steps()
                 elif self._open_step:
                     self._left_open = True
+
+    def _may_be_empty(self, slot: StreamSlot) -> bool:
+        """Whether a pass without a batch is no error: it was allowed, and the loop ends all the same."""
+        ends = self._steps_per_epoch is None and self._max_epoch is not None
+        return ends and getattr(slot.stream, "may_be_empty", False)
 
     def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
         """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""

@@ -38,9 +38,10 @@ def read(kind: str, policy: str) -> int:
 @pytest.mark.parametrize("kind", BAD)
 def test_each_policy_of_each_kind(kind: str) -> None:
     message = BAD[kind][1]
-    assert read(kind, "ignore") == 3
+    handed_out = 1 if kind in ("empty_batch", "wrong_size") else 3
+    assert read(kind, "ignore") == handed_out
     with pytest.warns(RuntimeWarning, match=message) as told:
-        assert read(kind, "warn") == 3
+        assert read(kind, "warn") == handed_out
     assert len(told) == 1
     with pytest.raises(DataError, match=f"stream 'train', pass 0, batch 2: .*{message}"):
         read(kind, "error")
@@ -52,11 +53,58 @@ def test_tuples_and_single_arrays_have_parts_too() -> None:
         list(everstep.data.checked([(np.zeros(2), np.zeros(3))]).open("train", 0, seed=1))
 
 
+def test_parts_may_lie_in_one_another_and_need_no_length() -> None:
+    good = {
+        "image": (np.zeros(2), {"mask": np.zeros(2)}),
+        "names": ["a", "b"],
+        "split": "valid",
+        "scale": 1.5,
+    }
+    assert len(list(everstep.data.checked([good, [1.0]]).open("train", 0, seed=1))) == 2
+    bad = {"image": (np.zeros(2), {"mask": np.zeros(3)})}
+    with pytest.raises(DataError, match=r"sizes 'image\.0': 2, 'image\.1\.mask': 3"):
+        list(everstep.data.checked([bad]).open("train", 0, seed=1))
+
+
+def test_a_pass_without_a_batch() -> None:
+    def read_empty(policy: Any, data: Any = ()) -> list[Any]:
+        stream = everstep.data.checked(list(data), empty_stream=policy, empty_batch="ignore")
+        return [*stream.open("valid", 0, seed=1), *stream.open("valid", 1, seed=1)]
+
+    assert read_empty("ignore") == read_empty("ignore", [()]) == []
+    with pytest.warns(RuntimeWarning, match="stream 'valid', pass 0: no batch in a whole pass") as told:
+        read_empty("warn")
+    assert len(told) == 1
+    with pytest.raises(DataError, match='or pass empty_stream="ignore"'):
+        read_empty("error", [[], []])
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_the_number_of_a_batch_is_that_of_the_pass_also_after_a_resume(prefetched: bool) -> None:
+    data = everstep.data.checked([GOOD, GOOD, GOOD, BAD["unequal_lengths"][0]])
+    stream = everstep.data.prefetch(data) if prefetched else data
+    begun = stream.open("train", 2, seed=1)
+    next(begun), next(begun)
+    position = begun.position()
+    begun.close()
+    with pytest.raises(DataError, match="stream 'train', pass 2, batch 4: the parts"):
+        list(stream.open("train", 2, position, seed=1))
+
+
+def test_what_is_left_out_is_left_out_at_a_resume_too() -> None:
+    batches = [[], [1], [], [2, 3], [], [4], [5]]
+    check_stream(
+        lambda: everstep.data.checked(batches, fixed_batch_size=1, wrong_size="ignore", empty_batch="ignore")
+    )
+
+
 def test_a_policy_that_is_none_is_an_error() -> None:
     with pytest.raises(ConfigError, match="did you mean 'warn'"):
         everstep.data.checked([], empty_batch="warning")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean 'empty_batch'"):
         everstep.data.checked([], empty_batches="warn")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"sources='image': give a list of keys"):
+        everstep.data.checked([], sources="image")
 
 
 def test_it_is_a_stream_like_the_one_inside() -> None:

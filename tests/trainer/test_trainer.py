@@ -383,7 +383,7 @@ def test_data_that_keeps_its_own_place_is_not_trained_on_and_evaluated(tmp_path:
             pass
 
     own = Own()
-    with pytest.raises(ConfigError, match=r"reads the Own that training reads.* give a second one"):
+    with pytest.raises(ConfigError, match=r"reads the Own that the training .* give a second one"):
         trainer(tmp_path / "run", streams={"train": own, "valid": own})
     trainer(tmp_path / "run", streams={"train": own, "valid": Own()}).run_training()
 

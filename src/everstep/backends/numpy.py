@@ -129,6 +129,9 @@ class NumpyBackend:
         """NumPy's arrays have no modes."""
         return nullcontext()
 
+    def synchronize(self) -> None:
+        """NumPy waits by itself."""
+
     def describe(self) -> dict[str, str]:
         """NumPy's version."""
         return {"numpy": np.__version__}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from everstep.contracts import Cursor, Stream
@@ -14,6 +13,9 @@ from everstep.keywords import checked_keywords, whole
 
 Policy = Literal["ignore", "warn", "error"]
 
+_LEFT_OUT = ("empty_batch", "wrong_size")
+"""The kinds of batches that no step gets, whatever is said of them."""
+
 
 @checked_keywords
 def checked(
@@ -22,21 +24,29 @@ def checked(
     sources: Collection[str] | None = None,
     fixed_batch_size: int | None = None,
     empty_batch: Policy = "error",
+    empty_stream: Policy = "error",
     unequal_lengths: Policy = "error",
     missing_source: Policy = "error",
     unused_source: Policy = "warn",
     wrong_size: Policy = "error",
 ) -> Stream:
-    """The stream over `data`, each batch checked as it is handed out; every batch is handed out.
+    """The stream over `data`, each batch checked as it is handed out.
 
-    The parts of a batch are what a mapping, tuple or list holds; those without a length are passed over.
-    What is found is ignored, warned about (once a kind and stream) or a `DataError` at that batch.
+    What is found is ignored, warned about (once a kind and stream) or a `DataError` at that batch; the
+    message has the stream, the batch's number in its pass, from 1, the keys and their sizes.  A batch
+    that is empty or of a wrong size is left out where that is no error; any other is handed out.
+
+    The parts of a batch are what a mapping, tuple or list holds, also one inside another ("image.left");
+    a list inside is one part, and those without a length are passed over.
 
     Args:
         data: anything that `as_stream` takes.
         sources: for batches that are mappings: the keys that the step uses; None checks no keys.
         fixed_batch_size: how long each part must be, 1 or more; None: any length.
-        empty_batch: a batch without parts, or with a part of length 0.
+        empty_batch: a batch without parts, or whose parts all have length 0.
+        empty_stream: a pass without any batch.  Where that is no error, an epoch has no step of it, and
+            an evaluation no metric; an epoch that is a number of steps, and a run without `max_epoch`,
+            would never end: there it is one all the same.
         unequal_lengths: parts that are not equally long.
         missing_source: a key of `sources` that a batch lacks.
         unused_source: a key of a batch that `sources` lacks.
@@ -47,6 +57,7 @@ def checked(
     """
     policies = {
         "empty_batch": empty_batch,
+        "empty_stream": empty_stream,
         "unequal_lengths": unequal_lengths,
         "missing_source": missing_source,
         "unused_source": unused_source,
@@ -56,37 +67,59 @@ def checked(
         if policy not in get_args(Policy):
             raise ConfigError(f"{name}={policy!r}: give one; {nearest(str(policy), get_args(Policy))}")
     whole("fixed_batch_size", fixed_batch_size, none="for any length")
+    if isinstance(sources, str):
+        raise ConfigError(f"sources={sources!r}: give a list of keys, as in [{sources!r}]")
     return CheckedStream(as_stream(data), _Checks(sources, fixed_batch_size, policies))
 
 
-@dataclass
 class _Checks:
-    """What is asked of each batch; `warned`: the kinds that were warned about."""
+    """What is asked of each batch."""
 
-    sources: Collection[str] | None
-    size: int | None
-    policies: Mapping[str, Policy]
-    warned: set[str] = field(default_factory=set)
+    def __init__(
+        self, sources: Collection[str] | None, size: int | None, policies: Mapping[str, Policy]
+    ) -> None:
+        self.sources, self.size, self.policies = sources, size, policies
+        self._warned: set[str] = set()
+        """The kinds that were warned about."""
 
-    def check(self, batch: Any, where: str) -> None:
-        for kind, problem in self._problems(batch):
-            policy = self.policies[kind]
-            message = f'{where}: {problem}, or pass {kind}="ignore" to everstep.data.checked'
-            if policy == "error":
-                raise DataError(message)
-            if policy == "warn" and kind not in self.warned:
-                self.warned.add(kind)
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be batches that are not handed out."""
+        asked = _LEFT_OUT if self.size is not None else _LEFT_OUT[:1]
+        return any(self.policies[kind] != "error" for kind in asked)
+
+    def passes(self, batch: Any, where: str) -> bool:
+        """Whether the batch is handed out.
+
+        Raises:
+            DataError: it is not what was asked for.
+        """
+        found = list(self._problems(batch))
+        for kind, problem in found:
+            self.report(kind, f"{where}: {problem}")
+        return not any(kind in _LEFT_OUT for kind, _ in found)
+
+    def report(self, kind: str, problem: str) -> None:
+        """Do with what was found what was asked for."""
+        policy = self.policies[kind]
+        remedy = "leave such batches out" if kind in _LEFT_OUT else "allow it"
+        message = f'{problem}, or pass {kind}="ignore" to everstep.data.checked to {remedy}'
+        if policy == "error":
+            raise DataError(message)
+        if policy == "warn" and kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def _problems(self, batch: Any) -> Iterator[tuple[str, str]]:
         parts = _parts(batch)
+        sizes = {name: len(part) for name, part in _leaves(parts) if _has_length(part)}
+        told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
+        if not parts or (sizes and not any(sizes.values())):
+            yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
+            return
         if self.sources is not None:
             yield from self._keys(parts)
-        sizes = {name: len(part) for name, part in parts.items() if _has_length(part)}
-        told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
-        if not parts or 0 in sizes.values():
-            yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
-        elif len(set(sizes.values())) > 1:
+        if len(set(sizes.values())) > 1:
             yield "unequal_lengths", f"the parts are not equally long (sizes {told}); make them so"
         elif self.size is not None and any(size != self.size for size in sizes.values()):
             yield "wrong_size", f"the sizes are {told}, not {self.size}; make batches of that size"
@@ -109,8 +142,16 @@ def _parts(batch: Any) -> dict[str, Any]:
     return {"batch": batch}
 
 
+def _leaves(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in parts.items():
+        if isinstance(part, Mapping | tuple):
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(_parts(part)))
+        else:
+            yield name, part
+
+
 def _has_length(part: Any) -> bool:
-    return hasattr(part, "__len__") and getattr(part, "shape", True) != ()
+    return not isinstance(part, str | bytes) and hasattr(part, "__len__") and getattr(part, "shape", 1) != ()
 
 
 class CheckedStream:
@@ -119,29 +160,56 @@ class CheckedStream:
     def __init__(self, stream: Stream, checks: _Checks) -> None:
         self._stream, self._checks = stream, checks
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a pass without a batch is no error."""
+        return self._checks.policies["empty_stream"] != "error"
+
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)
-        return CheckedCursor(cursor, self._checks, f"stream {purpose!r}, pass {pass_index}")
+        what = f"stream {purpose!r}, pass {pass_index}"
+        if position is not None and not hasattr(cursor, "done"):
+            what += " from the resume on"
+        return CheckedCursor(cursor, self._checks, what)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)  # describe, generators: those of the data
 
 
 class CheckedCursor:
-    """A cursor that looks at what it hands out; batches are counted from where it was opened."""
+    """A cursor that looks at what it hands out; the position is that of the data's."""
 
     def __init__(self, cursor: Cursor, checks: _Checks, what: str) -> None:
         self._cursor, self._checks, self._what = cursor, checks, what
-        self._number = 0
+        self._opened_at = getattr(cursor, "done", 0)
+        self._drawn = 0
+        self._empty = not self._opened_at
+        """Nothing of this pass was handed out."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._cursor)
-        self._number += 1
-        self._checks.check(batch, f"{self._what}, batch {self._number}")
-        return batch
+        while True:
+            try:
+                batch = next(self._cursor)
+            except StopIteration:
+                self._report_end()
+                raise
+            self._drawn += 1
+            if self._checks.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
+                self._empty = False
+                return batch
+
+    def _report_end(self) -> None:
+        if self._empty:
+            self._empty = False
+            self._checks.report("empty_stream", f"{self._what}: no batch in a whole pass; give it data")
+
+    def remaining(self) -> int | None:
+        """As of the data; unknown where batches may be left out."""
+        left = self._cursor.remaining()
+        return left if not left or not self._checks.leaves_out else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)

@@ -15,6 +15,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from everstep.contracts import Cursor
@@ -64,11 +65,31 @@ class _SequenceCursor(PassCursor):
 
 
 class IterableStream:
-    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator."""
+    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator.
+
+    Attributes:
+        keeps_place: the data, if it is an iterator.
+    """
 
     def __init__(self, data: Iterable[Any], *, replay: bool = False) -> None:
         self._data, self._replay = data, replay
+        self.keeps_place = data if isinstance(data, Iterator) else None
         self._used = False
+        self._keeping = self._failed = False
+        self._drawn: list[Any] = []
+        """Of an iterator, what is to be drawn again."""
+
+    @contextmanager
+    def place_kept(self) -> Iterator[None]:
+        """What the block draws from an iterator is drawn again afterwards."""
+        if self.keeps_place is None or self._used or self._may_rewind():
+            yield
+            return
+        before, self._keeping = self._keeping, True
+        try:
+            yield
+        finally:
+            self._keeping, self._used = before, self._failed
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"
@@ -92,11 +113,25 @@ class IterableStream:
         again = self._used or pass_index > 0
         self._used = True
         if not again:
-            return batches
-        if inspect.isfunction(getattr(type(self._data), "__iter__", None)):
-            # A class of the user's own: its __iter__ may well have gone back to the start.
+            return self._drawing_again(batches) if self._keeping or self._drawn else batches
+        if self._may_rewind():
             return _not_empty(batches, _exhausted(what, pass_index))
         raise _exhausted(what, pass_index)
+
+    def _may_rewind(self) -> bool:
+        """Of a class of the user's own: its `__iter__` may well go back to the start."""
+        return inspect.isfunction(getattr(type(self._data), "__iter__", None))
+
+    def _drawing_again(self, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from self._drawn
+        try:
+            for batch in batches:
+                if self._keeping:
+                    self._drawn.append(batch)
+                yield batch
+        except Exception:
+            self._failed = True  # what is drawn again would end early
+            raise
 
     def _go_to(self, what: str, batches: Iterator[Any], state: Accessors | None, position: Any) -> str | None:
         if state is not None and position["state"] is not None:
@@ -212,12 +247,22 @@ class StatefulStream:
 
     Attributes:
         carries_over: the next pass depends on the state that this one leaves behind.
+        keeps_place: the data.
     """
 
     carries_over = True
 
     def __init__(self, data: Any) -> None:
-        self._data = data
+        self._data = self.keeps_place = data
+
+    @contextmanager
+    def place_kept(self) -> Iterator[None]:
+        """Whatever the block draws, the data stands afterwards where it stood."""
+        before = copy.deepcopy(_state_getter(self._data)(0))
+        try:
+            yield
+        finally:
+            self._data.load_state_dict(before)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"

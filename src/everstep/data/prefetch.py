@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from everstep.contracts import Cursor, Stream
@@ -47,6 +48,9 @@ class Prefetched:
     def __init__(self, stream: Stream, buffer: int) -> None:
         self._stream, self._buffer = stream, buffer
         self.carries_over = getattr(stream, "carries_over", False)
+        self.may_be_empty = getattr(stream, "may_be_empty", False)
+        self.keeps_place = getattr(stream, "keeps_place", None)
+        self.place_kept = getattr(stream, "place_kept", nullcontext)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)

@@ -185,6 +185,8 @@ class Collector:
         self.open_step = open_step
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
+        self._ended: set[str] = set()
+        """The names of the epoch whose steps have ended, until the next begins."""
         self._open_rows: dict[str, tuple[int, float, int]] = {}
         self._seqs: Ordinals = {}
         self._wall_seqs: Ordinals = {}
@@ -245,6 +247,13 @@ class Collector:
         """Ordinals outside steps start at 0 again."""
         self._seqs.clear()
         self._wall_seqs.clear()
+        self._ended.clear()
+
+    def given(self) -> set[str]:
+        """The names that the program has collected in this epoch, in and outside steps."""
+        self.read()
+        outside = (self._seqs.get(phase, {}) for phase in ("head", "tail"))
+        return self._ended.union(self._epoch.names(), *outside)
 
     def read(self) -> None:
         """Read everything pending into windows and rows."""
@@ -302,6 +311,7 @@ class Collector:
             stats = self._epoch.stats(name)
             if stats is not None and not is_wall(name):
                 self.emit(Rows("epoch", name, False, [step], [stats.mean], [stats.count], [0]))
+        self._ended.update(self._epoch.names())
         self._epoch.clear()
 
     def state(self) -> dict[str, Any]:

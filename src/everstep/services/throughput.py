@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everstep import backends
 from everstep.contracts import Boundary, Outcome, RunView, Service, Stage
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
@@ -12,7 +13,9 @@ class Throughput(Service):
 
     Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
     batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
-    services_share (all that runs at boundaries), which add up to 1.
+    services_share (all that runs at boundaries), which add up to 1.  At the end, one more line has the
+    seconds of the whole start by the same parts.  Each look waits for the device first: what is counted is
+    done.
 
     Args:
         samples: how many samples a step has, 1 or more; None if that is not known.
@@ -37,7 +40,17 @@ class Throughput(Service):
 
     def run(self, boundary: Boundary) -> Outcome | None:
         assert self._run is not None
+        for backend in backends.active():
+            backend.synchronize()
         spent = self._run.spent()
+        outcome = self._since_last(self._run, boundary, spent)
+        if boundary.final:
+            whole = sum(spent.values()) or 1.0
+            parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
+            self._run.println(f"time in all: {parts}")
+        return outcome
+
+    def _since_last(self, run: RunView, boundary: Boundary, spent: dict[str, float]) -> Outcome | None:
         parts = {name: seconds - self._spent[name] for name, seconds in spent.items()}
         steps, total = boundary.step - self._step, sum(parts.values())
         if steps == 0 or total <= 0:
@@ -47,7 +60,7 @@ class Throughput(Service):
         if self.samples is not None:
             speeds["samples_per_second"] = self.samples * steps / total
         shares = {name: seconds / total for name, seconds in parts.items()}
-        self._run.println(
+        run.println(
             ", ".join(f"{speed:.4g} {name.replace('_per_second', '/s')}" for name, speed in speeds.items())
             + ": "
             + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),

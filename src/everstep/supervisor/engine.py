@@ -465,7 +465,9 @@ class Run:
         self._require_no_error()
         self._await_trial()
         self._announce_commits()
+        asked = self._clock()
         self._collector.read()
+        self._at_boundaries -= self._clock() - asked  # the device's time, which is the steps'
         at_epoch_end = moment is Moment.AFTER_EPOCH
         current = self._progress
         self._estimator.update(current.step)
@@ -894,6 +896,7 @@ class Run:
         self._collector.read()
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
         final = self._viewer(Moment.AFTER_STEP, final=True)
+        self._boundary_began = self._clock()
         self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
         if (self._progress.step, self._progress.epoch) != (self._recovered.step, self._recovered.epoch):
             self._check_watched(at_end=True)

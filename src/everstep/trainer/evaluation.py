@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 from everstep import backends
@@ -41,16 +41,31 @@ def generators_kept(streams: Iterable[Stream]) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(task: Task, streams: Iterable[Stream]) -> Iterator[None]:
-    """Whatever is trained inside, the task's state, its gradients and all random state come back."""
+def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
+    """Data that keeps its own place stands afterwards where it stood: what was drawn comes again."""
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.enter_context(getattr(stream, "place_kept", nullcontext)())
+        yield
+
+
+@contextmanager
+def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
+    """Whatever is trained inside, the task's state, its gradients, data and random state come back."""
     user = UserState(task.state())
-    with isolated(), generators_kept(streams), ExitStack() as stack:
+    with isolated(), generators_kept(streams), places_kept(streams), ExitStack() as stack:
         user.open(stack)
+        for stream in streams:
+            stack.callback(getattr(stream, "end_workers", _nothing))
         before = encode(user.save())
         try:
             yield
         finally:
             user.load(decode(before), 0)
+
+
+def _nothing() -> None:
+    """Of data without workers."""
 
 
 def evaluate(
@@ -83,7 +98,7 @@ def evaluate(
             outputs = {**outputs, **logs}
             state = task.eval_reduce(state, outputs)
             seen(EvalStep(name, means.batches, inputs, outputs))
-        if not means.batches:
+        if not means.batches and not getattr(stream, "may_be_empty", False):
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
         found = task.eval_end(state)
     found = {} if found is None else mapping(found, task, "eval_end")

@@ -14,13 +14,13 @@ class Inputs:
     """A stream whose batches are what `fetch` draws from another's, which keeps the position."""
 
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
-        self._stream, self._fetch = stream, fetch
+        self.stream, self._fetch = stream, fetch
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return _Cursor(self._stream.open(purpose, pass_index, position, seed=seed), self._fetch)
+        return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)  # describe, generators: those of the data
+        return getattr(self.stream, name)  # describe, generators: those of the data
 
 
 class _Cursor:

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from everstep.contracts import EvalStep, Moment, Service, Stream, Task
 from everstep.data import as_stream
-from everstep.data.iterables import is_stateful
-from everstep.errors import ConfigError, NoCheckpointError, RunDirError, UsageError, nearest
+from everstep.errors import ConfigError, MetricError, NoCheckpointError, RunDirError, UsageError, nearest
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
+from everstep.record import located
 from everstep.services.best import Best
 from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
@@ -22,7 +23,7 @@ from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.board import listed
-from everstep.trainer.evaluation import evaluate, evaluating, mapping, unchanged
+from everstep.trainer.evaluation import evaluate, evaluating, mapping, places_kept, unchanged
 from everstep.trainer.inputs import Inputs
 
 Data = Any
@@ -32,14 +33,37 @@ Data = Any
 class TrainerLoop(TrainLoop):
     """The loop that a Trainer opens: it has moments of evaluations, too."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._found: set[str] = set()
+        """Metrics that the program's own evaluations found."""
+
     def look_at(self, step: EvalStep) -> None:
         """Show a batch of an evaluation to the observers."""
         self._announce(Moment.AFTER_EVAL_STEP, step)
 
+    def collect_found(self, found: Mapping[str, float]) -> None:
+        """Collect what an evaluation of the program's found."""
+        if not self._replaying:
+            self._require_new(found)
+        self._found.update(found)
+        self.collect_metrics(found)
+
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
         """A service has evaluated, which is no time of steps; the boundary at which it did goes on."""
+        self._require_new(found)
         self._estimator.exclude(seconds)
+        self._evaluated += seconds
+        self._at_boundaries -= seconds
         self._fire(Moment.AFTER_EVALUATION, found)
+
+    def _require_new(self, found: Mapping[str, float]) -> None:
+        """A name of an evaluation's is nobody else's: best values and early stops would mix them."""
+        if clash := found.keys() & (self._collector.given() - self._found):
+            raise MetricError(
+                f"{min(clash)!r} is what an evaluation found and a metric that the program collects itself; "
+                "give one of them another name, or leave it to the evaluation"
+            )
 
     @property
     def bests(self) -> list[Best]:
@@ -85,15 +109,19 @@ class Trainer:
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
-        self._data = dict(_named(streams))
-        self.streams = {name: as_stream(data) for name, data in self._data.items()}
+        self.streams = {name: as_stream(data) for name, data in _named(streams).items()}
+        self._unnamed: dict[str, tuple[Data, Stream]] = {}
+        """Data that was given without a name, by the name that it got, and its stream."""
+        self._inputs: dict[str, Inputs] = {}
+        self._places: dict[int, tuple[Any, str, str]] = {}
+        """By id, what keeps its own place in the data, what it is used for, and as which stream."""
+        self._loop: TrainerLoop | None = None
+        self._has_weights = False
+        """Whether the task's objects are as the run left them."""
         self._seed = seed
         self._options = loop
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
-        self._loop: TrainerLoop | None = None
-        self._has_weights = False
-        """Whether the task's objects are as the run left them."""
         self._build()
         TrainLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)  # refuses what is wrong
 
@@ -106,12 +134,13 @@ class Trainer:
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         given = [service for service in services if isinstance(service, Evaluate)]
         can = type(self.task).eval_step is not Task.eval_step
+        if "train" in self.streams:
+            self._require_apart("train", self.streams["train"], "training")
         if defaults and not given and can and "valid" in self.streams:
             given = [Evaluate("valid")]
             services = [*given, *services]
         for service in given:
-            self._stream(service.stream)
-            self._require_apart(service.stream)
+            self._require_apart(service.stream, self._stream(service.stream), "evaluation")
             service.evaluator = self._evaluate_due
         return [*services, self._line] if defaults else services
 
@@ -147,6 +176,7 @@ class Trainer:
             self.run_dir, self.task.state(), services=self._services, seed=self._seed, **options
         )
         self._line.bests = loop.bests
+        places = dict(self._places)
         with loop:
             self._loop, self._has_weights = loop, True
             try:
@@ -155,7 +185,7 @@ class Trainer:
                 self._has_weights = False
                 raise
             finally:
-                self._loop = None
+                self._loop, self._places = None, places
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
@@ -177,11 +207,10 @@ class Trainer:
                 "for _ in loop.iter_epochs(): trainer.epoch()"
             )
         for name, stream in self._chosen(train_streams, "train"):
-            if type(task).next_train_inputs is not Task.next_train_inputs:
-                stream = Inputs(stream, task.next_train_inputs)
+            self._require_apart(name, stream, "training")
             prefix = "" if name == "train" else f"{name}/"
             task.train_loop_begin()
-            for _, batch in loop.iter_steps(stream, name):
+            for _, batch in loop.iter_steps(self._inputs_of(name, stream), name):
                 metrics = task.train_step(batch)
                 if prefix or type(metrics) is not dict:
                     metrics = _prefixed(prefix, mapping(metrics, task, "train_step"))
@@ -190,20 +219,33 @@ class Trainer:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._chosen(eval_streams, "valid"):
             with loop.evaluation():
-                loop.collect_metrics(self._evaluate(name, stream))
+                loop.collect_found(self._evaluate(name, stream))
+
+    def _inputs_of(self, name: str, stream: Stream) -> Stream:
+        """What the steps get of a stream, the same object in every epoch."""
+        if type(self.task).next_train_inputs is Task.next_train_inputs:
+            return stream
+        known = self._inputs.get(name)
+        if known is None or known.stream is not stream:
+            known = self._inputs[name] = Inputs(stream, self.task.next_train_inputs)
+        return known
 
     def smoke_test(self) -> None:
         """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
 
-        It happens in a directory of its own, without the services; afterwards nothing is left of it, and
-        the task's state is as it was.  (Data that can be read only once has given its first batch.)
+        It happens in a directory of its own, without the services; afterwards nothing is left of it: the
+        task's state, the random state and the data's place are as they were, and no worker runs.  (An
+        iterator of a class of your own, without `state_dict`, has given its first batches.)
 
         Raises:
+            UsageError: this Trainer's loop is open.
             Exception: whatever fails; the run is not begun.
         """
+        if self._loop is not None:
+            raise UsageError("smoke_test() inside the loop; call it before: trainer.smoke_test()")
         task = self.task
         evaluated = [service for service in self._services if isinstance(service, Evaluate)]
-        with unchanged(task, self.streams.values()), TemporaryDirectory(prefix="everstep-smoke-") as folder:
+        with unchanged(task, self.streams.values()), _scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
             services += [Evaluate(each.stream, num_steps=1, name=each.name) for each in evaluated]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
@@ -224,7 +266,7 @@ class Trainer:
 
         Args:
             stream: its name, or data, which is called "valid".
-            num_steps: batches, 1 or more; -1: until the stream ends.
+            num_steps: batches, 1 or more; -1: until the stream ends (one without an end needs a number).
 
         Returns:
             Names, with the stream's prefix, to values.
@@ -240,6 +282,7 @@ class Trainer:
         """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
         self._require_weights()
         ((name, data),) = self._chosen([stream], "test")
+        self._require_apart(name, data, "evaluation")
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
             for batch in batches:
                 with evaluating(self.task):  # not around the yield: what the caller does is not ours
@@ -259,7 +302,9 @@ class Trainer:
         loop = self._loop
         before = None if loop is None else loop.updates
         seen = _nobody if loop is None else loop.look_at
-        found = evaluate(self.task, stream, name, num_steps, self._stream_seed, seen)
+        self._require_apart(name, stream, "evaluation")
+        with places_kept([stream] if stream in self.streams.values() else []):
+            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, seen)
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
@@ -288,13 +333,20 @@ class Trainer:
 
     # -------------------------------------------------------------------------------- streams
 
-    def _require_apart(self, name: str) -> None:
-        """Data that keeps its own place has one: an evaluation would move the training's."""
-        data = self._data.get(name)
-        if data is self._data.get("train") and is_stateful(data):
+    def _require_apart(self, name: str, stream: Stream, use: str) -> None:
+        """Data that keeps its own place has one: an evaluation would move the training's.
+
+        Asked in a loop, and of what is known before it; outside, a checkpoint knows the place.
+        """
+        place = getattr(stream, "keeps_place", None)
+        if place is None or (self._loop is None and self._has_weights):
+            return
+        _, its_use, its_name = self._places.setdefault(id(place), (place, use, name))
+        if its_use != use:
             raise ConfigError(
-                f"Evaluate({name!r}) reads the {type(data).__name__} that training reads, which keeps its "
-                "own place in the data and would lose it; give a second one over the same samples as a stream"
+                f"the {use} on stream {name!r} reads the {type(place).__name__} that the {its_use} on "
+                f"stream {its_name!r} reads, which keeps its own place in the data and would lose it; "
+                "give a second one over the same samples as a stream of its own"
             )
 
     def _stream(self, name: str) -> Stream:
@@ -305,17 +357,38 @@ class Trainer:
     def _chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
         """(name, stream) of each that was given by name, as data or as name to data."""
         if isinstance(given, Mapping):
-            named = [(name, as_stream(data)) for name, data in given.items()]
-        else:
-            named = []
-            for number, each in enumerate([given] if isinstance(given, str) else given, 1):
-                name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
-                named.append((name, self._stream(name) if isinstance(each, str) else as_stream(each)))
-        return named
+            return [(name, self._stream_over(name, data)) for name, data in given.items()]
+        named: dict[str, Stream] = {}
+        for number, each in enumerate([given] if isinstance(given, str) else given, 1):
+            name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
+            stream = self._stream(name) if isinstance(each, str) else self._stream_over(name, each)
+            if named.setdefault(name, stream) is not stream:
+                raise ConfigError(
+                    f"two streams are called {name!r}; give names to data, as in {{'train': a, 'more': b}}"
+                )
+        return list(named.items())
+
+    def _stream_over(self, name: str, data: Data) -> Stream:
+        """The stream over data that was given where a name could be: the same as long as the data is."""
+        known = self._unnamed.get(name)
+        if known is None or known[0] is not data:
+            known = self._unnamed[name] = (data, as_stream(data))
+        return known[1]
 
 
 def _nobody(step: EvalStep) -> None:
     """Looks at the batches of an evaluation outside a loop."""
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory for runs, also where EVERSTEP_ROOT moves them; gone afterwards."""
+    with TemporaryDirectory(prefix="everstep-smoke-") as folder:
+        moved = located(folder)
+        try:
+            yield moved
+        finally:
+            rmtree(moved, ignore_errors=True)
 
 
 def _prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,6 +208,11 @@ class TorchBackend:
             for module, training in before:
                 module.training = training
 
+    def synchronize(self) -> None:
+        """Wait for the current GPU, if the program uses one."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
     def describe(self) -> dict[str, str]:
         """Torch's version, threads, and CUDA's devices."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}

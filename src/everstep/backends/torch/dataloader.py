@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from everstep.backends.python import same_state
 from everstep.backends.torch import randomness
 from everstep.backends.torch.randomness import Generator
-from everstep.backends.torch.workers import WorkerBatches, start
+from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
 from everstep.data.cursor import PassCursor
 from everstep.data.iterables import is_stateful, length_of, skip
 from everstep.errors import DataError, NotResumableError
@@ -51,6 +52,32 @@ class DataLoaderStream:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self.generators = _generators(loader)
+
+    @property
+    def keeps_place(self) -> Any:
+        """The loader if it has one place for all its iterators; its dataset, if that is an iterator."""
+        loader = self._loader
+        if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
+            return loader
+        dataset = loader.dataset
+        return dataset if isinstance(dataset, Iterator) or is_stateful(dataset) else None
+
+    @contextmanager
+    def place_kept(self) -> Iterator[None]:
+        """What the block draws from a dataset with state is drawn again."""
+        dataset: Any = self._loader.dataset
+        if not is_stateful(dataset):
+            yield
+            return
+        before = copy.deepcopy(dataset.state_dict())
+        try:
+            yield
+        finally:
+            dataset.load_state_dict(before)
+
+    def end_workers(self) -> None:
+        """End the workers that persist from pass to pass; the next pass starts others."""
+        end_persistent(self._loader)
 
     @property
     def carries_over(self) -> bool:

@@ -57,6 +57,13 @@ def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatc
     return WorkerBatches(batches, what, persistent=loader.persistent_workers)
 
 
+def end_persistent(loader: DataLoader[Any]) -> None:
+    """End the workers that a loader keeps from pass to pass; its next pass starts others."""
+    if loader.persistent_workers and loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        loader._iterator = None
+
+
 class _WorkerInit:
     """Runs first in each worker; picklable, for start methods other than fork."""
 
