@@ -17,6 +17,8 @@ import pytest
 import everstep
 from everstep import Every, backends
 from everstep.backends.numpy import NumpyBackend
+from everstep.record import RunJournal
+from everstep.services import Throughput
 from everstep.testing import ManualClock
 
 
@@ -33,6 +35,7 @@ class FarBackend(NumpyBackend):
 
     def __init__(self) -> None:
         self.now, self.waits = 0, []
+        self.clock, self.queued = ManualClock(), 0.0
 
     def random_state(self) -> Any:
         return None
@@ -48,6 +51,11 @@ class FarBackend(NumpyBackend):
     def read_scalars(self, values: Any) -> list[float]:
         self.waits.append(self.now)
         return [float(value.number) for value in values]
+
+    def synchronize(self) -> None:
+        self.waits.append(self.now)
+        self.clock.advance(self.queued)
+        self.queued = 0.0
 
 
 @pytest.fixture
@@ -68,6 +76,7 @@ def services() -> list[everstep.Service]:
         everstep.Console(sink=lambda line: None),
         everstep.NaNGuard(),
         everstep.StopAfter(seconds=1e6),
+        Throughput(every=Every(steps=100)),
     ]
 
 
@@ -104,3 +113,20 @@ def test_supervisor(tmp_path: Path, far: FarBackend) -> None:
             far.now = sv.step + 1
             sv.advance(loss=Far(2.0))
     require_few(far, due={1, 100, 200, 299, 300})
+
+
+def test_a_speed_is_that_of_what_the_device_has_done(tmp_path: Path, far: FarBackend) -> None:
+    services = [Throughput(3, every=Every(steps=4)), everstep.Console(sink=lambda line: None)]
+    loop = everstep.TrainLoop(tmp_path / "run", services=services, max_epoch=1, clock=far.clock)
+    with loop:
+        for _ in loop.iter_epochs():
+            for _step, _ in loop.iter_steps(range(8)):
+                far.queued += 2.0
+    rows = RunJournal(tmp_path / "run").rows()
+    speeds = [(row.name, row.step, row.value) for row in rows if "per_second" in row.name]
+    assert sorted(speeds) == [
+        ("samples_per_second", 4, 1.5),
+        ("samples_per_second", 8, 1.5),
+        ("steps_per_second", 4, 0.5),
+        ("steps_per_second", 8, 0.5),
+    ]
