@@ -219,6 +219,16 @@ def test_an_epoch_of_your_own(tmp_path: Path) -> None:
     }
 
 
+def test_an_epoch_that_is_left_is_evaluated_when_it_is_closed(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run")
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch()
+            break
+    assert [row[1] for row in rows(tmp_path / "run", "eval/valid")] == [4, 4]
+    assert door.run_training().epoch == 2
+
+
 def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_path: Path) -> None:
     class Building(TinyTask):
         started = 0

@@ -80,8 +80,8 @@ class IterableStream:
         """Of an iterator, what is to be drawn again."""
 
     @contextmanager
-    def place_kept(self) -> Iterator[None]:
-        """What the block draws from an iterator is drawn again afterwards."""
+    def drawn_again(self) -> Iterator[None]:
+        """What the block draws from an iterator is kept, and drawn again afterwards."""
         if self.keeps_place is None or self._used or self._may_rewind():
             yield
             return

@@ -51,6 +51,7 @@ class Prefetched:
         self.may_be_empty = getattr(stream, "may_be_empty", False)
         self.keeps_place = getattr(stream, "keeps_place", None)
         self.place_kept = getattr(stream, "place_kept", nullcontext)
+        self.drawn_again = getattr(stream, "drawn_again", nullcontext)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)

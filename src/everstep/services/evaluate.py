@@ -21,7 +21,8 @@ class Evaluate(Service):
     Args:
         stream: its name among the Trainer's streams.
         every: when; default each epoch.
-        num_steps: batches to evaluate, 1 or more; -1: until the stream ends.
+        num_steps: batches to evaluate, 1 or more; -1: until the stream ends (one without an end needs a
+            number).
         validate_first: whether to evaluate before the first step, too: the baseline, recorded at step 0.
         name: default the stream's name.
 

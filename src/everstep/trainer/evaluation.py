@@ -29,23 +29,23 @@ def evaluating(task: Task) -> Iterator[None]:
 
 
 @contextmanager
-def generators_kept(streams: Iterable[Stream]) -> Iterator[None]:
-    """The generators that data keeps for itself stand afterwards where they stood."""
-    held = [make_entry("generator", each) for s in streams for each in getattr(s, "generators", ())]
-    states = [entry.save() for entry in held]
-    try:
+def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
+    """Data that keeps its own place, or generators, stands afterwards where it stood."""
+    with ExitStack() as stack:
+        for stream in streams:
+            for generator in getattr(stream, "generators", ()):
+                entry = make_entry("generator", generator)
+                stack.callback(entry.load, entry.save())
+            stack.enter_context(getattr(stream, "place_kept", nullcontext)())
         yield
-    finally:
-        for entry, state in zip(held, states, strict=True):
-            entry.load(state)
 
 
 @contextmanager
-def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
-    """Data that keeps its own place stands afterwards where it stood: what was drawn comes again."""
+def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
+    """What is drawn from iterators is kept in memory, and comes again afterwards."""
     with ExitStack() as stack:
         for stream in streams:
-            stack.enter_context(getattr(stream, "place_kept", nullcontext)())
+            stack.enter_context(getattr(stream, "drawn_again", nullcontext)())
         yield
 
 
@@ -53,7 +53,7 @@ def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
 def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
     """Whatever is trained inside, the task's state, its gradients, data and random state come back."""
     user = UserState(task.state())
-    with isolated(), generators_kept(streams), places_kept(streams), ExitStack() as stack:
+    with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
         user.open(stack)
         for stream in streams:
             stack.callback(getattr(stream, "end_workers", _nothing))
@@ -85,7 +85,7 @@ def evaluate(
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     means = _Means(task)
-    with evaluating(task), generators_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
+    with evaluating(task), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
         state = task.eval_begin()
         for inputs, logs in _inputs(task, batches, num_steps):
             outputs = mapping(task.eval_step(inputs), task, "eval_step")

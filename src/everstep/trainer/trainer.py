@@ -23,7 +23,7 @@ from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.board import listed
-from everstep.trainer.evaluation import evaluate, evaluating, mapping, places_kept, unchanged
+from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping, unchanged
 from everstep.trainer.inputs import Inputs
 
 Data = Any
@@ -111,8 +111,9 @@ class Trainer:
         self.task, self.run_dir = task, run_dir
         self.streams = {name: as_stream(data) for name, data in _named(streams).items()}
         self._unnamed: dict[str, tuple[Data, Stream]] = {}
-        """Data that was given without a name, by the name that it got, and its stream."""
+        """In a loop, data that was given where a name could be, by the name that it got, and its stream."""
         self._inputs: dict[str, Inputs] = {}
+        """In a loop, what the steps get of each stream, where the task makes that of several batches."""
         self._places: dict[int, tuple[Any, str, str]] = {}
         """By id, what keeps its own place in the data, what it is used for, and as which stream."""
         self._loop: TrainerLoop | None = None
@@ -177,15 +178,17 @@ class Trainer:
         )
         self._line.bests = loop.bests
         places = dict(self._places)
-        with loop:
-            self._loop, self._has_weights = loop, True
-            try:
+        try:
+            with loop:
+                self._loop, self._has_weights = loop, True
                 yield loop
-            except BaseException:
-                self._has_weights = False
-                raise
-            finally:
-                self._loop, self._places = None, places
+        except BaseException:
+            self._has_weights = False
+            raise
+        finally:
+            self._loop, self._places = None, places
+            self._unnamed.clear()
+            self._inputs.clear()
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
@@ -303,7 +306,8 @@ class Trainer:
         before = None if loop is None else loop.updates
         seen = _nobody if loop is None else loop.look_at
         self._require_apart(name, stream, "evaluation")
-        with places_kept([stream] if stream in self.streams.values() else []):
+        comes_again = loop is not None or stream in self.streams.values()
+        with drawn_again([stream] if comes_again else []):
             found = evaluate(self.task, stream, name, num_steps, self._stream_seed, seen)
         if loop is not None and loop.updates != before:
             raise UsageError(
@@ -357,7 +361,12 @@ class Trainer:
     def _chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
         """(name, stream) of each that was given by name, as data or as name to data."""
         if isinstance(given, Mapping):
-            return [(name, self._stream_over(name, data)) for name, data in given.items()]
+            return [(name, self._stream_over(name, data)) for name, data in _named(given).items()]
+        if not isinstance(given, str | list | tuple):
+            raise ConfigError(
+                f"a {type(given).__name__} was given as the streams of an epoch; give a list, as in "
+                "[loader], a name, or names to data"
+            )
         named: dict[str, Stream] = {}
         for number, each in enumerate([given] if isinstance(given, str) else given, 1):
             name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
@@ -369,7 +378,9 @@ class Trainer:
         return list(named.items())
 
     def _stream_over(self, name: str, data: Data) -> Stream:
-        """The stream over data that was given where a name could be: the same as long as the data is."""
+        """The stream over data that was given where a name could be: in a loop the same for the same data."""
+        if self._loop is None:
+            return as_stream(data)
         known = self._unnamed.get(name)
         if known is None or known[0] is not data:
             known = self._unnamed[name] = (data, as_stream(data))
