@@ -432,7 +432,9 @@ def test_streams_are_names_to_data_and_names_are_known(tmp_path: Path) -> None:
         program()
     with door.open() as loop:
         for _ in loop.iter_epochs():
-            with pytest.raises(ConfigError, match=r"a DataLoader was given as the streams .* as in \[loader\]"):
+            with pytest.raises(
+                ConfigError, match=r"a DataLoader was given as the streams .* as in \[loader\]"
+            ):
                 door.epoch(loader())
             with pytest.raises(ConfigError, match="stream name 'valid/more': give a text without"):
                 door.epoch({}, {"valid/more": numbers(4, 2)})
