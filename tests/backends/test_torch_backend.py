@@ -83,7 +83,6 @@ def test_parameters_are_named_by_entry() -> None:
         ("scale", (), True),
         ("d/m/weight", (3, 2), True),
         ("d/m/bias", (3,), False),
-        ("ema/module.weight", (1, 1), False),
     ]
 
 

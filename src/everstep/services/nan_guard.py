@@ -21,7 +21,8 @@ class NaNGuard(Service):
     Args:
         policy: "raise" a `NonFiniteError`, or "stop": the loop ends as written, exit status 1.
             In both cases the state is not saved and the last good checkpoint stays.
-        metrics: names or patterns of the metrics that must be finite.
+        metrics: names or patterns of the metrics that must be finite.  Default: losses, and the norm of the
+            gradients; where a gradient scaler of your own lets that overflow, name the others.
         parameters: whether parameters and optimizer moments must be.
     """
 
@@ -34,7 +35,7 @@ class NaNGuard(Service):
         self,
         policy: Literal["raise", "stop"] = "raise",
         *,
-        metrics: Sequence[str] = ("*loss",),
+        metrics: Sequence[str] = ("*loss", "*grad_norm"),
         parameters: bool = True,
     ) -> None:
         super().__init__("nan_guard")

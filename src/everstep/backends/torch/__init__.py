@@ -6,16 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep.backends.torch.task import Clip as Clip
+    from everstep.backends.torch.optimizers import Clip as Clip
+    from everstep.backends.torch.optimizers import ClipOptimizer as ClipOptimizer
+    from everstep.backends.torch.optimizers import MinibatchOptimizer as MinibatchOptimizer
     from everstep.backends.torch.task import Task as Task
 
-_NAMES = ("Clip", "Task")
-__all__ = [*_NAMES]
+_HOMES = {"Clip": "optimizers", "ClipOptimizer": "optimizers", "MinibatchOptimizer": "optimizers", "Task": "task"}
+__all__ = ["Clip", "ClipOptimizer", "MinibatchOptimizer", "Task"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name not in _HOMES:
         from everstep.errors import nearest
 
-        raise AttributeError(f"module 'everstep.torch' has no attribute {name!r}; {nearest(name, _NAMES)}")
-    return getattr(importlib.import_module("everstep.backends.torch.task"), name)
+        raise AttributeError(f"module 'everstep.torch' has no attribute {name!r}; {nearest(name, _HOMES)}")
+    return getattr(importlib.import_module(f"everstep.backends.torch.{_HOMES[name]}"), name)

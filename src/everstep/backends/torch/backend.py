@@ -182,15 +182,15 @@ class TorchBackend:
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name.
 
-        Those of an averaged copy (EMA, SWA) follow the model's; no optimizer trains them.
+        Those of an averaged copy (EMA, SWA) are the model's once more, and are left out.
         """
         found = []
         for name, value in flatten(objects):
+            if isinstance(value, torch.optim.swa_utils.AveragedModel):
+                continue
             if isinstance(value, torch.nn.Module):
-                copied = isinstance(value, torch.optim.swa_utils.AveragedModel)
                 for inner, parameter in value.named_parameters():
-                    trained = parameter.requires_grad and not copied
-                    found.append((f"{name}/{inner}", tuple(parameter.shape), trained))
+                    found.append((f"{name}/{inner}", tuple(parameter.shape), parameter.requires_grad))
             elif isinstance(value, Tensor) and value.requires_grad:
                 found.append((name, tuple(value.shape), True))
         return found

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.torch import options
+from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.contracts import Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
@@ -118,14 +119,21 @@ class ModuleEntry(Entry):
 
 
 class OptimizerEntry(Entry):
-    """An optimizer: its class, its groups' options and the state of each parameter."""
+    """An optimizer: its class, its groups' options and the state of each parameter.
+
+    One around another is that other one, and has some options and state more.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
     def save(self) -> Any:
         """Its state_dict, and its class."""
-        return {**self.optimizer.state_dict(), _CLASS: type(self.optimizer).__qualname__}
+        return {**self.optimizer.state_dict(), _CLASS: self._class}
+
+    @property
+    def _class(self) -> str:
+        return type(innermost(self.optimizer)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
         """The class, the number of groups, and of parameters in each."""
@@ -136,16 +144,17 @@ class OptimizerEntry(Entry):
         saved = [len(group["params"]) for group in tree["param_groups"]]
         live = [len(group["params"]) for group in self.optimizer.param_groups]
         reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
-        if tree[_CLASS] != (name := type(self.optimizer).__qualname__):
-            reshaped.append(f"{tree[_CLASS]} -> {name}")
+        if tree[_CLASS] != self._class:
+            reshaped.append(f"{tree[_CLASS]} -> {self._class}")
         return Mismatch([], [], reshaped)
 
     def load(self, tree: Any) -> None:
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         _refuse(self.check(tree))
-        self.optimizer.load_state_dict({key: tree[key] for key in ("state", "param_groups")})
+        self.optimizer.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
         # Its first steps lie behind it: without this, schedulers warn of a wrong order in a resumed tail.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for layer in layers(self.optimizer):
+            layer._opt_called = True  # type: ignore[attr-defined]
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for index, saved in tree["state"].items():
             owner = parameters[index] if isinstance(index, int) else index
@@ -160,11 +169,13 @@ class OptimizerEntry(Entry):
     def options(self) -> dict[str, str]:
         """The options of its groups; as "1.lr" where there are several."""
         groups = options.given(self.optimizer)
-        return {
+        found = {
             name if len(groups) == 1 else f"{index}.{name}": text
             for index, group in enumerate(groups)
             for name, text in options.of_group(group).items()
         }
+        around = [layer.options() for layer in layers(self.optimizer) if isinstance(layer, Around)]
+        return {name: text for own in (found, *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
         """Set them; a learning rate that has a schedule is the schedule's."""

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from everstep.backends.torch.optimizers import innermost
+
 _FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Of a group's keys, those that are no options of the training: how it is computed is free."""
 _given: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -28,6 +30,7 @@ _left: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 def enter(obj: Optimizer | LRScheduler) -> None:
     """A loop is entered: note what the object is given."""
+    obj = _itself(obj)
     live = _live(obj)
     if obj not in _given:
         _given[obj] = live
@@ -37,14 +40,21 @@ def enter(obj: Optimizer | LRScheduler) -> None:
 
 def leave(obj: Optimizer | LRScheduler) -> None:
     """A loop is left: what the object has now is no gift."""
+    obj = _itself(obj)
     _left[obj] = _live(obj)
 
 
 def given(obj: Optimizer | LRScheduler) -> Any:
     """What it was given when the loop was entered."""
+    obj = _itself(obj)
     if obj not in _given:
         enter(obj)
     return _given[obj]
+
+
+def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
+    """One object for an optimizer and those around it, which a scheduler may know under any of them."""
+    return innermost(obj) if isinstance(obj, Optimizer) else obj
 
 
 def _live(obj: Optimizer | LRScheduler) -> Any:

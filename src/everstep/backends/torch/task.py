@@ -5,56 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 from everstep import contracts
+from everstep.backends.torch.optimizers import Around, Clip, ClipOptimizer, MinibatchOptimizer, ScaledOptimizer
 from everstep.errors import ConfigError, MetricError
-from everstep.keywords import checked_init, checked_keywords, number, whole
-
-
-@checked_init
-@dataclass(frozen=True)
-class Clip:
-    """How gradients are limited before an update; exactly one of the three, more than 0.
-
-    Args:
-        value: each element to the range -value to value.
-        norm: each parameter's gradient to this 2-norm.
-        global_norm: all gradients together to this 2-norm.
-
-    Raises:
-        ConfigError: none or several are given, or it is not positive.
-    """
-
-    value: float | None = None
-    norm: float | None = None
-    global_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        given = {name: limit for name, limit in vars(self).items() if limit is not None}
-        if len(given) != 1:
-            raise ConfigError(f"Clip() takes exactly one of value, norm, global_norm; got {given}; give one")
-        for name, limit in given.items():
-            number(name, limit)
-
-    def apply(self, parameters: list[Tensor]) -> Tensor:
-        """Clip the gradients in place; returns their global 2-norm before that, on its device."""
-        utils = torch.nn.utils
-        if self.global_norm is not None:
-            return utils.clip_grad_norm_(parameters, self.global_norm)
-        total = utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.value is not None:
-            utils.clip_grad_value_(parameters, self.value)
-        else:
-            assert self.norm is not None
-            for parameter in parameters:
-                utils.clip_grad_norm_([parameter], self.norm)
-        return total
+from everstep.keywords import checked_keywords, number, whole
 
 
 class Task(contracts.Task):
@@ -67,19 +29,24 @@ class Task(contracts.Task):
                 x, y = batch
                 return {"loss": cross_entropy(self.model(x), y)}
 
-    With several optimizers, or a loop of its own inside the step, a task overrides `train_step` (and
-    `state`, if it has more objects) and uses what it needs of the rest.
+    A task with a step of its own overrides `train_step` and uses what it needs of `to_device`, `precision`,
+    `backward` and `update`.  One with several optimizers returns them from `state`, or as a dictionary from
+    `build_optimizer`, and steps them itself (examples/gan.py): accumulation, clipping, float16, the average
+    and the schedule are for one; `ClipOptimizer` and `MinibatchOptimizer` go around each.
 
     Args:
         device: where the model and the batches go; None leaves them where they are.
         autocast: torch.bfloat16 or torch.float16 for mixed precision.  With float16 the loss is scaled;
-            an update whose gradients overflow is left out, and `updates` stands still.
+            an update whose gradients overflow is left out: `updates` stands still, and "overflowed" is a
+            metric of each update, 0 or 1.
         accumulate: steps to an update, 1 or more.  The gradient is the mean over the elements of the
-            window, however they are spread over its batches; the last window of an epoch may be short.
-        clip: how gradients are limited; their norm before that is the metric "grad_norm".
+            window, however they are spread over its batches, and "window_loss" that of the losses; the last
+            window of an epoch may be short.
+        clip: how gradients are limited; their norm before that is the metric "grad_norm".  Where it is not
+            finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters in whose name it is not found are frozen.
-        compile: whether the model is compiled, in place.
+        compile: whether the model is compiled, in place; or the arguments of `torch.compile` for it.
 
     Raises:
         ConfigError: an argument is unknown or out of its range.
@@ -97,7 +64,7 @@ class Task(contracts.Task):
         clip: Clip | None = None,
         ema: float | None = None,
         trainable: str | None = None,
-        compile: bool = False,
+        compile: bool | Mapping[str, Any] = False,
     ) -> None:
         self.device = None if device is None else torch.device(device)
         if autocast not in (None, torch.bfloat16, torch.float16):
@@ -107,15 +74,17 @@ class Task(contracts.Task):
         self._autocast, self._clip, self._decay = autocast, clip, ema
         self._accumulate = whole("accumulate", accumulate)
         self._trainable, self._compile = trainable, compile
-        self._ema: AveragedModel | None = None
+        self._ema: Average | None = None
         self._scaler: torch.amp.GradScaler | None = None
-        self._window = {"steps": 0, "elements": 0.0}
-        """Of the accumulation window: the steps made in it, and their elements."""
+        self._built = False
 
     # -------------------------------------------------------------------------------- building
 
     def build(self) -> None:
         """Make the model, place it, freeze what is not trained; then the optimizer and what follows it."""
+        if self._built:
+            return
+        self._built = True
         if self.model is None:
             self.model = self.build_model()
         if not isinstance(self.model, torch.nn.Module):
@@ -124,17 +93,61 @@ class Task(contracts.Task):
             self.model.to(self.device)
         if self._trainable is not None:
             self._freeze(self._trainable)
-        if self._compile:
-            self.model.compile()
         super().build()
-        self.scheduler = self.build_scheduler(self.optimizer)
+        if isinstance(self.optimizer, Optimizer):
+            self._equip(self.optimizer)
+        else:
+            self._require_plain()
+        if self._compile:
+            how = self._compile if isinstance(self._compile, Mapping) else {}
+            for model in (self.model, self._ema and self._ema.module):
+                if model is not None:
+                    model.compile(**how)
+
+    def _equip(self, optimizer: Optimizer) -> None:
+        """Put around the optimizer what was asked for; its updates move the schedule and the average."""
+        if self._clip is not None:
+            optimizer = ClipOptimizer(optimizer, self._clip)
         if self._autocast is torch.float16:
             self._scaler = torch.amp.GradScaler(self._device_type)
+            optimizer = ScaledOptimizer(optimizer, self._scaler)
+        if self._accumulate > 1:
+            optimizer = MinibatchOptimizer(optimizer, self._accumulate)
+        self.optimizer = optimizer
+        self.scheduler = self.build_scheduler(optimizer)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                "build_scheduler returned a ReduceLROnPlateau, which follows a metric that is not there after "
+                'an update; give the Trainer services.Plateau("valid/loss", then=SetValue("optimizer.lr", '
+                "times=0.1))"
+            )
         if self._decay is not None:
-            self._ema = _average(self.model, self._decay)
+            self._ema = Average(self.model, self._decay)
+        optimizer.register_step_post_hook(self._updated)
+
+    def _require_plain(self) -> None:
+        asked = {"clip": self._clip, "ema": self._decay, "autocast": self._autocast is torch.float16}
+        names = [name for name, value in asked.items() if value]
+        names += ["accumulate"] if self._accumulate > 1 else []
+        if names:
+            raise ConfigError(
+                f"{', '.join(names)} of {type(self).__name__} is for one optimizer, and build_optimizer "
+                f"returned {self.optimizer!r:.80}; return one, or leave it out and use ClipOptimizer and "
+                "MinibatchOptimizer around each"
+            )
+
+    def _updated(self, *_: Any) -> None:
+        """The optimizer has made an update."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if self._ema is not None:
+            self._ema.update_parameters(self.model)
 
     def build_scheduler(self, optimizer: Any) -> Any:
-        """A learning-rate scheduler, stepped after each update; None for none."""
+        """A learning-rate scheduler, stepped after each update; None for none.
+
+        One that follows a metric is the service `Plateau`: it changes the rate where the metric is.
+        """
         return None
 
     def _freeze(self, pattern: str) -> None:
@@ -147,11 +160,9 @@ class Task(contracts.Task):
             parameter.requires_grad_(re.search(pattern, name) is not None)
 
     def state(self) -> Mapping[str, Any]:
-        """The model, the optimizer, and of scheduler, scaler, average and window what there is."""
+        """The model, the optimizer, and of scheduler, scaler and average what there is."""
         more = {"scheduler": self.scheduler, "scaler": self._scaler, "ema": self._ema}
-        found = {name: part for name, part in more.items() if part is not None}
-        window = {"window": self._window} if self._accumulate > 1 else {}
-        return {**super().state(), **found, **window}
+        return {**super().state(), **{name: part for name, part in more.items() if part is not None}}
 
     # -------------------------------------------------------------------------------- the steps
 
@@ -159,61 +170,29 @@ class Task(contracts.Task):
         """The metrics of one batch on its device, "loss" among them: a mean over the batch's elements."""
         raise ConfigError(f"{type(self).__name__} has no forward; give it one: def forward(self, batch): ...")
 
-    def elements(self, batch: Any) -> float:
+    def elements(self, batch: Any) -> float | Tensor:
         """Over how many elements a batch's loss is the mean: its weight where gradients accumulate.
 
-        Default: `batch_size`; of a loss per token, return the tokens that are not padding.
+        It gets the batch as the stream gave it.  Default: `batch_size`; of a loss per token, return the
+        tokens that are not padding.
         """
         return self.batch_size(batch)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         """One forward and backward pass, and an update where the accumulation window ends."""
+        count = self.elements(batch) if self._accumulate > 1 else None
         batch = self.to_device(batch)
         with self.precision():
             metrics = self.forward(batch)
-        loss = _loss(self, metrics)
-        if self._accumulate > 1:
-            count = self.elements(batch)
-            self._window["steps"] += 1
-            self._window["elements"] += count
-            loss = loss * count
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
-        if self._accumulate > 1 and self._window["steps"] < self._accumulate:
-            return metrics
-        norm = self._update()
-        return metrics if norm is None else {**metrics, "grad_norm": norm}
+        self.backward(_loss(self, metrics), count)
+        return {**metrics, **self.update()}
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
         """The epoch's last window may be short."""
-        if self._window["steps"]:
-            self._update()
-        return None
-
-    def _update(self) -> Tensor | None:
-        """Use the gradients; returns their norm where they are clipped."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        scaler, optimizer = self._scaler, self.optimizer
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        if self._accumulate > 1:
-            torch._foreach_div_([p.grad for p in parameters], self._window["elements"])
-            self._window.update(steps=0, elements=0.0)
-        norm = None if self._clip is None else self._clip.apply(parameters)
-        skipped = False
-        if scaler is None:
-            optimizer.step()
-        else:
-            before = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            skipped = scaler.get_scale() < before
-        optimizer.zero_grad()
-        if not skipped:
-            if self.scheduler is not None:
-                self.scheduler.step()
-            if self._ema is not None:
-                self._ema.update_parameters(self.model)
-        return norm
+        if not isinstance(self.optimizer, MinibatchOptimizer):
+            return None
+        self.optimizer.flush()
+        return self.optimizer.metrics()
 
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
         """The metrics of `forward`."""
@@ -238,12 +217,37 @@ class Task(contracts.Task):
         """The block in which a forward pass belongs: autocast, if asked for."""
         return torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None)
 
+    def backward(self, loss: Tensor, elements: float | Tensor | None = None) -> None:
+        """The gradients of a loss, scaled if need be; `elements`: over how many it is the mean."""
+        if elements is not None and isinstance(self.optimizer, MinibatchOptimizer):
+            loss = self.optimizer.weighted(loss, elements)
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def update(self) -> Mapping[str, Any]:
+        """Step the optimizer, where the window ends, and clear the gradients; returns metrics of it.
+
+        Raises:
+            ConfigError: the task has no optimizer, or several.
+        """
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"the optimizer of {type(self).__name__} is {optimizer!r:.80}: return one of torch's from "
+                "build_optimizer, or write a train_step that steps yours"
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer.metrics() if isinstance(optimizer, Around) else {}
+
     def to_device(self, batch: Any) -> Any:
-        """A batch with its tensors on the device; tuples, lists and mappings are looked into."""
+        """A batch with its tensors on the device; tuples, lists and mappings are looked into.
+
+        What has a method `to` of its own goes there by that (a packed sequence, say).
+        """
         if self.device is None:
             return batch
-        if isinstance(batch, Tensor):
-            return batch.to(self.device, non_blocking=True)
+        if callable(move := getattr(batch, "to", None)):
+            return move(self.device, non_blocking=True)
         if isinstance(batch, Mapping):
             return {name: self.to_device(part) for name, part in batch.items()}
         if isinstance(batch, tuple | list):
@@ -257,9 +261,26 @@ class Task(contracts.Task):
         return first.device.type
 
 
-def _average(model: torch.nn.Module, decay: float) -> AveragedModel:
-    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-    return AveragedModel(model, multi_avg_fn=average)
+class Average(AveragedModel):
+    """torch's exponential average of a model's weights, without its waiting for the device."""
+
+    def __init__(self, model: torch.nn.Module, decay: float) -> None:
+        super().__init__(model)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: torch.nn.Module) -> None:
+        """The first update copies the weights; buffers are always copied."""
+        copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
+        averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        if self.n_averaged:  # on the CPU, wherever the model is
+            ours, theirs = map(list, zip(*averaged, strict=True))
+            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
+        else:
+            copied += averaged
+        for our, their in copied:
+            our.copy_(their)
+        self.n_averaged += 1
 
 
 def _loss(task: Task, metrics: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from everstep.backends.torch.optimizers import layers
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -39,7 +40,8 @@ class TorchUpdateWatch:
         self.updates = 0
         self._objects = objects
         pairs = list(flatten(objects))
-        self._own = {name: _Watched(optimizer) for name, optimizer in _optimizers(pairs)}
+        self._layers = {name: list(layers(optimizer)) for name, optimizer in _optimizers(pairs)}
+        self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
@@ -115,9 +117,9 @@ class TorchUpdateWatch:
         driven = {id(optimizer) for _, value in flatten(self._objects) for optimizer in _driven(value)}
         return [
             name
-            for name, watched in self._own.items()
-            if hasattr(watched.optimizer.step, "_wrapped_by_lr_sched")  # torch's schedulers leave that mark
-            and id(watched.optimizer) not in driven
+            for name, found in self._layers.items()  # torch's schedulers leave that mark
+            if any(hasattr(layer.step, "_wrapped_by_lr_sched") for layer in found)
+            and not any(id(layer) in driven for layer in found)
         ]
 
     def gradients(self) -> Any:

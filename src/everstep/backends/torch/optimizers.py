@@ -1,0 +1,305 @@
+"""Optimizers around an optimizer: what happens to gradients before it steps with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from everstep.errors import ConfigError
+from everstep.keywords import checked_init, checked_keywords, number, whole
+
+
+@checked_init
+@dataclass(frozen=True)
+class Clip:
+    """How gradients are limited before an update; exactly one of the three, more than 0.
+
+    Args:
+        value: each element to the range -value to value.
+        norm: each parameter's gradient to this 2-norm.
+        global_norm: all gradients together to this 2-norm.
+
+    Raises:
+        ConfigError: none or several are given, or it is not positive.
+    """
+
+    value: float | None = None
+    norm: float | None = None
+    global_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        given = self._given()
+        if len(given) != 1:
+            raise ConfigError(f"Clip() takes exactly one of value, norm, global_norm; got {given}; give one")
+        for name, limit in given.items():
+            number(name, limit)
+
+    def _given(self) -> dict[str, float]:
+        return {name: limit for name, limit in vars(self).items() if limit is not None}
+
+    def __repr__(self) -> str:
+        return f"Clip({', '.join(f'{name}={limit}' for name, limit in self._given().items())})"
+
+    def apply(self, parameters: list[Tensor]) -> Tensor:
+        """Clip the gradients in place; returns their global 2-norm before that, on its device."""
+        utils = torch.nn.utils
+        if self.global_norm is not None:
+            return utils.clip_grad_norm_(parameters, self.global_norm)
+        total = utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.value is not None:
+            utils.clip_grad_value_(parameters, self.value)
+        else:
+            assert self.norm is not None
+            for parameter in parameters:
+                utils.clip_grad_norm_([parameter], self.norm)
+        return total
+
+
+class Around(Optimizer):
+    """An optimizer around another.
+
+    To schedulers and to the state it is the other one: it has that one's groups, state and hooks, and what
+    counts as an update is a step of the other one.
+
+    Attributes:
+        optimizer: the other one.
+    """
+
+    _step_supports_amp_scaling = False
+    """A gradient scaler unscales before it steps: what a fused optimizer does inside would come too late."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"{type(self).__name__}({optimizer!r:.60}): give an optimizer, as in "
+                f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1), ...)"
+            )
+        self.optimizer = optimizer  # and no super().__init__: what that would make is the other one's
+        self._told: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the other one."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of the other one."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the other one."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of the other one."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def options(self) -> dict[str, str]:
+        """What of its own arguments changes training, as texts."""
+        return {}
+
+    def metrics(self) -> dict[str, Any]:
+        """What the last `step` found out, told once; empty where it made no update."""
+        inner = self.optimizer.metrics() if isinstance(self.optimizer, Around) else {}
+        told, self._told = self._told, {}
+        return {**inner, **told}
+
+    def __repr__(self) -> str:
+        own = "".join(f", {name}={text}" for name, text in self.options().items())
+        return f"{type(self).__name__}({self.optimizer!r}{own})"
+
+
+def layers(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """The optimizer, the one that it is around, and so on to the innermost."""
+    yield optimizer
+    while isinstance(optimizer, Around):
+        optimizer = optimizer.optimizer
+        yield optimizer
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The one that steps the parameters."""
+    *_, last = layers(optimizer)
+    return last
+
+
+class ClipOptimizer(Around):
+    """Limits gradients before an optimizer steps with them.  Carries on tfutils' ClipOptimizer.
+
+        optimizer = ClipOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), Clip(global_norm=1.0))
+
+    Gradients whose norm is NaN or infinite are not used: on the CPU no update is made; on a device, where
+    nobody waits for the norm, the update is made with gradients of 0.  (tfutils applied them unclipped.)
+    `metrics()` has the norm before clipping as "grad_norm": collect it, and the NaN guard names that step.
+
+    Args:
+        optimizer: any of torch's.
+        clip: the limit; default, as in tfutils, each element to the range -1 to 1.
+
+    Raises:
+        ConfigError: it is no optimizer, or no `Clip`.
+    """
+
+    @checked_keywords
+    def __init__(self, optimizer: Optimizer, clip: Clip = Clip(value=1.0)) -> None:  # noqa: B008
+        super().__init__(optimizer)
+        if not isinstance(clip, Clip):
+            raise ConfigError(f"clip={clip!r}: give Clip(value=...), Clip(norm=...) or Clip(global_norm=...)")
+        self.clip = clip
+
+    def options(self) -> dict[str, str]:
+        """The limit."""
+        return {"clip": repr(self.clip)}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Clip, then step, unless the gradients are not finite; returns the closure's loss."""
+        loss = _called(closure)
+        parameters = _with_gradient(self)
+        norm = self.clip.apply(parameters)
+        self._told = {"grad_norm": norm}
+        finite = norm.isfinite()
+        if not finite.is_cpu:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.masked_fill_(~finite.to(parameter.device), 0.0)
+        elif not finite:
+            return loss
+        self.optimizer.step()
+        return loss
+
+
+class ScaledOptimizer(Around):
+    """Steps by a gradient scaler, which leaves out an update whose gradients overflowed.
+
+    `metrics()` has "overflowed", 1 where that happened and else 0.  A fused optimizer directly inside
+    leaves it out on the device, and nobody knows here.
+    """
+
+    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+        super().__init__(optimizer)
+        self.scaler = scaler
+        self._stepped = False
+        self.register_step_post_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Unscale, step unless they overflowed, and adapt the scale."""
+        loss = _called(closure)
+        self._stepped = False
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._told = {"overflowed": float(not self._stepped)}
+        return loss
+
+
+class MinibatchOptimizer(Around):
+    """Makes one update of several steps, with the mean of their gradients.  tfutils' MinibatchOptimizer.
+
+        optimizer = MinibatchOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 4)
+        for step, (x, y) in loop.iter_steps(train):
+            loss = cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            optimizer.weighted(loss, len(x)).backward()
+            optimizer.step()
+
+    `zero_grad` does nothing while a window is open, and the window is part of the state: a run goes on
+    in it.  A window that an epoch leaves short stays open, unless `flush` is called.
+
+    Args:
+        optimizer: any of torch's.
+        num_minibatches: steps to an update, 1 or more.
+
+    Raises:
+        ConfigError: it is no optimizer, or no such number.
+    """
+
+    @checked_keywords
+    def __init__(self, optimizer: Optimizer, num_minibatches: int) -> None:
+        super().__init__(optimizer)
+        self.num_minibatches = whole("num_minibatches", num_minibatches)
+        self._weight: Any = 1.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps, self._elements, self._loss = 0, 0.0, 0.0
+        """Of the open window: the steps made in it, their elements, the sum of the losses of these."""
+
+    def options(self) -> dict[str, str]:
+        """The size of the window."""
+        return {"num_minibatches": str(self.num_minibatches)}
+
+    def weighted(self, loss: Tensor, elements: float | Tensor) -> Tensor:
+        """The loss to call `backward` on, where the next step's is the mean over so many elements.
+
+        Then the gradient of an update is the mean over all elements of its steps, and `metrics()` has
+        that of their losses, "window_loss".  Without it, every step counts the same.
+        """
+        self._weight = elements
+        product = loss * elements
+        self._loss = self._loss + product.detach()
+        return product
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One more minibatch; the last of a window makes the update and zeroes the gradients."""
+        loss = _called(closure)
+        self._steps += 1
+        self._elements = self._elements + self._weight
+        self._weight = 1.0
+        if self._steps >= self.num_minibatches:
+            self.flush()
+        return loss
+
+    def flush(self) -> None:
+        """Make the update of a window that is shorter; without an open window, nothing."""
+        if not self._steps:
+            return
+        gradients = [p.grad for p in _with_gradient(self) if p.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, self._elements)
+        if isinstance(self._loss, Tensor):
+            self._told = {"window_loss": self._loss / self._elements}
+        self._begin()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing while a window is open: its gradients are still to be used."""
+        if not self._steps:
+            self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the other one, and the open window."""
+        window = {"steps": self._steps, "elements": self._elements, "loss": self._loss}
+        return {**self.optimizer.state_dict(), _WINDOW: window}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse; a state without a window has none open."""
+        window = state_dict.get(_WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
+        self._steps, self._elements, self._loss = window["steps"], window["elements"], window["loss"]
+        self.optimizer.load_state_dict({key: part for key, part in state_dict.items() if key != _WINDOW})
+
+
+_WINDOW = "window"
+
+
+def _with_gradient(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _called(closure: Callable[[], Any] | None) -> Any:
+    """What a closure returns: it makes the gradients, which must be there before the step."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
