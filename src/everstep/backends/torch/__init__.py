@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from everstep.backends.torch.optimizers import MinibatchOptimizer as MinibatchOptimizer
     from everstep.backends.torch.task import Task as Task
 
-_HOMES = {"Clip": "optimizers", "ClipOptimizer": "optimizers", "MinibatchOptimizer": "optimizers", "Task": "task"}
-__all__ = ["Clip", "ClipOptimizer", "MinibatchOptimizer", "Task"]
+_AROUND = ("Clip", "ClipOptimizer", "MinibatchOptimizer")
+_HOMES = {**dict.fromkeys(_AROUND, "optimizers"), "Task": "task"}
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

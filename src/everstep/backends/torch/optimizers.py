@@ -150,7 +150,7 @@ class ClipOptimizer(Around):
     """
 
     @checked_keywords
-    def __init__(self, optimizer: Optimizer, clip: Clip = Clip(value=1.0)) -> None:  # noqa: B008
+    def __init__(self, optimizer: Optimizer, clip: Clip = Clip(value=1.0)) -> None:
         super().__init__(optimizer)
         if not isinstance(clip, Clip):
             raise ConfigError(f"clip={clip!r}: give Clip(value=...), Clip(norm=...) or Clip(global_norm=...)")
@@ -160,7 +160,7 @@ class ClipOptimizer(Around):
         """The limit."""
         return {"clip": repr(self.clip)}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip, then step, unless the gradients are not finite; returns the closure's loss."""
         loss = _called(closure)
         parameters = _with_gradient(self)
@@ -193,7 +193,7 @@ class ScaledOptimizer(Around):
     def _note(self, *_: Any) -> None:
         self._stepped = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Unscale, step unless they overflowed, and adapt the scale."""
         loss = _called(closure)
         self._stepped = False
@@ -228,12 +228,15 @@ class MinibatchOptimizer(Around):
     def __init__(self, optimizer: Optimizer, num_minibatches: int) -> None:
         super().__init__(optimizer)
         self.num_minibatches = whole("num_minibatches", num_minibatches)
-        self._weight: Any = 1.0
+        self._weight: float | Tensor = 1.0
         self._begin()
 
     def _begin(self) -> None:
-        self._steps, self._elements, self._loss = 0, 0.0, 0.0
-        """Of the open window: the steps made in it, their elements, the sum of the losses of these."""
+        self._steps = 0
+        """Of the open window; what follows is too."""
+        self._elements: float | Tensor = 0.0
+        self._loss: float | Tensor = 0.0
+        """The sum over the elements."""
 
     def options(self) -> dict[str, str]:
         """The size of the window."""
@@ -250,7 +253,7 @@ class MinibatchOptimizer(Around):
         self._loss = self._loss + product.detach()
         return product
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One more minibatch; the last of a window makes the update and zeroes the gradients."""
         loss = _called(closure)
         self._steps += 1

@@ -14,7 +14,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from everstep import contracts
-from everstep.backends.torch.optimizers import Around, Clip, ClipOptimizer, MinibatchOptimizer, ScaledOptimizer
+from everstep.backends.torch.optimizers import (
+    Around,
+    Clip,
+    ClipOptimizer,
+    MinibatchOptimizer,
+    ScaledOptimizer,
+)
 from everstep.errors import ConfigError, MetricError
 from everstep.keywords import checked_keywords, number, whole
 
@@ -117,9 +123,8 @@ class Task(contracts.Task):
         self.scheduler = self.build_scheduler(optimizer)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise ConfigError(
-                "build_scheduler returned a ReduceLROnPlateau, which follows a metric that is not there after "
-                'an update; give the Trainer services.Plateau("valid/loss", then=SetValue("optimizer.lr", '
-                "times=0.1))"
+                "build_scheduler returned a ReduceLROnPlateau, which follows a metric; "
+                'give the Trainer services.Plateau("valid/loss", then=SetValue("optimizer.lr", times=0.1))'
             )
         if self._decay is not None:
             self._ema = Average(self.model, self._decay)

@@ -1,0 +1,311 @@
+"""Optimizers around optimizers: what they do to gradients, in every door, over crashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import everstep
+from everstep.backends.torch import Clip, ClipOptimizer, MinibatchOptimizer
+from everstep.errors import ConfigError, NonFiniteError, StateError
+from everstep.proof.compare import compare_runs
+from tiny_runs import Boom, rows
+
+X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+QUIET = everstep.Console(sink=lambda line: None)
+
+
+def net() -> torch.nn.Linear:
+    torch.manual_seed(5)
+    return torch.nn.Linear(4, 3)
+
+
+def sgd(model: Any, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def step(model: Any, optimizer: Any, x: Any, y: Any, *, weighted: bool = False, times: float = 1.0) -> None:
+    """As any program does it."""
+    loss = times * cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    (optimizer.weighted(loss, len(x)) if weighted else loss).backward()
+    optimizer.step()
+
+
+# ------------------------------------------------------------------------------------ minibatches
+
+
+def test_several_steps_are_one_update_with_the_mean_of_their_gradients() -> None:
+    small, large = net(), net()
+    optimizer = MinibatchOptimizer(sgd(small), 3)
+    for part in range(3):
+        before = weights(small)
+        step(small, optimizer, X[4 * part :][:4], Y[4 * part :][:4])
+        assert torch.equal(weights(small), before) == (part < 2)
+    step(large, sgd(large), X[:12], Y[:12])
+    assert (weights(small) - weights(large)).abs().max() < 1e-6
+    assert all(p.grad is None for p in small.parameters())
+
+
+def test_unequal_minibatches_count_by_their_elements_also_in_a_short_window() -> None:
+    small, large = net(), net()
+    optimizer = MinibatchOptimizer(sgd(small), 3)
+    losses = []
+    for ends in ((0, 7), (7, 9), (9, 10), (10, 15), (15, 22)):
+        step(small, optimizer, X[slice(*ends)], Y[slice(*ends)], weighted=True)
+        losses += [float(loss) for loss in optimizer.metrics().values()]
+    optimizer.flush()
+    losses += [float(loss) for loss in optimizer.metrics().values()]
+    optimizer.flush()
+    whole = sgd(large)
+    for ends in ((0, 10), (10, 22)):
+        expected = cross_entropy(large(X[slice(*ends)]), Y[slice(*ends)]).item()
+        assert losses.pop(0) == pytest.approx(expected, abs=1e-6)
+        step(large, whole, X[slice(*ends)], Y[slice(*ends)])
+    assert not losses and optimizer.metrics() == {}
+    assert (weights(small) - weights(large)).abs().max() < 1e-6
+
+
+def test_elements_may_lie_on_the_device() -> None:
+    one, other = net(), net()
+    for model, count in ((one, 4.0), (other, torch.tensor(4))):
+        optimizer = MinibatchOptimizer(sgd(model), 2)
+        for part in (X[:4], X[4:8]):
+            optimizer.weighted(cross_entropy(model(part), Y[:4]), count).backward()
+            optimizer.step()
+    assert torch.equal(weights(one), weights(other))
+
+
+# --------------------------------------------------------------------------------------- clipping
+
+
+def test_as_in_tfutils_each_element_is_limited_to_one_by_default() -> None:
+    model, hand = net(), net()
+    optimizer = ClipOptimizer(sgd(model))
+    step(model, optimizer, X, Y, times=100.0)
+    (100.0 * cross_entropy(hand(X), Y)).backward()
+    norm = torch.cat([p.grad.flatten() for p in hand.parameters() if p.grad is not None]).norm()
+    assert float(optimizer.metrics()["grad_norm"]) == pytest.approx(float(norm), rel=1e-5)
+    torch.nn.utils.clip_grad_value_(hand.parameters(), 1.0)
+    sgd(hand).step()
+    assert torch.equal(weights(model), weights(hand))
+
+
+@pytest.mark.parametrize("clip", [Clip(value=1.0), Clip(norm=1.0), Clip(global_norm=1.0)], ids=str)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_gradients_without_a_finite_norm_are_not_applied(tmp_path: Path, clip: Clip, bad: float) -> None:
+    model = net()
+    optimizer = ClipOptimizer(torch.optim.AdamW(model.parameters()), clip)
+    moments: list[Any] = []
+    state = {"model": model, "optimizer": optimizer}
+    with everstep.Supervisor(tmp_path, state, max_step=3, services=[QUIET], default_services=False) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            before = weights(model)
+            step(model, optimizer, X, Y, times=bad if sv.step == 1 else 1.0)
+            assert torch.equal(weights(model), before) == (sv.step == 1)
+            moments.append(optimizer.state[model.weight]["exp_avg"].clone())
+            sv.advance(**optimizer.metrics())
+        assert (sv.step, sv.updates) == (3, 2)
+    assert torch.equal(moments[0], moments[1])
+    (_, norm, _) = [float.fromhex(row[5]) for row in rows(tmp_path)]
+    assert not math.isfinite(norm)
+
+
+def test_the_guard_names_the_step_of_a_norm_that_is_not_finite(tmp_path: Path) -> None:
+    model = net()
+    optimizer = ClipOptimizer(sgd(model), Clip(global_norm=1.0))
+    state = {"model": model, "optimizer": optimizer}
+
+    def train() -> None:
+        with everstep.Supervisor(tmp_path, state, max_step=20, services=[QUIET]) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                step(model, optimizer, X, Y, times=math.inf if sv.step == 6 else 1.0)
+                sv.advance(**optimizer.metrics())
+
+    with pytest.raises(NonFiniteError, match="metric 'grad_norm' is nan at step 7"):
+        train()
+
+
+def test_on_a_device_nobody_waits_for_the_norm() -> None:
+    """The meta device has no values: who wants to read one fails."""
+    model = net().to("meta")
+    inner = ClipOptimizer(torch.optim.AdamW(model.parameters()), Clip(norm=1.0))
+    optimizer = MinibatchOptimizer(inner, 2)
+    for _ in range(4):
+        loss = cross_entropy(model(X.to("meta")), Y.to("meta"))
+        optimizer.weighted(loss, loss.new_tensor(22.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert {metric.device.type for metric in optimizer.metrics().values()} == {"meta"}
+    with pytest.raises(RuntimeError, match="meta"):
+        loss.item()
+
+
+# ------------------------------------------------------------------------ as optimizers of a program
+
+
+def test_a_scheduler_and_a_scaler_take_it_for_the_optimizer_it_is() -> None:
+    model, hand = net(), net()
+    optimizer = ClipOptimizer(torch.optim.AdamW(model.parameters(), fused=True), Clip(global_norm=0.01))
+    plain = torch.optim.AdamW(hand.parameters(), fused=True)
+    for each, own in ((optimizer, model), (plain, hand)):
+        schedule = torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(3):
+            scaler.scale(cross_entropy(own(X), Y)).backward()
+            if each is plain:
+                scaler.unscale_(plain)
+                torch.nn.utils.clip_grad_norm_(hand.parameters(), 0.01)
+            scaler.step(each)
+            scaler.update()
+            each.zero_grad()
+            schedule.step()
+    assert torch.equal(weights(model), weights(hand))
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3 * 0.5**3]
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    assert len(plain.param_groups) == 1 and len(optimizer.optimizer.param_groups) == 2
+    assert repr(optimizer).startswith("ClipOptimizer(AdamW") and "Clip(global_norm=0.01)" in repr(optimizer)
+
+
+class Program:
+    """Dropout-like noise, a window of 3, clipping, a schedule of the updates; it may crash in a step."""
+
+    def __init__(self, crash: int = 0) -> None:
+        self.crash, self.calls = crash, 0
+        self.model = net()
+        self.optimizer = MinibatchOptimizer(
+            ClipOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.05), Clip(global_norm=0.5)), 3
+        )
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.9)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+
+    def step(self, batch: Any) -> dict[str, Any]:
+        self.calls += 1
+        x, y = batch
+        loss = cross_entropy(self.model(x + 0.1 * torch.randn(x.shape)), y)
+        self.optimizer.zero_grad()
+        self.optimizer.weighted(loss, len(x)).backward()
+        if self.calls == self.crash:
+            raise Boom
+        self.optimizer.step()
+        found = self.optimizer.metrics()
+        if found:
+            self.schedule.step()
+        return {"loss": loss, **found}
+
+
+def supervised(run_dir: Path, program: Program, **arguments: Any) -> int:
+    with everstep.Supervisor(run_dir, program.state(), **arguments) as sv:
+        batches = sv.stream(everstep.data.arrays(X, Y, batch_size=4, shuffle=True), passes=2)
+        while not sv.should_stop():
+            sv.advance(**program.step(next(batches)))
+        return sv.updates
+
+
+def looped(run_dir: Path, program: Program, **arguments: Any) -> int:
+    data = everstep.data.arrays(X, Y, batch_size=4, shuffle=True)
+    with everstep.TrainLoop(run_dir, program.state(), max_epoch=2, **arguments) as loop:
+        for _ in loop.iter_epochs():
+            for _, batch in loop.iter_steps(data):
+                loop.collect_metrics(program.step(batch))
+        return loop.updates
+
+
+def trained(run_dir: Path, program: Program, **arguments: Any) -> int:
+    class Own(everstep.Task):
+        def state(self) -> Mapping[str, Any]:
+            return program.state()
+
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            return program.step(batch)
+
+    data = {"train": everstep.data.arrays(X, Y, batch_size=4, shuffle=True)}
+    door = everstep.Trainer(Own(), data, run_dir, max_epoch=2, **arguments)
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch()
+        return loop.updates
+
+
+@pytest.mark.parametrize("door", [supervised, looped, trained])
+def test_in_every_door_a_crash_in_a_window_changes_nothing(tmp_path: Path, door: Any) -> None:
+    def start(name: str, crash: int = 0) -> Any:
+        checkpoints = everstep.Checkpoints(everstep.Every(steps=1))
+        return door(tmp_path / name, Program(crash), seed=3, services=[checkpoints, QUIET])
+
+    assert start("straight") == 4
+    for crash in (2, 3, 4, 9):
+        with pytest.raises(Boom):
+            start(str(crash), crash)
+        assert start(str(crash)) == 4
+        assert compare_runs(tmp_path / "straight", tmp_path / str(crash)) == [], crash
+
+
+def test_the_rate_is_set_and_options_are_compared_as_those_of_the_optimizer(tmp_path: Path) -> None:
+    def start(clip: float, crash: int = 0, **arguments: Any) -> None:
+        model = net()
+        optimizer = ClipOptimizer(sgd(model), Clip(value=clip))
+        falling = everstep.services.Scheduled("optimizer.lr", lambda step: 0.1 / (1 + step))
+        services = [falling, everstep.Checkpoints(everstep.Every(steps=1)), QUIET]
+        state = {"model": model, "optimizer": optimizer}
+        with everstep.Supervisor(tmp_path, state, max_step=6, services=services, **arguments) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                assert optimizer.param_groups[0]["lr"] == 0.1 / (2 + sv.step)
+                step(model, optimizer, X, Y)
+                if sv.step == crash - 1:
+                    raise Boom
+                sv.advance()
+
+    with pytest.raises(Boom):
+        start(1.0, crash=3)
+    with pytest.raises(ConfigError, match=r"clip: stored Clip\(value=1\.0\), given Clip\(value=2"):
+        start(2.0)
+    start(2.0, on_change="override")
+
+
+@pytest.mark.parametrize("made_for", ["outermost", "innermost"])
+def test_a_schedule_that_the_state_lacks_is_an_error(tmp_path: Path, made_for: str) -> None:
+    model = net()
+    inner = sgd(model)
+    optimizer = ClipOptimizer(inner)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer if made_for == "outermost" else inner, 1)
+    state = {"model": model, "optimizer": optimizer}
+    with pytest.raises(StateError, match="a scheduler was made for the learning rate of 'optimizer'"):
+        supervised_once(tmp_path / "without", state, model, optimizer)
+    supervised_once(tmp_path / "with", {**state, "schedule": schedule}, model, optimizer)
+
+
+def supervised_once(run_dir: Path, state: Any, model: Any, optimizer: Any) -> None:
+    with everstep.Supervisor(run_dir, state, max_step=1, services=[QUIET]) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            step(model, optimizer, X, Y)
+            sv.advance()
+
+
+def test_misuse() -> None:
+    optimizer = sgd(net())
+    with pytest.raises(ConfigError, match="give an optimizer, as in ClipOptimizer"):
+        ClipOptimizer(torch.optim.SGD)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"clip=1\.0: give Clip"):
+        ClipOptimizer(optimizer, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_minibatches=0: give a whole number"):
+        MinibatchOptimizer(optimizer, 0)
+    with pytest.raises(ConfigError, match="did you mean 'num_minibatches'"):
+        MinibatchOptimizer(optimizer, num_minibatch=2)  # type: ignore[call-arg]
