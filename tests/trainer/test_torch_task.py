@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
-from everstep.errors import ConfigError, MetricError
+from everstep.backends.torch import Clip
+from everstep.errors import ConfigError, MetricError, NonFiniteError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Boom, rows
 
@@ -103,7 +106,7 @@ def test_clipping_limits_what_it_says_and_the_norm_before_is_recorded(tmp_path: 
 
     before = Steep()
     torch.manual_seed(0)
-    task = Steep(clip=everstep.torch.Clip(**{clip: 0.5}))
+    task = Steep(clip=Clip(**{clip: 0.5}))
     task.model = before.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
     start = [p.detach().clone() for p in task.model.parameters()]
     train(tmp_path / "run", task, max_step=1)
@@ -127,6 +130,65 @@ def test_only_what_matches_is_trained(tmp_path: Path) -> None:
     assert changed == {"2.weight", "2.bias"}
     with pytest.raises(ConfigError, match="found in no parameter's name; known: 0"):
         train(tmp_path / "other", Linear(trainable="encoder"))
+
+
+def test_the_mean_of_tokens_that_are_not_padding_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    """Token losses: batches of equal sizes with unequal numbers of tokens."""
+    lengths = torch.tensor([1, 6, 2, 5, 3, 6, 1, 1, 4, 6, 2])
+    tokens = torch.randint(3, (11, 6), generator=torch.Generator().manual_seed(2))
+    tokens[torch.arange(6) >= lengths[:, None]] = -1
+
+    class Tokens(Linear):
+        def build_model(self) -> Any:
+            return torch.nn.Embedding(11, 18)
+
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            ids, wanted = batch
+            scores = self.model(ids).unflatten(-1, (6, 3))
+            return {"loss": cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=-1)}
+
+        def elements(self, batch: Any) -> float:
+            return float((batch[1] >= 0).sum())
+
+    def run(name: str, batch: int, **arguments: Any) -> tuple[torch.Tensor, list[float]]:
+        task = Tokens(**arguments)
+        data = {"train": everstep.data.arrays(torch.arange(11), tokens, batch_size=batch)}
+        options: dict[str, Any] = {"max_epoch": 2, "seed": 3, "services": [everstep.Console(sink=list)]}
+        everstep.Trainer(task, data, tmp_path / name, **options).run_training()
+        losses = "window_loss" if arguments else "loss"
+        phases = ("step", "tail")
+        found = [
+            (r[1], float.fromhex(r[5])) for p in phases for r in rows(tmp_path / name, p) if r[3] == losses
+        ]
+        return weights(task), [value for _, value in sorted(found)]
+
+    small, small_losses = run("small", 2, accumulate=4)  # 2 2 2 2 | 2 1
+    large, large_losses = run("large", 8)  # 8 | 3
+    assert (small - large).abs().max() < 1e-6
+    assert small_losses == pytest.approx(large_losses, abs=1e-6) and len(large_losses) == 4
+
+
+@pytest.mark.parametrize("clip", [Clip(value=1.0), Clip(global_norm=1.0)], ids=str)
+def test_an_infinite_norm_is_not_applied_and_the_guard_names_its_step(tmp_path: Path, clip: Clip) -> None:
+    class Steep(Linear):
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            x, y = batch
+            steep = torch.where(x[0, 0] == X[12, 0], 3e38, 1.0)  # the batch of step 4
+            return {"loss": cross_entropy(self.model(x), y), "cost": self.model(x).mean() * steep}
+
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            metrics = self.forward(batch)
+            before = weights(self)
+            self.backward(metrics["loss"] + metrics["cost"])
+            told = self.update()
+            assert torch.equal(weights(self), before) != bool(told["grad_norm"].isfinite())
+            return {"loss": metrics["loss"], **told}
+
+    with pytest.raises(NonFiniteError, match="metric 'grad_norm' is inf at step 4"):
+        train(tmp_path / "guarded", Steep(clip=clip))
+    task = train(tmp_path / "unguarded", Steep(clip=clip), default_services=False)
+    assert weights(task).isfinite().all()
+    assert [math.isfinite(v) for v in values(tmp_path / "unguarded", "grad_norm")] == [1, 1, 1, 0, 1, 1]
 
 
 def test_a_schedule_steps_with_the_updates(tmp_path: Path) -> None:
@@ -155,6 +217,136 @@ def test_an_overflowed_step_counts_and_its_update_does_not(tmp_path: Path) -> No
             door.epoch()
             assert (loop.step, loop.updates) == (6, 5)
     assert weights(task).isfinite().all()
+    assert values(tmp_path / "run", "overflowed") == [0, 0, 1, 0, 0, 0]
+
+
+def test_a_scaled_update_waits_for_the_device_once() -> None:
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    task = Linear(autocast=torch.float16, accumulate=2)
+    task.build()
+    for reads in (0, 1, 0, 1):
+        task.backward(task.forward((X, Y))["loss"], 22)
+        with Reads() as found:
+            task.update()
+        assert found.count == reads
+
+
+def test_nothing_of_a_step_waits_for_the_device() -> None:
+    """The meta device has no values: who wants to read one fails."""
+
+    class Everything(Linear):
+        def build_optimizer(self, model: Any) -> Any:
+            return torch.optim.AdamW(model.parameters())
+
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+        def elements(self, batch: Any) -> Any:
+            return batch[1].to("meta").sum()
+
+    for clip in (Clip(value=1.0), Clip(norm=1.0), Clip(global_norm=1.0)):
+        task = Everything(device="meta", accumulate=2, clip=clip, ema=0.9)
+        task.build()
+        for _ in range(5):
+            metrics = task.train_step((X, Y))
+        assert set(task.train_loop_end() or ()) == {"grad_norm", "window_loss"}
+        with pytest.raises(RuntimeError, match="meta"):
+            metrics["loss"].item()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_a_batch_goes_to_the_device_however_it_is_nested() -> None:
+    task = Linear(device="meta")
+    packed = torch.nn.utils.rnn.pack_sequence([X[:3], X[:2]])
+    batch = {"pair": Pair(X, [Y, "text", 3]), "more": ((X,), {"deep": Y}), "packed": packed, "none": None}
+    moved = task.to_device(batch)
+    assert type(moved["pair"]) is Pair and moved["pair"].second[1:] == ["text", 3] and moved["none"] is None
+    parts = [moved["pair"].first, moved["pair"].second[0], moved["more"][0][0], moved["more"][1]["deep"]]
+    assert [part.device.type for part in [*parts, moved["packed"].data]] == ["meta"] * 5
+    assert Linear().to_device(batch) is batch
+
+
+def test_on_the_device_cpu_it_is_the_run_without_one(tmp_path: Path) -> None:
+    task = train(tmp_path / "cpu", Linear(device="cpu"))
+    assert {p.device.type for p in task.model.parameters()} == {"cpu"}
+    train(tmp_path / "none", Linear())
+    assert compare_runs(tmp_path / "cpu", tmp_path / "none") == []
+
+
+class Noisy(Linear):
+    """With dropout; it may crash in a step."""
+
+    crash = 0
+    calls = 0
+
+    def build_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3))
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        self.calls += 1
+        if self.calls == self.crash:
+            raise Boom
+        return super().forward(batch)
+
+
+def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    def start(name: str, crash: int = 0, **arguments: Any) -> Noisy:
+        task = Noisy(ema=0.9, **arguments)
+        task.crash = crash
+        train(tmp_path / name, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
+        return task
+
+    compiled = {"compile": {"backend": "aot_eager"}}
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    straight = start("straight", **compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+    with pytest.raises(Boom):
+        start("crashed", 4, **compiled)
+    start("crashed", **compiled)
+    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
+    plain = start("plain")
+    assert (weights(straight) - weights(plain)).abs().max() < 1e-6
+    assert values(tmp_path / "straight", "loss") == pytest.approx(
+        values(tmp_path / "plain", "loss"), abs=1e-6
+    )
+    start("plain", **compiled)  # a run may go on compiled, or not
+    assert straight.state().keys() == plain.state().keys()
+
+
+def test_a_smoke_test_leaves_the_schedule_and_the_average_alone(tmp_path: Path) -> None:
+    class Scheduled(Linear):
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    task = Scheduled(ema=0.5, clip=Clip(norm=1.0))
+    door = everstep.Trainer(
+        task, {"train": [(X, Y)], "valid": [(X, Y)]}, tmp_path / "run", seed=3, max_epoch=1
+    )
+    before = {name: id(part) for name, part in task.state().items()}
+    door.smoke_test()
+    assert {name: id(part) for name, part in task.state().items()} == before
+    assert task.scheduler.last_epoch == 0 and task.optimizer.param_groups[0]["lr"] == 0.1
+    door.run_training()
+    assert task.optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_the_summary_lists_the_model_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    services = [everstep.Console(sink=lines.append)]
+    data = {"train": everstep.data.arrays(X, Y, batch_size=22)}
+    everstep.Trainer(Linear(ema=0.5), data, tmp_path, services=services, max_epoch=1, seed=3).run_training()
+    table = next(text for text in lines if "Trainable Parameters" in text)
+    assert "model" in table and "ema" not in table and "67" in table
 
 
 def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Path) -> None:
@@ -199,9 +391,7 @@ def test_all_of_it_resumes_to_the_bit(tmp_path: Path, every: int) -> None:
             return super().forward((x + 0.1 * torch.randn(x.shape), y))
 
     def start(run_dir: Path, crash: int = 0, every: int = 100) -> Everything:
-        task = Everything(
-            accumulate=4, autocast=torch.float16, ema=0.8, clip=everstep.torch.Clip(global_norm=1.0)
-        )
+        task = Everything(accumulate=4, autocast=torch.float16, ema=0.8, clip=Clip(global_norm=1.0))
         task.crash = crash
         checkpoints = everstep.Checkpoints(everstep.Every(steps=every))
         train(run_dir, task, max_epoch=2, services=[checkpoints])
@@ -253,13 +443,31 @@ def test_a_gan_with_two_optimizers_is_a_step_of_its_own(tmp_path: Path) -> None:
 
 def test_misuse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exactly one of value, norm, global_norm"):
-        everstep.torch.Clip(value=1.0, norm=1.0)
+        Clip(value=1.0, norm=1.0)
     with pytest.raises(ConfigError, match="did you mean 'accumulate'"):
         Linear(accumulation=2)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="give a decay between 0 and 1"):
         Linear(ema=1.5)
     with pytest.raises(ConfigError, match="give torch"):
         Linear(autocast=torch.float64)
+    with pytest.raises(ConfigError, match="compile='inductor': give True, or arguments"):
+        Linear(compile="inductor")  # type: ignore[arg-type]
+
+    class Following(Linear):
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    with pytest.raises(ConfigError, match=r"services\.Plateau"):
+        Following().build()
+
+    class Several(Linear):
+        def build_optimizer(self, model: Any) -> Any:
+            return {"head": super().build_optimizer(model[2]), "rest": super().build_optimizer(model[:2])}
+
+    with pytest.raises(ConfigError, match="clip, accumulate of Several is for one optimizer"):
+        Several(clip=Clip(norm=1.0), accumulate=2).build()
+    with pytest.raises(ConfigError, match="write a train_step that steps yours"):
+        train(tmp_path / "several", Several())
 
     class Lossless(Linear):
         def forward(self, batch: Any) -> Mapping[str, Any]:

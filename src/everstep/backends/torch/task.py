@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Task(contracts.Task):
             finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters in whose name it is not found are frozen.
-        compile: whether the model is compiled, in place; or the arguments of `torch.compile` for it.
+        compile: whether the model is compiled; or the arguments of `torch.compile` for it.
 
     Raises:
         ConfigError: an argument is unknown or out of its range.
@@ -77,10 +77,16 @@ class Task(contracts.Task):
             raise ConfigError(f"autocast={autocast}: give torch.bfloat16, torch.float16 or None")
         if ema is not None and not 0 < number("ema", ema) < 1:
             raise ConfigError(f"ema={ema}: give a decay between 0 and 1, such as 0.999")
+        if not isinstance(compile, bool | Mapping):
+            raise ConfigError(
+                f'compile={compile!r}: give True, or arguments, as in {{"backend": "inductor"}}'
+            )
         self._autocast, self._clip, self._decay = autocast, clip, ema
         self._accumulate = whole("accumulate", accumulate)
         self._trainable, self._compile = trainable, compile
         self._ema: Average | None = None
+        self._evaluated: Any = None
+        """What an evaluation has for `model`, if it is another."""
         self._scaler: torch.amp.GradScaler | None = None
         self._built = False
 
@@ -104,11 +110,11 @@ class Task(contracts.Task):
             self._equip(self.optimizer)
         else:
             self._require_plain()
-        if self._compile:
+        if self._compile is not False:
             how = self._compile if isinstance(self._compile, Mapping) else {}
-            for model in (self.model, self._ema and self._ema.module):
-                if model is not None:
-                    model.compile(**how)
+            self.model = torch.compile(self.model, **how)
+            if self._ema is not None:
+                self._evaluated = torch.compile(self._ema.module, **how)
 
     def _equip(self, optimizer: Optimizer) -> None:
         """Put around the optimizer what was asked for; its updates move the schedule and the average."""
@@ -128,6 +134,7 @@ class Task(contracts.Task):
             )
         if self._decay is not None:
             self._ema = Average(self.model, self._decay)
+            self._evaluated = self._ema.module
         optimizer.register_step_post_hook(self._updated)
 
     def _require_plain(self) -> None:
@@ -166,8 +173,16 @@ class Task(contracts.Task):
 
     def state(self) -> Mapping[str, Any]:
         """The model, the optimizer, and of scheduler, scaler and average what there is."""
-        more = {"scheduler": self.scheduler, "scaler": self._scaler, "ema": self._ema}
-        return {**super().state(), **{name: part for name, part in more.items() if part is not None}}
+        parts = {
+            "model": getattr(
+                self.model, "_orig_mod", self.model
+            ),  # without what torch.compile puts around it
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self._scaler,
+            "ema": self._ema,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     # -------------------------------------------------------------------------------- the steps
 
@@ -209,8 +224,8 @@ class Task(contracts.Task):
         """Without gradients; `model` is the average, if there is one."""
         live = self.model
         with torch.no_grad():
-            if self._ema is not None:
-                self.model = self._ema.module
+            if self._evaluated is not None:
+                self.model = self._evaluated
             try:
                 yield
             finally:
@@ -220,7 +235,9 @@ class Task(contracts.Task):
 
     def precision(self) -> AbstractContextManager[Any]:
         """The block in which a forward pass belongs: autocast, if asked for."""
-        return torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None)
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, self._autocast)
 
     def backward(self, loss: Tensor, elements: float | Tensor | None = None) -> None:
         """The gradients of a loss, scaled if need be; `elements`: over how many it is the mean."""
