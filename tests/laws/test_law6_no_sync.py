@@ -1,18 +1,21 @@
 """Law 6: a step on which nothing is due waits for no device.
 
 On a GPU torch itself judges (bench/cuda_sync.py).  Here it is a framework of this test's own, whose
-numbers lie on a "device": it writes down when somebody waits for them.
+numbers lie on a "device": it writes down when somebody waits for them.  (That no update of a torch Task
+waits, trainer/test_torch_task.py asks of a device that has no values.)
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import everstep
 from everstep import Every, backends
@@ -20,6 +23,7 @@ from everstep.backends.numpy import NumpyBackend
 from everstep.record import RunJournal
 from everstep.services import Throughput
 from everstep.testing import ManualClock
+from tiny_runs import rows
 
 
 class Far:
@@ -122,11 +126,52 @@ def test_a_speed_is_that_of_what_the_device_has_done(tmp_path: Path, far: FarBac
         for _ in loop.iter_epochs():
             for _step, _ in loop.iter_steps(range(8)):
                 far.queued += 2.0
-    rows = RunJournal(tmp_path / "run").rows()
-    speeds = [(row.name, row.step, row.value) for row in rows if "per_second" in row.name]
+    found = RunJournal(tmp_path / "run").rows()
+    speeds = [(row.name, row.step, row.value) for row in found if "per_second" in row.name]
     assert sorted(speeds) == [
         ("samples_per_second", 4, 1.5),
         ("samples_per_second", 8, 1.5),
         ("steps_per_second", 4, 0.5),
         ("steps_per_second", 8, 0.5),
     ]
+
+
+def test_trainer(tmp_path: Path, far: FarBackend) -> None:
+    """With accumulation, clipping, an average and a schedule: how often is read is the services' affair."""
+    few = trained(tmp_path / "few", far, 50)
+    require_few(far, due={1, 50, 99, 100, 101, 150, 199, 200})
+    far.waits.clear()
+    assert trained(tmp_path / "many", far, 1) == few
+    assert {*range(1, 201)} <= {*far.waits}
+
+
+def trained(run_dir: Path, far: FarBackend, every: int) -> list[tuple[Any, ...]]:
+    """200 steps, looked at every so many; returns the rows."""
+
+    class Task(everstep.torch.Task):
+        def build_model(self) -> Any:
+            return torch.nn.Linear(3, 1)
+
+        def build_optimizer(self, model: Any) -> Any:
+            return torch.optim.AdamW(model.parameters())
+
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            far.now += 1
+            loss = self.model(batch).square().mean()
+            return {"loss": loss, "far": Far(loss.item())}
+
+    far.now = 0
+    services = [
+        everstep.services.LogVariables(["far"], every=Every(steps=every)),
+        everstep.NaNGuard(metrics=["far", "loss"]),
+        everstep.Console(sink=lambda line: None),
+    ]
+    task = Task(accumulate=3, clip=everstep.torch.Clip(global_norm=1.0), ema=0.9)
+    streams = {"train": torch.ones(100, 2, 3).unbind()}
+    everstep.Trainer(
+        task, streams, run_dir, services=services, seed=3, max_epoch=2, clock=ManualClock()
+    ).run_training()
+    return rows(run_dir)
