@@ -21,7 +21,8 @@ from everstep.backends.torch.optimizers import (
     MinibatchOptimizer,
     ScaledOptimizer,
 )
-from everstep.errors import ConfigError, MetricError
+from everstep.backends.torch.updates import flatten
+from everstep.errors import ConfigError, MetricError, StateError
 from everstep.keywords import checked_keywords, number, whole
 
 
@@ -207,6 +208,16 @@ class Task(contracts.Task):
         self.backward(_loss(self, metrics), count)
         return {**metrics, **self.update()}
 
+    def train_loop_begin(self) -> None:
+        """Of what the state lacks, only the task can know the scaler and the average."""
+        held = {id(part) for _, part in flatten(self.state())}
+        for name, part in {"scaler": self._scaler, "ema": self._ema}.items():
+            if part is not None and id(part) not in held:
+                raise StateError(
+                    f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin that "
+                    "anew; return {**super().state(), ...} from state"
+                )
+
     def train_loop_end(self) -> Mapping[str, Any] | None:
         """The epoch's last window may be short."""
         if not isinstance(self.optimizer, MinibatchOptimizer):
@@ -306,10 +317,21 @@ class Average(AveragedModel):
 
 
 def _loss(task: Task, metrics: Any) -> Tensor:
+    """The loss among what `forward` returned, which gradients can be made of."""
     loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
+    name = type(task).__name__
     if not isinstance(loss, Tensor):
         raise MetricError(
-            f"{type(task).__name__}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
+            f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
             'as in {"loss": loss}'
+        )
+    if loss.numel() != 1:
+        raise MetricError(
+            f"the loss of {name}.forward has the shape {tuple(loss.shape)}: return its mean, loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise MetricError(
+            f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
+            "self.model(...), without detach() or item(), and leave something to be trained"
         )
     return loss

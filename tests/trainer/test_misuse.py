@@ -1,0 +1,254 @@
+"""What a person gets wrong in a task: each a clear error with the remedy, and nothing lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_task import TinyTask, trainer
+from torch.nn.functional import mse_loss
+
+import everstep
+from everstep.backends.torch import Clip
+from everstep.errors import ConfigError, EverstepError, MetricError, StateError, UsageError
+from everstep.proof.compare import compare_runs
+from tiny_runs import Boom
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Fit(everstep.torch.Task):
+    """A layer with dropout to a sum."""
+
+    def build_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(3, 1))
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        (x,) = batch
+        return {"loss": mse_loss(self.model(x)[:, 0], x.sum(1))}
+
+
+def door(run_dir: Path, task: everstep.Task, **arguments: Any) -> everstep.Trainer:
+    streams = {name: everstep.data.arrays(X, batch_size=4) for name in ("train", "valid")}
+    services = [everstep.Console(sink=lambda line: None), *arguments.pop("services", ())]
+    return everstep.Trainer(task, streams, run_dir, services=services, seed=3, max_epoch=2, **arguments)
+
+
+def refused(run_dir: Path, task: everstep.Task, error: type[EverstepError], match: str) -> None:
+    with pytest.raises(error, match=match):
+        door(run_dir, task).run_training()
+
+
+# ------------------------------------------------------------------------------- what state lacks
+
+
+class Leaving(Fit):
+    """Its state leaves something out."""
+
+    out = ""
+
+    def build_scheduler(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def state(self) -> Mapping[str, Any]:
+        return {name: part for name, part in super().state().items() if name != self.out}
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (
+            "optimizer",
+            r"Adam that steps 2 of the state's arrays \(model/1\.weight, model/1\.bias\) is not part",
+        ),
+        (
+            "model",
+            r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the model",
+        ),
+        ("scheduler", r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in"),
+    ],
+)
+def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
+    for clip in (None, Clip(norm=1.0)):
+        task = Leaving(clip=clip)
+        task.out = out
+        refused(tmp_path / str(clip), task, StateError, message)
+
+
+def test_a_second_optimizer_that_the_state_lacks(tmp_path: Path) -> None:
+    class Second(Fit):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            metrics = super().train_step(batch)
+            self.model(batch[0]).square().mean().backward()
+            self.other.step()
+            self.other.zero_grad()
+            return metrics
+
+        def build(self) -> None:
+            super().build()
+            self.other = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    refused(
+        tmp_path, Second(), StateError, r"SGD that steps 2 of the state's arrays .* is not part of the state"
+    )
+
+
+def test_an_optimizer_that_never_steps(tmp_path: Path) -> None:
+    class Idle(Fit):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            return self.forward(batch)
+
+    refused(
+        tmp_path, Idle(), EverstepError, r"no optimizer of the state made an update; call optimizer\.step"
+    )
+
+
+# ------------------------------------------------------------------------------ what steps return
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"forward returned None; return a mapping with the loss, a tensor"),
+        (torch.ones(()), r"forward returned tensor\(1\.\); return a mapping"),
+        ({"cost": torch.ones(())}, r"forward returned .*cost.*return a mapping with the loss"),
+        ({"loss": 1.0}, r"forward returned .*return a mapping with the loss, a tensor"),
+        ({"loss": torch.ones(4)}, r"has the shape \(4,\): return its mean, loss\.mean\(\)"),
+        ({"loss": torch.ones(())}, r"depends on no parameter that is trained: compute it from self\.model"),
+    ],
+)
+def test_a_forward_without_a_loss(tmp_path: Path, returned: Any, message: str) -> None:
+    class Wrong(Fit):
+        def forward(self, batch: Any) -> Any:
+            return returned
+
+    refused(tmp_path, Wrong(), MetricError, message)
+
+
+NO_NUMBERS = [
+    ("low", r"metric 'x' is 'low', a str: collect one real number"),
+    (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
+    (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
+    (np.ones(3), r"metric 'x': .*reduce it"),
+    (None, r"metric 'x' is None, a NoneType"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), NO_NUMBERS)
+def test_a_metric_that_is_not_a_number(tmp_path: Path, value: Any, message: str) -> None:
+    class Wrong(Fit):
+        where = ""
+
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            return {**super().train_step(batch), **self.more("train_step")}
+
+        def train_loop_end(self) -> Mapping[str, Any] | None:
+            return {**(super().train_loop_end() or {}), **self.more("train_loop_end")}
+
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            return {**super().eval_step(batch), **self.more("eval_step")}
+
+        def eval_end(self, state: Any) -> Mapping[str, Any]:
+            return self.more("eval_end")
+
+        def more(self, here: str) -> Mapping[str, Any]:
+            return {"x": value} if here == self.where else {}
+
+    for where in ("train_step", "train_loop_end", "eval_step", "eval_end"):
+        task = Wrong()
+        task.where = where
+        refused(tmp_path / where, task, MetricError, message)
+
+
+@pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
+def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
+    task = TinyTask()
+    setattr(task, where, lambda *_: 0.5)
+    with pytest.raises(MetricError, match=rf"TinyTask\.{where} returned 0\.5; return a mapping of names"):
+        trainer(tmp_path, task).run_training()
+
+
+# --------------------------------------------------------------------------------------- around
+
+
+def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    """Average, modes, random state and weights, at any of its batches; and the training goes on."""
+
+    class Failing(Fit):
+        fails = 0
+        batches = 0
+
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            random.random(), np.random.random(), torch.rand(3)  # what it draws is its own affair
+            self.model[1].train()
+            self.batches += 1
+            if self.batches == self.fails:
+                raise Boom
+            return super().eval_step(batch)
+
+    def start(name: str, fails: int) -> None:
+        task = Failing(ema=0.9, clip=Clip(value=0.5))
+        one = door(tmp_path / name, task)
+        one.train(3)
+        live, modes = task.model, [m.training for m in task.model.modules()]
+        before = {f"{name}/{k}": v.clone() for name in ("model", "ema") for k, v in tensors(task, name)}
+        drawn = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index,union-attr]
+        task.batches, task.fails = 0, fails
+        if fails:
+            with pytest.raises(Boom):
+                one.evaluate("valid")
+        task.fails = 0
+        assert task.model is live and [m.training for m in task.model.modules()] == modes
+        now = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index,union-attr]
+        assert now == drawn
+        after = {f"{name}/{k}": v for name in ("model", "ema") for k, v in tensors(task, name)}
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+        one.run_training()
+
+    start("straight", 0)
+    for fails in (1, 2, 3):
+        start(str(fails), fails)
+        assert compare_runs(tmp_path / "straight", tmp_path / str(fails)) == []
+
+
+def tensors(task: everstep.Task, name: str) -> Any:
+    return task.state()[name].state_dict().items()
+
+
+def test_training_in_an_evaluation_is_refused(tmp_path: Path) -> None:
+    class Training(Fit):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            with torch.enable_grad():
+                return self.train_step(batch)
+
+    refused(
+        tmp_path,
+        Training(),
+        UsageError,
+        r"stepped while stream 'valid' was evaluated.* leave optimizer\.step",
+    )
+
+
+def test_a_task_without_its_parts_says_which(tmp_path: Path) -> None:
+    class Bare(everstep.torch.Task):
+        pass
+
+    with pytest.raises(ConfigError, match=r"return a torch\.nn\.Module from build_model"):
+        door(tmp_path, Bare())
+    task = Bare()
+    task.model = torch.nn.Linear(3, 1)
+    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; give it one")
+
+    class Unoptimized(Fit):
+        def build_optimizer(self, model: Any) -> Any:
+            return None
+
+    refused(tmp_path / "none", Unoptimized(), ConfigError, r"optimizer of Unoptimized is None: return one")
