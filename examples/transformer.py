@@ -90,6 +90,22 @@ def loss_on(model: nn.Module, text: Tensor, starts: Tensor, context: int) -> Ten
     return cross_entropy(model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
 
 
+def split(text: Tensor, size: Size) -> tuple[everstep.Stream, Tensor]:
+    """Where pieces of the text begin: batches of them to train on, and 128 that are held out."""
+    starts = torch.arange(0, len(text) - size.context - 1, size.context)
+    trained = starts[torch.arange(len(starts)) % 20 != 0]
+    train = everstep.data.arrays(trained, batch_size=size.batch, shuffle=True, drop_last=True)
+    return train, starts[::20][:128]
+
+
+def rate(size: Size, update: int) -> float:
+    """The part of the learning rate: up in a line, down in a cosine."""
+    updates = size.steps * size.epochs // size.accumulate
+    warm_up = updates // 10
+    done = (update - warm_up) / (updates - warm_up)
+    return update / warm_up if update < warm_up else 0.55 + 0.45 * math.cos(math.pi * min(done, 1))
+
+
 @torch.no_grad()
 def sample(model: nn.Module, prompt: str, length: int, context: int) -> str:
     """`prompt` and `length` more bytes, drawn from the model with a generator of its own."""
@@ -121,24 +137,12 @@ def main() -> None:
     torch.manual_seed(0)  # of the initial weights
 
     text = standard_library(size.files)
-    starts = torch.arange(0, len(text) - size.context - 1, size.context)
-    held_out = starts[::20][:128]
-    train = everstep.data.arrays(
-        starts[torch.arange(len(starts)) % 20 != 0], batch_size=size.batch, shuffle=True, drop_last=True
-    )
+    train, held_out = split(text, size)
 
     model = Transformer(size)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    updates = size.steps * size.epochs // size.accumulate
-    warm_up = updates // 10
-
-    def rate(update: int) -> float:
-        """Up in a line, down in a cosine."""
-        done = (update - warm_up) / (updates - warm_up)
-        return update / warm_up if update < warm_up else 0.55 + 0.45 * math.cos(math.pi * min(done, 1))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update + 1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(size, update + 1))
 
     with everstep.TrainLoop(
         options.run,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from everstep.drill import DrillReport, drill
 from everstep.record import RunJournal
@@ -19,6 +24,7 @@ SMALL = {
     "gan": ("--epochs", "30"),
     "logistic_numpy": ("--steps", "600"),
     "transformer": ("--small",),
+    "transformer_trainer": ("--small",),
 }
 
 
@@ -76,6 +82,27 @@ def test_the_transformer_learns() -> None:
     assert untimed[0] == untimed[1]
 
 
+def test_the_transformer_through_a_trainer_is_the_one_of_the_loop_to_the_bit() -> None:
+    exact("transformer_trainer", "last step", seed=1)
+    program = [sys.executable, str(EXAMPLES / "transformer.py"), "--small", "--run", "loop"]
+    subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+    hand, door = Path("loop"), run_dirs()[0]
+    one, other = last_arrays(hand), last_arrays(door)
+    assert one.keys() == other.keys() and len(one) > 50
+    assert all(np.array_equal(array, other[name]) for name, array in one.items())
+    assert RunJournal(hand).series("loss") == RunJournal(door).series("loss")
+    assert RunJournal(hand).series("valid_loss", "tail") == RunJournal(door).series(
+        "valid/loss", "eval/valid"
+    )
+
+
+def last_arrays(run: Path) -> dict[str, Any]:
+    """The arrays of the state that a run ended with."""
+    last = max((run / "checkpoints").glob("epoch-*"))
+    arrays = load_file(last / "arrays.safetensors").items()
+    return {name.replace("average", "ema"): array for name, array in arrays if name.startswith("user/")}
+
+
 def test_logistic_regression_learns() -> None:
     exact("logistic_numpy", "random instant", "commit")
     for output in outputs():
@@ -91,6 +118,25 @@ def test_logistic_regression_imports_no_framework() -> None:
     )
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+LINES = re.findall(r"^\| `python examples/(\w+)\.py(.*?)` \|", (EXAMPLES / "README.md").read_text(), re.M)
+
+
+def test_the_readme_has_a_line_for_each_example_and_each_is_tested() -> None:
+    names = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    assert sorted(name for name, _ in LINES) == names == sorted(SMALL)
+
+
+@pytest.mark.parametrize(("name", "options"), LINES)
+def test_each_line_of_the_readme_is_understood(
+    name: str, options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *options.split(), *SMALL[name], "--help"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert left.value.code == 0 and "--run" in capsys.readouterr().out
 
 
 @pytest.mark.torture
