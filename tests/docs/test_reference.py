@@ -46,3 +46,15 @@ def test_every_argument_of_data(name: str) -> None:
     text = section("Data")
     assert f"`data.{name}(" in text
     assert all(re.search(rf"\b{argument}\b", text) for argument in arguments(getattr(everstep.data, name)))
+
+
+def test_every_argument_of_a_torch_task() -> None:
+    assert rows("everstep.torch") == arguments(everstep.torch.Task.__init__)
+
+
+@pytest.mark.parametrize("name", ["ClipOptimizer", "MinibatchOptimizer"])
+def test_every_argument_of_the_optimizers(name: str) -> None:
+    (call,) = re.findall(rf"^\| `{name}\((.+)\)` \|", section("everstep.torch"), re.MULTILINE)
+    given = arguments(getattr(everstep.torch, name).__init__)
+    wanted = [key if default == "needed" else f"{key}={default.strip('`')}" for key, default in given.items()]
+    assert call == ", ".join(wanted)
