@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
-from everstep.backends.torch import Clip
+from everstep.backends.torch import Clip, ClipOptimizer
 from everstep.errors import ConfigError, MetricError, NonFiniteError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Boom, rows
@@ -439,6 +439,35 @@ def test_a_gan_with_two_optimizers_is_a_step_of_its_own(tmp_path: Path) -> None:
     start(tmp_path / "run", 10)
     start(tmp_path / "straight", 10)
     assert rows(tmp_path / "run", "step") == rows(tmp_path / "straight", "step")
+
+
+def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
+    class Several(Noisy):
+        def build_optimizer(self, model: Any) -> Any:
+            return {
+                "head": torch.optim.AdamW(model[2].parameters()),
+                "rest": ClipOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)),
+            }
+
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            metrics = self.forward(batch)
+            self.backward(metrics["loss"])
+            for optimizer in self.optimizer.values():
+                optimizer.step()
+                optimizer.zero_grad()
+            return {**metrics, **self.optimizer["rest"].metrics()}
+
+    def start(name: str, crash: int = 0) -> None:
+        task = Several()
+        task.crash = crash
+        train(tmp_path / name, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
+
+    start("straight")
+    with pytest.raises(Boom):
+        start("crashed", 4)
+    start("crashed")
+    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
+    assert len(values(tmp_path / "crashed", "grad_norm")) == 6
 
 
 def test_misuse(tmp_path: Path) -> None:
