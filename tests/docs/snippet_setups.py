@@ -77,6 +77,25 @@ def evaluate_now(names: dict[str, Any]) -> float:
     return float(names["evaluate"](names["model"], names["valid"]))
 
 
+def task() -> dict[str, Any]:
+    """`training`, with `valid` a stream, too, and `Digits`, a task for both."""
+    names = training()
+
+    class Digits(everstep.torch.Task):
+        def build_model(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Linear(8, 4))
+
+        def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+        def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+            scores = self.model(batch[0])
+            accuracy = (scores.argmax(1) == batch[1]).float().mean()
+            return {"loss": cross_entropy(scores, batch[1]), "accuracy": accuracy}
+
+    return {**names, "Digits": Digits, "valid": everstep.data.arrays(*names["valid"], batch_size=10)}
+
+
 def dataset() -> dict[str, Any]:
     """`digits` with a map-style `Dataset` class, whose samples are drawn with augmentation."""
     names = digits()
@@ -96,4 +115,6 @@ def bare() -> dict[str, Any]:
     return {"everstep": everstep, "torch": torch, "np": np}
 
 
-SETUPS = {setup.__name__: setup for setup in (bare, digits, training, trained, trained_with_best, dataset)}
+SETUPS = {
+    setup.__name__: setup for setup in (bare, digits, training, trained, trained_with_best, task, dataset)
+}
