@@ -63,6 +63,7 @@ EXCLUDED = {
     "other products": "AdamW DeepSpeech TensorBoard TensorFlow",
     "headings and words of the text": "common constructor initialization method Methods Parameters Recovery",
     "in examples, a user's own": "input_x input_y step_loss test_x test_y train_data train_flow train_op",
+    "everstep's, in the notes": "local_init_fn ready",
     "values, formulas and files": "acc accuracy auc ckpt f1 info json KEY NaN sqrt train_loss warn yaml",
     "places of arguments whose name is not given": "args ctx ex fn kw kwargs kwds msg self values",
     "inner variables that the notes quote": "best_ckpt_logs max_trials merged num_replicas",
@@ -171,10 +172,9 @@ def notes_about(seed: Seed, notes: str) -> Iterator[str]:
 def names(seed: Seed, documents: list[str], notes: list[str]) -> list[str]:
     """All names of a system, sorted."""
     found: set[str] = set()
-    for text in documents:
-        if seed.mark in text:
-            text = FOREIGN.sub("", text[text.index(seed.mark) :])
-            found.update(of_source(text) if "Source code" in seed.mark else of_document(text))
+    (document,) = (text[text.index(seed.mark) :] for text in documents if seed.mark in text)
+    read = of_source if "Source code" in seed.mark else of_document
+    found.update(read(FOREIGN.sub("", document)))
     for text in notes:
         for part in notes_about(seed, text):
             found.update(of_notes(FOREIGN.sub("", part)))
