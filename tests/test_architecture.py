@@ -32,7 +32,7 @@ FLOORS = (
     {"supervisor"},
     {"loop"},
     {"trainer"},
-    {"testing", "proof"},
+    {"testing", "proof", "torch"},
     {"drill"},
     {"cli"},
     {"__init__"},

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         schedule as schedule,
         services as services,
         testing as testing,
+        torch as torch,
     )
-    from everstep.backends import torch as torch
     from everstep.contracts import (
         Boundary as Boundary,
         Cursor as Cursor,
@@ -92,7 +92,7 @@ _ROOMS = {
     "schedule": "everstep.schedule",
     "services": "everstep.services",
     "testing": "everstep.testing",
-    "torch": "everstep.backends.torch",
+    "torch": "everstep.torch",
 }
 
 __version__ = "0.1.0"

@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.backends.torch import Clip, ClipOptimizer, MinibatchOptimizer
 from everstep.errors import ConfigError, NonFiniteError, StateError
 from everstep.proof.compare import compare_runs
+from everstep.torch import Clip, ClipOptimizer, MinibatchOptimizer
 from tiny_runs import Boom, rows
 
 X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))

@@ -14,9 +14,9 @@ from tiny_task import TinyTask, trainer
 from torch.nn.functional import mse_loss
 
 import everstep
-from everstep.backends.torch import Clip
 from everstep.errors import ConfigError, EverstepError, MetricError, StateError, UsageError
 from everstep.proof.compare import compare_runs
+from everstep.torch import Clip
 from tiny_runs import Boom
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
-from everstep.backends.torch import Clip, ClipOptimizer
 from everstep.errors import ConfigError, MetricError, NonFiniteError
 from everstep.proof.compare import compare_runs
+from everstep.torch import Clip, ClipOptimizer
 from tiny_runs import Boom, rows
 
 X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))
