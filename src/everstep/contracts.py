@@ -472,10 +472,16 @@ class Save:
 
 @dataclass(frozen=True)
 class SaveBest:
-    """Action: keep this boundary's user state as the best by `metric`, apart from the checkpoints."""
+    """Action: keep this boundary's user state among the best by `metric`, apart from the checkpoints.
+
+    Attributes:
+        metric, value: which, and what it reached.
+        beside: names of those kept before that stay.
+    """
 
     metric: str
     value: float
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def test_one_bit_of_an_array(run: Path, copied: Path, start: str) -> None:
         "streams/train/pass",
         "rng/rank0/numpy/state/pos",
         "services/early stop valid_loss/state/best",
-        "services/best valid_loss/state/step",
+        "services/early stop valid_loss/state/improved",
         "services/metrics/state/readers/print steps/windows/loss/mean",
     ],
 )

@@ -23,6 +23,7 @@ class Facts(NamedTuple):
         created: seconds since 1970.
         metrics: `meta["metrics"]`, for `keep_best`.
         best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
+        kept: `meta["kept"]`: by metric, the names of all that it speaks of, the best first.
     """
 
     name: CheckpointName
@@ -30,12 +31,15 @@ class Facts(NamedTuple):
     created: float
     metrics: dict[str, float]
     best: dict[str, str]
+    kept: dict[str, list[str]]
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
         meta = body["meta"] if isinstance(body["meta"], dict) else {}
         created = datetime.fromisoformat(body["created"]).timestamp()
-        return cls(name, body["partial"], created, meta.get("metrics") or {}, meta.get("best") or {})
+        best = meta.get("best") or {}
+        kept = meta.get("kept") or {metric: [one] for metric, one in best.items()}
+        return cls(name, body["partial"], created, meta.get("metrics") or {}, best, kept)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,14 @@ class Store:
         found = {m: self.best_folder(m) / name for facts in newest for m, name in facts.best.items()}
         return {metric: path for metric, path in found.items() if path.exists()}
 
+    def kept_best(self) -> dict[str, list[Path]]:
+        """By metric, the folders of all best weights that the newest checkpoint names, the best first."""
+        newest = self.facts()[-1:]
+        found = {m: (self.best_folder(m), names) for facts in newest for m, names in facts.kept.items()}
+        return {
+            m: [folder / n for n in names if (folder / n).exists()] for m, (folder, names) in found.items()
+        }
+
     def names(self) -> list[CheckpointName]:
         """The names on disk, oldest to newest, whole or not."""
         try:

@@ -91,10 +91,12 @@ def _rows(run_dir: Path) -> _Facts:
 def _best(run_dir: Path, last: Checkpoint) -> _Facts:
     meta: Any = last.meta
     facts: _Facts = {}
-    for metric, name in meta["best"].items():
-        saved = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
-        facts[f"best/{metric}"] = [name.encode()]
-        facts |= {f"best/{metric}/{path}": [data] for path, data in state_leaves(saved).items()}
+    for metric, names in meta.get("kept", {m: [name] for m, name in meta["best"].items()}).items():
+        for rank, name in enumerate(names, 1):
+            place = f"best/{metric}" + (f" ({rank})" if rank > 1 else "")
+            saved = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
+            facts[place] = [name.encode()]
+            facts |= {f"{place}/{path}": [data] for path, data in state_leaves(saved).items()}
     return facts
 
 

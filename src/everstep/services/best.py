@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from everstep.contracts import Boundary, Json, Outcome, Readings, RunView, SaveBest, Service, Stage
 from everstep.errors import ConfigError
+from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 
 Mode = Literal["min", "max"]
@@ -59,17 +61,28 @@ def latest(readings: Readings, metric: str) -> list[float]:
     return [] if stats is None else [stats.mean]
 
 
+@dataclass
+class _Place:
+    """A place among the best values; `name` is that of the folder with its weights, once they are kept."""
+
+    value: float
+    step: int
+    epoch: int
+    name: str | None = None
+
+
 class Best(Service):
-    """Tracks the best value of a metric and keeps the user state that reached it in `best/METRIC/`.
+    """Tracks the best values of a metric and keeps the user state that reached them in `best/METRIC/`.
 
     A value collected outside steps (an evaluation) is compared at once, and counts for the weights
     of the boundary that follows.  A metric collected only inside steps is judged by its mean at the
-    service's boundary.
+    service's boundary.  NaN and infinities are never best; of equal values the earlier one is.
 
     Args:
         metric: its name.
         mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy, and says so.
         save: whether to keep the weights on disk.
+        keep: of how many of the best, 1 or more; `everstep.best` and `loop.best` speak of the first.
         restore_at_end: after a clean end, when the last state is committed, load the best weights
             into the live objects (the checkpoints keep the last state).
         every: when the steps' mean is judged; default each epoch.
@@ -84,21 +97,46 @@ class Best(Service):
         mode: str | None = None,
         *,
         save: bool = True,
+        keep: int = 1,
         restore_at_end: bool = False,
         every: Schedule | None = None,
     ) -> None:
         super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
         self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
-        self.save, self.restore_at_end = save, restore_at_end
-        self.value: float | None = None
-        self.step = self.epoch = 0
+        self.save, self.keep, self.restore_at_end = save, whole("keep", keep), restore_at_end
         self.is_new = False
         """Whether a best came since the last printed line (the mark ` (*)`)."""
-        self.saved_as: str | None = None
-        """Name of the folder in `best/METRIC/` with the best weights; the supervisor sets it."""
-        self._unsaved = False
+        self._top: list[_Place] = []
+        """The best first; one place a step."""
+        self._waiting: int | None = None
+        """The step at which a value came that has a place and no weights yet."""
         self._run: RunView | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The best value so far; None before the first."""
+        return self._top[0].value if self._top else None
+
+    @property
+    def step(self) -> int:
+        """When it came."""
+        return self._top[0].step if self._top else 0
+
+    @property
+    def epoch(self) -> int:
+        """In which epoch it came."""
+        return self._top[0].epoch if self._top else 0
+
+    @property
+    def saved_as(self) -> str | None:
+        """Name of the folder in `best/METRIC/` with the best weights; None if they are not kept."""
+        return self._top[0].name if self._top else None
+
+    @property
+    def kept(self) -> list[str]:
+        """The names of all folders that it keeps, the best first."""
+        return [place.name for place in self._top if place.name is not None]
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -106,43 +144,65 @@ class Best(Service):
 
     def _seen(self, value: float) -> None:
         assert self._run is not None
-        if self._inferred and self.value is None:
+        if self._inferred and not self._top:
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
             self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
         if better(value, self.value, self.mode):
-            self.value, self.step, self.epoch = value, self._run.step, self._run.epoch
-            self.is_new = self._unsaved = True
-            self.saved_as = None  # until these weights are kept, too
+            self.is_new = True
+        step = self._run.step
+        same = next((place for place in self._top if place.step == step), None)
+        others = [place for place in self._top if place is not same]
+        full = others[-1].value if len(others) == self.keep else None
+        if not better(value, None if same is None else same.value, self.mode):
+            return
+        if not better(value, full, self.mode):
+            return
+        rank = sum(not better(value, place.value, self.mode) for place in others)
+        others.insert(rank, _Place(value, step, self._run.epoch))
+        self._top = others[: self.keep]
+        self._waiting = step
 
-    def run(self, boundary: Boundary) -> Outcome | None:
+    def look(self, boundary: Boundary) -> float | None:
+        """A value of this boundary's state, if it came since the last look and is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
                 self._seen(value)
-        boundary.readings.clear()
-        if not self._unsaved:
+        step, self._waiting = self._waiting, None
+        place = next((place for place in self._top if place.step == step), None)
+        if place is None:
             return None
-        self._unsaved = False
+        if step == boundary.step:
+            return place.value
+        assert self._run is not None
+        self._run.println(
+            f"the best {self.metric} ({place.value:.6g}) was measured at step {step} and its weights "
+            f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
+        )
+        return None
+
+    def run(self, boundary: Boundary) -> Outcome | None:
         if not self.save:
+            self._waiting = None
+        value = self.look(boundary)
+        boundary.readings.clear()
+        if value is None or not self.save:
             return None
-        assert self.value is not None and self._run is not None
-        if self.step != boundary.step:
-            self._run.println(
-                f"the best {self.metric} ({self.value:.6g}) was measured at step {self.step} and its weights "
-                f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
-            )
-            return None
-        return Outcome(actions=(SaveBest(self.metric, self.value),))
+        return Outcome(actions=(SaveBest(self.metric, value, tuple(self.kept)),))
+
+    def keep_as(self, name: str, step: int) -> None:
+        """Of the value that came at `step`, the weights are kept under this name."""
+        for place in self._top:
+            if place.step == step:
+                place.name = name
 
     def state_dict(self) -> dict[str, Json]:
-        return {
-            "value": self.value,
-            "step": self.step,
-            "epoch": self.epoch,
-            "saved_as": self.saved_as,
-            "unsaved": self._unsaved,
-        }
+        return {"top": [list(vars(place).values()) for place in self._top], "waiting": self._waiting}
 
     def load_state_dict(self, state: Any) -> None:
-        self.value, self.step, self.epoch = state["value"], state["step"], state["epoch"]
-        self.saved_as, self._unsaved = state["saved_as"], state["unsaved"]
+        if "top" not in state:  # of an everstep that kept one
+            one = [state["value"], state["step"], state["epoch"], state["saved_as"]]
+            waiting = state["step"] if state["unsaved"] else None
+            state = {"top": [] if state["value"] is None else [one], "waiting": waiting}
+        self._top = [_Place(*place) for place in state["top"][: self.keep]]
+        self._waiting = state["waiting"]

@@ -650,7 +650,7 @@ class Run:
         name = self._name(phase)
         for service, action in actions:
             if isinstance(service, Best) and isinstance(action, SaveBest):
-                service.saved_as = str(name)
+                service.keep_as(str(name), name.step)
         self._snapshot = self._take_snapshot(phase)
         self._saver.commit(self._snapshot, best, whole=whole)
         self._kept_only = not (whole or last)
@@ -721,6 +721,7 @@ class Run:
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
+            "kept": {b.metric: b.kept for b in self._board.all(Best) if b.kept},
         }
         return Snapshot(
             name=self._name(phase),

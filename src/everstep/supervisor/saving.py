@@ -122,12 +122,12 @@ class Saver:
             phase=snapshot.phase,
             meta={"metric": action.metric, "value": action.value},
             guarded=snapshot.guarded,
-            keep=self._spoken_of(action.metric),
+            keep={*self._spoken_of(action.metric), *action.beside},
         )
 
     def _spoken_of(self, metric: str) -> set[str]:
         """The best weights that checkpoints on disk speak of: a resume from one of them wants its own."""
-        return {facts.best[metric] for facts in self._opening.store.facts() if metric in facts.best}
+        return {name for facts in self._opening.store.facts() for name in facts.kept.get(metric, ())}
 
     def _done(self, committed: CommittedCheckpoint | None) -> None:
         self.error = None
