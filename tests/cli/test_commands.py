@@ -273,11 +273,13 @@ def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
 
 
 def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:
-    best = as_json("show", "runs/fast", cwd=fitted)["best"][-1]
+    best = as_json("show", "runs/fast", cwd=fitted)["best"][0]
     path = str(fitted / "runs" / "fast" / "best" / "valid.loss" / "epoch-0002-step-00000002")
-    assert best == {"metric": "valid/loss", "value": 0.5, "step": 2, "epoch": 2, "path": path}
+    assert best == {"metric": "valid/loss", "rank": 1, "value": 0.5, "step": 2, "epoch": 2, "path": path}
+    told, _ = everstep("checkpoints", "runs/fast", cwd=fitted)
+    assert re.search(r"^valid/loss +1 +0\.5 +2 +2 ", told, re.MULTILINE)
     told, _ = everstep("show", "fast", cwd=fitted)
-    assert re.search(rf"\n  valid/loss +0.5 +2 +2  {path}\n", told)
+    assert re.search(rf"\n  valid/loss +1 +0.5 +2 +2  {path}\n", told)
 
 
 def test_plot_in_the_terminal_and_to_files(made: Path, tmp_path: Path) -> None:

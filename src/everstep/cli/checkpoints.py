@@ -10,7 +10,7 @@ import click
 
 from everstep.checkpoint import CheckpointName, Retention, Store
 from everstep.cli.finding import find, index_option, json_option
-from everstep.cli.listing import checkpoints_of, store_of
+from everstep.cli.listing import BEST, best_weights, checkpoints_of, store_of
 from everstep.cli.output import note, print_json, print_table
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
 from everstep.record import RunDir, RunLock
@@ -42,7 +42,7 @@ def command(
     """The checkpoints of a RUN.  A NAME is a checkpoint's name, a step, or "latest", the newest whole one.
 
     \b
-    list          what there is; "next" is what a start goes on from
+    list          what there is; "next" is what a start goes on from; and the best weights
     verify        read every byte; exit status 1 if one is damaged
     pin NAME...   never delete these; unpin NAME...
     prune         say which are not needed, by the same rules as a run; --delete deletes them.
@@ -70,6 +70,9 @@ def command(
                 click.echo(row["problem"])
         if action == "prune":
             _say_pruned(rows, delete)
+        if action == "list" and not names and (best := best_weights(run_dir)):
+            click.echo("\nbest weights")
+            print_table(best, BEST)
     if action == "verify" and not all(row["whole"] for row in rows):
         sys.exit(1)
 

@@ -17,6 +17,9 @@ from everstep.errors import CheckpointError, ConfigError
 from everstep.index.queries import metric_names, metric_rows
 from everstep.services.best import direction
 
+BEST = ("metric", "rank", "value", "step", "epoch", "path")
+"""What tables show of best weights."""
+
 
 def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
     """The run's checkpoints, to look at: nothing is made."""
@@ -54,10 +57,15 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
 
 
 def best_weights(run_dir: Path) -> list[dict[str, Any]]:
-    """One dictionary per folder of best weights: metric, value, step, epoch and path, as far as known."""
+    """One dictionary per folder of best weights: metric, rank, value, step, epoch and path, as far as known.
+
+    The rank is that of the run's newest checkpoint, 1 is the best; None for one of an older checkpoint.
+    """
     found = []
-    for path in sorted(path for path in (run_dir / "best").glob("*/*") if path.is_dir()):
-        told: dict[str, Any] = {"metric": path.parent.name}
+    ranks = {path: rank for kept in store_of(run_dir).kept_best().values() for rank, path in enumerate(kept, 1)}
+    folders = sorted(path for path in (run_dir / "best").glob("*/*") if path.is_dir())
+    for path in sorted(folders, key=lambda path: (path.parent.name, ranks.get(path, len(folders)))):
+        told: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
         with contextlib.suppress(CheckpointError):
             body = read_manifest(path)
             told |= {**body["meta"], "step": body["step"], "epoch": body["epoch"]}

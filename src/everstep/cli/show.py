@@ -9,13 +9,12 @@ import click
 from sqlalchemy import Connection
 
 from everstep.cli.finding import GONE, Found, find, index_option, json_option
-from everstep.cli.listing import best_values, best_weights, checkpoints_of
+from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, metric_rows, starts, summaries
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 _START = ("number", "started", "from", "status", "step", "reason")
-_BEST = ("metric", "value", "step", "epoch", "path")
 _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 
@@ -102,7 +101,7 @@ def _print(run: dict[str, Any]) -> None:
     _section("starts", run["segments"], _START)
     _section("metrics", run["metrics"], _METRIC)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
-    _section("best weights", run["best"], _BEST)
+    _section("best weights", run["best"], BEST)
 
 
 def _section(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
