@@ -592,6 +592,17 @@ class RunView(Protocol):
         """Whether a signal asks the run to end: who waits for something, waits no more."""
 
     @property
+    def tainted(self) -> bool:
+        """Whether a guard has found the state bad: it is not saved."""
+
+    def live_object(self, entry: str) -> Any:
+        """The live object of a state entry, to look at.
+
+        Raises:
+            ConfigError: there is no such entry; names the nearest.
+        """
+
+    @property
     def step(self) -> int: ...
 
     @property

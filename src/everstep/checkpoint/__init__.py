@@ -1,9 +1,9 @@
 """Checkpoints: format, atomic commit, verification, retention, background writing."""
 
-from everstep.checkpoint.commit import CommittedCheckpoint, save_apart
+from everstep.checkpoint.commit import CommittedCheckpoint, place_apart, retire_others, save_apart
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.finding import find_checkpoint
-from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase
+from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase, finite, write_arrays
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.format import read_body as read_manifest
 from everstep.checkpoint.retention import Retention, names_inside
@@ -20,10 +20,14 @@ __all__ = [
     "Store",
     "Writer",
     "find_checkpoint",
+    "finite",
     "forecast",
     "names_inside",
+    "place_apart",
     "read_checkpoint",
     "read_manifest",
+    "retire_others",
     "save_apart",
     "trial_write",
+    "write_arrays",
 ]

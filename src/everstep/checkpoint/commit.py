@@ -46,19 +46,12 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
         )
 
 
-def place(
-    target: Path,
-    name: CheckpointName,
-    structure: Json,
-    arrays: Mapping[str, HostArray],
-    make_room: Callable[[], Path | None],
-    **facts: Json,
-) -> int:
-    """Write a checkpoint beside `target`, then give it that name.
+def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Path | None]) -> int:
+    """Write a folder beside `target`, then give it that name.
 
     Args:
+        write: fills the new folder, durably; returns the bytes.
         make_room: moves away what has the name now, if anything; returns where to.
-        facts: the rest of the manifest's body.
 
     Returns:
         The bytes written.
@@ -67,14 +60,44 @@ def place(
     files.discard(new)
     try:
         files.make_dir(new)
-        size = format.write(
-            new, {"name": str(name), "step": name.step, **facts, "structure": structure}, arrays
-        )
+        size = write(new)
         _swap_in(new, target, make_room())
     except BaseException:
         files.discard(new)
         raise
     return size
+
+
+def place_apart(target: Path, write: Callable[[Path], int]) -> int:
+    """As `place`, its parents made if need be; what has the name now is deleted once the new one is there."""
+    _make_dirs(target.parent)
+    trash: Path | None = None
+
+    def make_room() -> Path | None:
+        nonlocal trash
+        trash = files.to_trash(target) if target.exists() else None
+        return trash
+
+    size = place(target, write, make_room)
+    if trash is not None:
+        files.discard(trash)
+    return size
+
+
+def retire_others(folder: Path, keep: Collection[str]) -> None:
+    """Delete the folders in `folder` that have a checkpoint's name and are not to be kept."""
+    for other in sorted(folder.iterdir()):
+        if other.name not in keep and CheckpointName.matches(other.name):
+            with contextlib.suppress(OSError):  # what is kept is safe; the next time tries again
+                files.retire(other)
+
+
+def writing(
+    name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
+) -> Callable[[Path], int]:
+    """What fills a checkpoint's folder; `facts` are the rest of the manifest's body."""
+    body: dict[str, Json] = {"name": str(name), "step": name.step, **facts, "structure": structure}
+    return lambda folder: format.write(folder, body, arrays)
 
 
 def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
@@ -114,17 +137,9 @@ def save_apart(
         NonFiniteError, CheckpointError, OSError: as `Store.commit`.
     """
     require_finite(name, arrays, guarded)
-    _make_dirs(folder)
     target = folder / str(name)
     kept, size = _equal(target, digest), 0
     if not kept:
-        trash: Path | None = None
-
-        def make_room() -> Path | None:
-            nonlocal trash
-            trash = files.to_trash(target) if target.exists() else None
-            return trash
-
         facts: dict[str, Json] = {
             "epoch": epoch,
             "phase": phase,
@@ -132,13 +147,8 @@ def save_apart(
             "digest": digest,
             "segment": 0,
         }
-        size = place(target, name, structure, arrays, make_room, meta=meta, **facts)
-        if trash is not None:
-            files.discard(trash)
-    for other in sorted(folder.iterdir()):
-        if other.name not in {target.name, *keep} and CheckpointName.matches(other.name):
-            with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
-                files.retire(other)
+        size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts))
+    retire_others(folder, {target.name, *keep})
     return CommittedCheckpoint(name, target, size, kept)
 
 

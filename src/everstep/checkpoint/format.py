@@ -158,8 +158,7 @@ def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArra
         CheckpointError: an array's bytes do not fit its shape, or JSON cannot hold the facts.
         OSError: the disk failed.
     """
-    order = sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
-    file = _write_arrays(folder / ARRAYS, {name: arrays[name] for name in order})
+    file = write_arrays(folder / ARRAYS, arrays)
     described = {
         name: {
             "dtype": a.dtype,
@@ -168,7 +167,7 @@ def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArra
             "extra": a.extra,
             "bytes": a.data.nbytes,
         }
-        for name, a in ((name, arrays[name]) for name in order)
+        for name, a in ((name, arrays[name]) for name in _ordered(arrays))
     }
     made = {"versions": versions(), "created": datetime.now(UTC).isoformat()}
     manifest = _manifest({"format": FORMAT, **facts, **made, "arrays": described, "files": {ARRAYS: file}})
@@ -189,8 +188,14 @@ def _manifest(body: dict[str, Any]) -> bytes:
     return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, Any]:
-    """Write the arrays in the given order, which must go from wide elements to narrow ones: all aligned."""
+def _ordered(arrays: Mapping[str, HostArray]) -> list[str]:
+    """The names in the order of the file."""
+    return sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, Any]:
+    """Write a safetensors file, the widest elements first, so that all are aligned; its size and checksum."""
+    arrays = {name: arrays[name] for name in _ordered(arrays)}
     header = _header(arrays)
     digest = xxhash.xxh3_128()
     with files.create(path) as out:

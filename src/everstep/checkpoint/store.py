@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from everstep.checkpoint import files, format, pointer
-from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite
+from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite, writing
 from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
@@ -78,13 +78,8 @@ class Store:
 
     def clean(self) -> None:
         """Delete what dead processes left half done.  Call it before the first commit."""
-        best = self.run_dir / "best"
-        for folder in (
-            self.run_dir,
-            self._folder,
-            best,
-            *(path.parent for path in best.rglob(f"{TMP}*")),
-        ):
+        apart = [path.parent for top in ("best", "exports") for path in (self.run_dir / top).rglob(f"{TMP}*")]
+        for folder in (self.run_dir, self._folder, self.run_dir / "best", *apart):
             files.discard_leftovers(folder)
 
     # ------------------------------------------------------------------------------------ commit
@@ -131,9 +126,8 @@ class Store:
 
         files.make_dir(self._folder)
         facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
-        size = place(
-            self.path(name), name, structure, arrays, make_room, meta=meta, segment=self.segment, **facts
-        )
+        write = writing(name, structure, arrays, meta=meta, segment=self.segment, **facts)
+        size = place(self.path(name), write, make_room)
         self._forget(name)
         self._point_to(name)
         return CommittedCheckpoint(name, self.path(name), size, kept=False)

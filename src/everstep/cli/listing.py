@@ -62,7 +62,9 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
     The rank is that of the run's newest checkpoint, 1 is the best; None for one of an older checkpoint.
     """
     found = []
-    ranks = {path: rank for kept in store_of(run_dir).kept_best().values() for rank, path in enumerate(kept, 1)}
+    ranks = {
+        path: rank for kept in store_of(run_dir).kept_best().values() for rank, path in enumerate(kept, 1)
+    }
     folders = sorted(path for path in (run_dir / "best").glob("*/*") if path.is_dir())
     for path in sorted(folders, key=lambda path: (path.parent.name, ranks.get(path, len(folders)))):
         told: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}

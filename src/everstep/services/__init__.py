@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everstep.services.condition import OnBest as OnBest
+    from everstep.services.export import Export as Export
     from everstep.services.final_values import FinalValues as FinalValues
     from everstep.services.log_variables import LogVariables as LogVariables
     from everstep.services.loss_bound import LossBound as LossBound
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from everstep.services.wait import GlobalStepWaiter as GlobalStepWaiter
 
 _HOMES = {
+    "condition": ("OnBest",),
+    "export": ("Export",),
     "final_values": ("FinalValues",),
     "log_variables": ("LogVariables",),
     "loss_bound": ("LossBound",),

@@ -163,32 +163,27 @@ class Best(Service):
         self._top = others[: self.keep]
         self._waiting = step
 
-    def look(self, boundary: Boundary) -> float | None:
-        """A value of this boundary's state, if it came since the last look and is among the best."""
+    def look(self, boundary: Boundary) -> _Place | None:
+        """The place of what came since the last look and is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
                 self._seen(value)
         step, self._waiting = self._waiting, None
-        place = next((place for place in self._top if place.step == step), None)
-        if place is None:
+        return next((place for place in self._top if place.step == step), None)
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        place = self.look(boundary)
+        boundary.readings.clear()
+        if place is None or not self.save:
             return None
-        if step == boundary.step:
-            return place.value
+        if place.step == boundary.step:
+            return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))
         assert self._run is not None
         self._run.println(
-            f"the best {self.metric} ({place.value:.6g}) was measured at step {step} and its weights "
+            f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
             f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
         )
         return None
-
-    def run(self, boundary: Boundary) -> Outcome | None:
-        if not self.save:
-            self._waiting = None
-        value = self.look(boundary)
-        boundary.readings.clear()
-        if value is None or not self.save:
-            return None
-        return Outcome(actions=(SaveBest(self.metric, value, tuple(self.kept)),))
 
     def keep_as(self, name: str, step: int) -> None:
         """Of the value that came at `step`, the weights are kept under this name."""

@@ -248,6 +248,21 @@ class Run:
         return self._signals.received is not None
 
     @property
+    def tainted(self) -> bool:
+        """Whether a guard has found the state bad: it is not saved."""
+        return self._tainted
+
+    def live_object(self, entry: str) -> Any:
+        """The live object of a state entry, to look at.
+
+        Raises:
+            ConfigError: there is no such entry; names the nearest.
+        """
+        if entry not in self._user.objects:
+            raise ConfigError(f"no state entry is named {entry!r}; {nearest(entry, self._user.objects)}")
+        return self._user.objects[entry]
+
+    @property
     def best(self) -> BestRecord | None:
         """The best of the first `Best` service; None if there is none yet."""
         service = self._board.find(Best)

@@ -1,0 +1,48 @@
+"""Models for programs that know nothing of everstep, for the service `Export`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from everstep.errors import ConfigError
+
+
+def plain(obj: Any) -> Any:
+    """The model inside what training wraps around it: an average, a compiled or a parallel one."""
+    obj = getattr(obj, "_orig_mod", obj)
+    if isinstance(obj, AveragedModel | DataParallel | DistributedDataParallel):
+        return plain(obj.module)
+    return obj
+
+
+def require_module(entry: str, obj: Any) -> None:
+    """Refuse what torch.export cannot take.
+
+    Raises:
+        ConfigError: it is no module.
+    """
+    if not isinstance(obj, torch.nn.Module):
+        raise ConfigError(
+            f"state entry {entry!r} is a {type(obj).__name__}, which torch.export cannot take; give that "
+            "of a torch.nn.Module"
+        )
+
+
+def program(model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> bytes:
+    """The bytes of what `torch.export.load` reads: the model in evaluation mode, with its weights."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        return file.getvalue()
+    finally:
+        for module in training:
+            module.training = True

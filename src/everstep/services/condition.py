@@ -1,0 +1,111 @@
+"""Whether it is time: a schedule, a new best value of a metric, or a function of the boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from everstep.contracts import Boundary, RunView
+from everstep.errors import ConfigError
+from everstep.keywords import checked_keywords
+from everstep.schedule import Every, Schedule
+from everstep.services.best import Best, direction
+
+
+class OnBest:
+    """Condition: a metric has a new best value.
+
+    Which value counts for which weights, NaN and ties are as in `Best`.  The best so far is part of the
+    checkpoint: after a restart, no worse value is a new best.
+
+    Args:
+        metric: its name.
+        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+
+    Raises:
+        ConfigError: as `Best`.
+    """
+
+    @checked_keywords
+    def __init__(self, metric: str, mode: str | None = None) -> None:
+        self.metric, (self.mode, _) = metric, direction(metric, mode)
+
+    def __repr__(self) -> str:
+        return f"OnBest({self.metric!r}, {self.mode!r})"
+
+
+Condition: TypeAlias = Schedule | OnBest | Callable[[Boundary], Any]
+
+
+class Trigger:
+    """A condition, for the service that acts under it.
+
+    Args:
+        condition: what the user gave.
+        every: when to ask, unless the condition is a schedule; default each epoch.
+
+    Raises:
+        ConfigError: it is no condition, or `every` does not go with it.
+    """
+
+    def __init__(self, condition: Condition, every: Schedule | None) -> None:
+        if not (isinstance(condition, Schedule | OnBest) or callable(condition)):
+            raise ConfigError(
+                f"{condition!r} is no condition; give a schedule such as Every(epochs=1), "
+                'OnBest("valid_loss"), or a function of the boundary'
+            )
+        self._condition = condition
+        self._best: Best | None = None
+        if isinstance(condition, Schedule):
+            if every is not None:
+                raise ConfigError(
+                    f"every={every!r} beside {condition!r}: a schedule is asked by itself; leave every out"
+                )
+            self.schedule = condition
+            return
+        self.schedule = Every(epochs=1) if every is None else every
+        if isinstance(condition, OnBest):
+            if isinstance(every, Schedule) and every.wall:
+                raise ConfigError(
+                    f"every={every!r} with {condition!r}: a best is judged by steps or epochs; give those"
+                )
+            self._best = Best(condition.metric, condition.mode, save=False)
+
+    @property
+    def watches(self) -> tuple[str, ...]:
+        """The metrics that it waits for."""
+        return () if self._best is None else (self._best.metric,)
+
+    @property
+    def name(self) -> str:
+        """A text for names of services, the same in every process."""
+        text = getattr(self._condition, "__name__", None)
+        return (text if isinstance(text, str) else str(self)).replace("/", ".")
+
+    def __str__(self) -> str:
+        known = isinstance(self._condition, Schedule | OnBest)
+        return repr(self._condition) if known else "a function"
+
+    def open(self, run: RunView) -> None:
+        """See `Service.open`."""
+        if self._best is not None:
+            self._best.open(run)
+
+    def asked(self, boundary: Boundary) -> int | None:
+        """Asked where the service is due: the step whose state the condition speaks of, if it holds."""
+        if self._best is not None:
+            place = self._best.look(boundary)
+            return None if place is None else place.step
+        if isinstance(self._condition, Schedule):
+            return boundary.step
+        assert callable(self._condition)
+        return boundary.step if self._condition(boundary) else None
+
+    def state_dict(self) -> Any:
+        """See `Service.state_dict`."""
+        return None if self._best is None else self._best.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """See `Service.load_state_dict`."""
+        if self._best is not None and state is not None:
+            self._best.load_state_dict(state)

@@ -1,0 +1,209 @@
+"""Weights for others: in files that need no everstep."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others, write_arrays
+from everstep.contracts import Boundary, HostArray, Moment, RunView, Service, Stage
+from everstep.errors import ConfigError, nearest
+from everstep.keywords import whole
+from everstep.metrics.collector import is_wall
+from everstep.record import RunDir
+from everstep.schedule import Schedule
+from everstep.services.condition import Condition, Trigger
+from everstep.state import Encoded, digest, encode, make_entry
+
+FORMATS = ("safetensors", "torch.export")
+ABOUT = "export.json"
+"""Which run, step and metrics an export is of; JSON."""
+
+
+class Export(Service):
+    """Writes weights out in `exports/NAME/step-00000120/`, for programs that know nothing of everstep.
+
+        Export(OnBest("valid_loss"), entry="ema", keep=2)
+        Export(Every(epochs=1), format="torch.export", inputs=(torch.zeros(1, 3, 32, 32),))
+        Export()  # at the end of the training
+
+    `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
+    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
+    name that a checkpoint of that moment has.  An export is there whole or not at all; killed anywhere and
+    started again, the folder ends as if the run had never been killed.  A state with NaN or infinity in
+    its parameters is not exported.
+
+    Args:
+        when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
+        entry: which entry of the state; of an average of weights, the averaged model.
+        format: "safetensors" or "torch.export".
+        inputs: for torch.export: the model's example inputs, a tuple.
+        dynamic_shapes: for torch.export: which of their sizes may vary, as it takes them.
+        keep: how many of the newest stay, 1 or more; None for all.
+        every: when a function is asked, or a best value judged; default each epoch.
+        name: of the folder, and of the service.
+
+    Raises:
+        ConfigError: an argument is out of its range, or does not go with another; on entering the loop,
+            the state has no such entry.
+    """
+
+    stage = Stage.REPORT
+
+    def __init__(
+        self,
+        when: Condition | None = None,
+        *,
+        entry: str = "model",
+        format: str = "safetensors",
+        inputs: tuple[Any, ...] | None = None,
+        dynamic_shapes: Any = None,
+        keep: int | None = 5,
+        every: Schedule | None = None,
+        name: str = "export",
+    ) -> None:
+        self._at_end = when is None
+        self._trigger = Trigger(_never if when is None else when, every)
+        super().__init__(name, self._trigger.schedule)
+        if name.startswith("."):
+            raise ConfigError(f"Export(name={name!r}): it is a folder's name; give one without a leading '.'")
+        if format not in FORMATS:
+            raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")
+        if (format == "torch.export") != isinstance(inputs, tuple):
+            raise ConfigError(
+                f"Export(format={format!r}, inputs={inputs!r:.60}): give inputs=(x, ...), a tuple, with "
+                'format="torch.export", and only there'
+            )
+        self.watches = self._trigger.watches
+        self.entry, self.format, self.keep = entry, format, whole("keep", keep, none="for all")
+        self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
+        self._kept: list[str] = []
+        self._metrics: dict[str, float] = {}
+        self._run: RunView | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the exports are, while the loop is open."""
+        assert self._run is not None
+        return Path(self._run.run_dir) / "exports" / self.name
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+        self._id = RunDir.open(run.run_dir, create=False).id
+        obj = run.live_object(self.entry)
+        if self.format == "torch.export":
+            importlib.import_module("everstep.backends.torch.exporting").require_module(self.entry, obj)
+        if self.schedule.wall:  # what depends on the clock is no part of the state
+            self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
+        self._trigger.open(run)
+
+    def run(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        for name in boundary.readings.names():
+            stats = boundary.readings.stats(name)
+            if stats is not None and not is_wall(name):
+                self._metrics[name] = stats.last
+        step = self._due(boundary)
+        boundary.readings.clear()
+        if step == boundary.step and not self._run.tainted:
+            self._export(boundary)
+        elif step is not None and step != boundary.step:
+            self._run.println(
+                f"{self.name}: the best was measured at step {step}, and its weights were trained on until "
+                f"step {boundary.step}: they are not exported; measure after the last step"
+            )
+        if boundary.final and self.folder.is_dir():
+            retire_others(self.folder, self._kept)
+
+    def _due(self, boundary: Boundary) -> int | None:
+        if boundary.final:
+            return boundary.step if self._at_end and boundary.stop is not None else None
+        return self._trigger.asked(boundary)
+
+    def _export(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        obj = _plain(self._run.live_object(self.entry))
+        entry = make_entry(self.entry, obj)
+        encoded = encode(entry.save())
+        arrays = {n: a for n, a in encoded.arrays.items() if "_buffers" not in n.split("/")}
+        if bad := [n for n, array in arrays.items() if entry.guarded(_path(n)) and not finite(array)]:
+            self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")
+            return
+        name = CheckpointName(boundary.step)
+        after_epoch = boundary.epoch and (boundary.final or boundary.moment is Moment.AFTER_EPOCH)
+        about = {
+            "run": self._id,
+            "step": boundary.step,
+            "epoch": boundary.epoch,
+            "checkpoint": str(CheckpointName(boundary.step, boundary.epoch) if after_epoch else name),
+            "entry": self.entry,
+            "format": self.format,
+            "metrics": {n: v if math.isfinite(v) else str(v) for n, v in sorted(self._metrics.items())},
+            "digest": digest(Encoded(list(arrays), arrays)),
+        }
+        target = self.folder / str(name)
+        if _about(target) != about:
+            place_apart(target, partial(_write, contents=self._contents(obj, arrays), about=about))
+        self._kept = [*(other for other in self._kept if other != target.name), target.name]
+        if self.keep is not None:
+            self._kept = self._kept[-self.keep :]
+        retire_others(self.folder, self._kept)
+
+    def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
+        """What writes the weights' file into a folder."""
+        if self.format == "safetensors":
+            return lambda folder: write_arrays(folder / "model.safetensors", arrays)
+        exporting = importlib.import_module("everstep.backends.torch.exporting")
+        data = exporting.program(obj, self._inputs, self._dynamic_shapes)
+        return lambda folder: _write_file(folder / "model.pt2", data)
+
+    def state_dict(self) -> Any:
+        if self.schedule.wall:
+            return None
+        return {"kept": list(self._kept), "metrics": dict(self._metrics), "when": self._trigger.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._kept, self._metrics = list(state["kept"]), dict(state["metrics"])
+        self._trigger.load_state_dict(state["when"])
+
+
+def _never(boundary: Boundary) -> bool:
+    """The condition of an export at the end."""
+    return False
+
+
+def _plain(obj: Any) -> Any:
+    """The model inside what training wraps around it."""
+    if "torch" not in sys.modules:
+        return obj
+    return importlib.import_module("everstep.backends.torch.exporting").plain(obj)
+
+
+def _path(name: str) -> tuple[Any, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in name.split("/"))
+
+
+def _about(folder: Path) -> Any:
+    """What an export says of itself; None if there is none."""
+    try:
+        return json.loads((folder / ABOUT).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write(folder: Path, contents: Callable[[Path], object], about: dict[str, Any]) -> int:
+    contents(folder)
+    _write_file(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+    files.fsync_folder(folder)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with files.create(path) as file:
+        files.write(file, data)

@@ -1,0 +1,334 @@
+"""`Export`: weights in files that need no everstep, whole or absent, whatever kills the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crashing import check_crashes, collecting, run
+from safetensors.numpy import load_file
+
+import everstep
+from everstep import Every, Service
+from everstep.checkpoint import Store, read_checkpoint
+from everstep.errors import ConfigError
+from everstep.proof.compare import compare_runs
+from everstep.services import Export, OnBest
+from everstep.testing import check_service
+from tiny_runs import Boom, boom_at
+
+LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
+"""Of each epoch, of four steps."""
+Killed = tuple[Path, list[tuple[str, str]]]
+GUARD = everstep.NaNGuard(metrics=["loss"])
+
+
+def exported(run_dir: Path, name: str = "export") -> dict[str, Any]:
+    """By folder, what it says of itself but for the run's id, and its weights, in bytes."""
+    found = {}
+    for folder in sorted((run_dir / "exports" / name).iterdir()):
+        about = json.loads((folder / "export.json").read_text())
+        assert about.pop("run") == json.loads((run_dir / "run.json").read_text())["id"]
+        arrays = load_file(folder / "model.safetensors")
+        found[folder.name] = about, {key: value.tobytes() for key, value in arrays.items()}
+    return found
+
+
+def every_strategy() -> list[Service]:
+    return [
+        Export(entry="w", name="at the end"),
+        Export(Every(epochs=2), entry="w", keep=2, name="latest"),
+        Export(Every(steps=5), entry="w", keep=None, name="all"),
+        Export(OnBest("valid_loss"), entry="w", keep=2, name="best"),
+        Export(lambda boundary: boundary.epoch in (1, 3), entry="w", name="condition"),
+        GUARD,
+    ]
+
+
+STEPS = {"at the end": [20], "latest": [8, 16], "all": [5, 10, 15, 20], "best": [4, 12], "condition": [4, 12]}
+
+
+def test_each_strategy_and_no_crash_changes_the_folder(tmp_path: Path) -> None:
+    check_crashes(tmp_path, every_strategy, collecting("valid_loss", LOSSES), max_epoch=5)
+    for name, steps in STEPS.items():
+        whole = exported(tmp_path / "whole", name)
+        assert list(whole) == [f"step-{step:08d}" for step in steps], name
+        for run_dir in tmp_path.iterdir():
+            assert exported(run_dir, name) == whole
+            assert not list(run_dir.rglob(".tmp-*"))
+
+
+def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
+    tiny = run(
+        tmp_path, [Export(OnBest("valid_loss"), entry="w")], collecting("valid_loss", [0.5]), max_epoch=1
+    )
+    ((about, arrays),) = exported(tmp_path).values()
+    loss = everstep.record.RunJournal(tmp_path).rows("loss")
+    assert about.pop("digest")
+    assert about == {
+        "step": 4,
+        "epoch": 1,
+        "checkpoint": "epoch-0001-step-00000004",
+        "entry": "w",
+        "format": "safetensors",
+        "metrics": {"loss": [row.value for row in loss if row.phase == "step"][-1], "valid_loss": 0.5},
+    }
+    assert arrays == {"array": tiny.w.tobytes()}
+
+
+def test_a_restart_exports_no_worse_value(tmp_path: Path) -> None:
+    def start(values: Sequence[float], epochs: int) -> list[str]:
+        run(
+            tmp_path,
+            [Export(OnBest("valid_loss"), entry="w")],
+            collecting("valid_loss", values),
+            max_epoch=epochs,
+        )
+        return list(exported(tmp_path))
+
+    assert start([0.5, 0.3], 2) == ["step-00000004", "step-00000008"]
+    assert start([0, 0, 0.4], 3) == ["step-00000004", "step-00000008"]
+    assert start([0, 0, 0, 0.2], 4) == ["step-00000004", "step-00000008", "step-00000016"]
+
+
+def test_with_a_raised_limit_the_folder_is_that_of_the_longer_run(tmp_path: Path) -> None:
+    for epochs in (2, 2, 4):
+        run(tmp_path, [Export(entry="w", name="final")], max_epoch=epochs)
+        assert list(exported(tmp_path, "final")) == [f"step-{4 * epochs:08d}"]
+
+
+def test_a_run_that_was_left_has_no_final_export(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        run(tmp_path, [Export(entry="w")], inside=boom_at(3), max_epoch=1)
+    assert not (tmp_path / "exports").exists()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
+    """The undisturbed run, and (number, hazard) of those killed, beside it; see export_victim.py."""
+    root = tmp_path_factory.mktemp("killed")
+    victim = Path(__file__).with_name("export_victim.py")
+    done = subprocess.run(
+        [sys.executable, str(victim), str(root)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines() if re.fullmatch(r"\d+ kill:.*", line)]
+    assert len(found) > 20
+    return root, [(number, spec) for number, spec in found]
+
+
+def test_killed_anywhere_an_export_is_whole_or_absent(killed: Killed) -> None:
+    root, kills = killed
+    for number, spec in kills:
+        for folder in (root / f"{number}.killed").glob("exports/*/step-*"):
+            files = sorted(path.name for path in folder.iterdir())
+            assert files == ["export.json", "model.safetensors"], spec
+            load_file(folder / "model.safetensors")
+
+
+def test_killed_anywhere_the_folders_end_as_those_of_the_undisturbed_run(killed: Killed) -> None:
+    root, kills = killed
+    for name, steps in ("latest", [9, 12]), ("best", [8]), ("final", [12]):
+        whole = exported(root / "0", name)
+        assert list(whole) == [f"step-{step:08d}" for step in steps]
+        for number, spec in kills:
+            assert exported(root / number, name) == whole, spec
+
+
+def test_killed_anywhere_no_best_is_a_phantom(killed: Killed) -> None:
+    """What a checkpoint names is there, whole, and with its value; in the end they are those of the run."""
+    root, kills = killed
+    for number, spec in kills:
+        store = Store(root / f"{number}.killed", 0, print)
+        if store.facts():
+            names = [path.name for path in store.kept_best().get("valid_loss", [])]
+            assert names == store.facts()[-1].kept.get("valid_loss", []), spec
+            for path in store.kept_best().get("valid_loss", []):
+                saved: Any = read_checkpoint(path)
+                assert saved.meta["value"] == {1: 0.5, 2: 0.3, 3: 0.4}[saved.epoch], spec
+        assert compare_runs(root / "0", root / number) == [], spec
+
+
+def test_a_disk_that_refuses_costs_the_export_and_not_the_run(tmp_path: Path) -> None:
+    def damage(loop: Any, step: int) -> None:
+        if step == 2:
+            (tmp_path / "exports").write_text("in the way")
+        if step == 3:
+            (tmp_path / "exports").unlink()
+
+    tiny = run(tmp_path, [Export(Every(steps=2), entry="w")], inside=damage, max_epoch=1)
+    assert list(exported(tmp_path)) == ["step-00000004"]
+    (warning,) = tiny.loop.ending.warnings
+    assert "'export' failed and is passed over" in warning
+
+
+def test_a_state_with_nan_is_not_exported(tmp_path: Path) -> None:
+    weights = {"w": np.zeros(2), "scale": np.ones(1)}
+    settings = {"parts": weights}
+    with everstep.TrainLoop(
+        tmp_path,
+        {"w": weights["w"], "settings": settings},
+        services=[Export(Every(steps=1), entry="w")],
+        max_step=3,
+        default_services=False,
+    ) as loop:
+        for _ in loop.iter_epochs():
+            for step in loop.iter_steps():
+                weights["w"][:] = math.inf if step == 2 else step
+    assert list(exported(tmp_path)) == ["step-00000001", "step-00000003"]
+
+
+def test_a_stop_that_calls_the_state_bad_exports_nothing(tmp_path: Path) -> None:
+    services = [Export(Every(steps=1), entry="w"), Export(entry="w", name="final")]
+    bad = everstep.Stop("bad", failed=True)
+    tiny = run(tmp_path, services, inside=lambda loop, step: loop.call_soon(bad), max_epoch=1)
+    assert tiny.loop.ending.reason == "bad"
+    assert not (tmp_path / "exports").exists()
+
+
+def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
+    """What the clock decides is no part of the state: the folder alone is gone on with."""
+    for epochs in (1, 2):
+        services = [Export(Every(seconds=1e-9), entry="w", keep=3)]
+        run(tmp_path, services, max_epoch=epochs)
+    assert list(exported(tmp_path)) == [f"step-{step:08d}" for step in (6, 7, 8)]
+
+
+def test_a_dictionary_of_arrays(tmp_path: Path) -> None:
+    parts = {"a": np.arange(3.0), "inner": {"b": np.ones((2, 2), np.float32)}, "count": 3}
+    services = [Export(entry="parts")]
+    with everstep.TrainLoop(tmp_path, {"parts": parts}, services=services, max_step=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps():
+                pass
+    arrays = load_file(tmp_path / "exports" / "export" / "step-00000001" / "model.safetensors")
+    assert arrays.keys() == {"a", "inner/b"} and arrays["inner/b"].dtype == np.float32
+
+
+# ---------------------------------------------------------------------------------------- torch
+
+
+class Digits(everstep.torch.Task):
+    """A linear model of two numbers, with dropout, a buffer that is no state, and an average."""
+
+    def build_model(self) -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+        model.register_buffer("mask", torch.full((1,), -math.inf), persistent=False)
+        return model
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        return {"loss": self.model(batch[0]).square().mean()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Digits]:
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    inputs = (torch.zeros(2, 2),)
+    services = [
+        Export(OnBest("valid/loss"), entry="ema", name="weights"),
+        Export(
+            entry="ema", name="program", format="torch.export", inputs=inputs, dynamic_shapes=[{0: BATCH}]
+        ),
+    ]
+    task, data = Digits(ema=0.5), everstep.data.arrays(torch.randn(8, 2), batch_size=4)
+    streams = {"train": data, "valid": data}
+    everstep.Trainer(task, streams, run_dir, max_epoch=2, seed=1, services=services).run_training()
+    return run_dir, task
+
+
+BATCH = torch.export.Dim("batch")
+LOADS = """
+import json, sys
+sys.modules["everstep"] = None  # importing it fails
+import torch
+from safetensors.torch import load_file
+weights, program = sys.argv[1:]
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1)).eval()
+model.load_state_dict(load_file(weights))
+x = torch.arange(6.0).reshape(3, 2)
+print(json.dumps([model(x).tolist(), torch.export.load(program).module()(x).tolist()]))
+"""
+
+
+def test_it_loads_without_everstep(trained: tuple[Path, Digits]) -> None:
+    """The average of the weights, by the model's own names, and as a program for any size of batch."""
+    run_dir, task = trained
+    (weights,) = (run_dir / "exports" / "weights").glob("step-00000004/model.safetensors")
+    (program,) = (run_dir / "exports" / "program").glob("*/model.pt2")
+    command = [sys.executable, "-I", "-c", LOADS, str(weights), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert task._ema is not None
+    with torch.no_grad():
+        expected = task._ema.module.eval()(torch.arange(6.0).reshape(3, 2)).tolist()
+    assert json.loads(done.stdout) == [expected, expected]
+
+
+def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
+    def start(run_dir: Path, services: list[Service]) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+        with everstep.TrainLoop(run_dir, {"model": model}, services=services, max_step=3, seed=1) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps():
+                    with torch.no_grad():
+                        model[0].weight += model(model[0].weight) * torch.rand(2)
+        return model[0].weight.tolist()
+
+    export = Export(Every(steps=2), format="torch.export", inputs=(torch.ones(1, 2),))
+    assert start(tmp_path / "a", [export]) == start(tmp_path / "b", [])
+    assert (tmp_path / "a" / "exports" / "export" / "step-00000002" / "model.pt2").exists()
+
+
+# -------------------------------------------------------------------------------- laws and misuse
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Export(OnBest("valid_loss"), entry="weights"),
+        lambda: Export(lambda boundary: True, entry="weights", every=Every(steps=3)),
+    ],
+)
+def test_it_keeps_the_laws(make: Callable[[], Service]) -> None:
+    check_service(make)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"when": 3}, "3 is no condition; give a schedule"),
+        ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave every out"),
+        ({"when": OnBest("loss"), "every": Every(seconds=9)}, "by steps or epochs"),
+        ({"format": "safetensor"}, "did you mean 'safetensors'"),
+        ({"format": "torch.export"}, "give inputs="),
+        ({"inputs": (1,)}, "only there"),
+        ({"keep": 0}, "keep=0"),
+        ({"name": ".."}, "without a leading"),
+    ],
+)
+def test_misuse(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Export(**arguments)
+
+
+def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no state entry is named 'model'; known: momentum, w"):
+        run(tmp_path / "a", [Export()], max_epoch=1)
+    program = Export(entry="w", format="torch.export", inputs=(1,))
+    with pytest.raises(ConfigError, match="'w' is a ndarray, which torch"):
+        run(tmp_path / "b", [program], max_epoch=1)
+    with pytest.raises(ConfigError, match="whether a smaller or a larger"):
+        OnBest("score")
