@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from everstep.services.throughput import Throughput as Throughput
     from everstep.services.wait import GlobalStepWaiter as GlobalStepWaiter
+    from everstep.services.when import When as When
 
 _HOMES = {
     "condition": ("OnBest",),
@@ -38,6 +39,7 @@ _HOMES = {
     "tensorboard": ("Histogram", "Image", "TensorBoard"),
     "throughput": ("Throughput",),
     "wait": ("GlobalStepWaiter",),
+    "when": ("When",),
 }
 _NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
 

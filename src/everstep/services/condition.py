@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -79,8 +80,8 @@ class Trigger:
     @property
     def name(self) -> str:
         """A text for names of services, the same in every process."""
-        text = getattr(self._condition, "__name__", None)
-        return (text if isinstance(text, str) else str(self)).replace("/", ".")
+        text = str(getattr(self._condition, "__name__", self))
+        return re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
 
     def __str__(self) -> str:
         known = isinstance(self._condition, Schedule | OnBest)

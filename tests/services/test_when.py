@@ -1,0 +1,186 @@
+"""`When(condition, actions)`: what happens, where, and how often, over crashes and restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crashing import collecting, run
+
+import everstep
+from everstep import Every, Interrupt, Save, SetValue, Stop
+from everstep.errors import ConfigError, UsageError
+from everstep.services import OnBest, When
+from everstep.testing import check_service
+from tiny_runs import Boom, boom_at, events, rows
+
+LOSSES = [0.5, 0.6, 0.4, 0.4, 0.3]
+"""Of each epoch, of four steps: bests in epochs 1, 3 and 5."""
+
+
+def noting(path: Path) -> Callable[[everstep.Boundary], None]:
+    def note(boundary: everstep.Boundary) -> None:
+        with path.open("a") as file:
+            file.write(f"{boundary.step}\n")
+
+    return note
+
+
+def test_on_a_new_best_once_per_best_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    for epochs in (1, 2, 3, 5, 5):
+        services = [When(OnBest("valid_loss"), noting(path))]
+        run(tmp_path / "run", services, collecting("valid_loss", LOSSES), max_epoch=epochs)
+    assert path.read_text().split() == ["4", "12", "20"]
+
+
+def test_a_crash_after_the_checkpoint_does_not_repeat_it_one_before_does(tmp_path: Path) -> None:
+    """The boundary's checkpoint has it; steps that are executed again do all that they did."""
+    path = tmp_path / "told"
+    for crash in (6, 14):  # checkpoints after steps 3, 4, 6, 8, 9, 12 ...
+        with pytest.raises(Boom):
+            run(
+                tmp_path / "run",
+                [When(OnBest("valid_loss"), noting(path))],
+                collecting("valid_loss", LOSSES),
+                boom_at(crash),
+                max_epoch=4,
+            )
+    run(
+        tmp_path / "run",
+        [When(OnBest("valid_loss"), noting(path))],
+        collecting("valid_loss", LOSSES),
+        max_epoch=4,
+    )
+    assert path.read_text().split() == ["4", "12"]
+
+
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [
+        (lambda: When(OnBest("valid_loss"), SetValue("settings.rate", times=0.5)), [4, 12, 20]),
+        (lambda: When(Every(steps=7), SetValue("settings.rate", times=0.5)), [7, 14]),
+        (
+            lambda: When(
+                lambda b: b.step in (6, 12), SetValue("settings.rate", times=0.5), every=Every(steps=3)
+            ),
+            [6, 12],
+        ),
+    ],
+)
+def test_each_kind_of_condition_sets_a_value_exactly(tmp_path: Path, make: Any, steps: list[int]) -> None:
+    def start(run_dir: Path, crash: int = 0) -> tuple[str | None, Any]:
+        settings = {"rate": 1.0, "sum": 0.0}
+        services = [make(), everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
+        with everstep.TrainLoop(
+            run_dir, {"settings": settings}, services=services, max_epoch=5, steps_per_epoch=4, seed=1
+        ) as loop:
+            for epoch in loop.iter_epochs():
+                for step in loop.iter_steps():
+                    settings["sum"] += settings["rate"] * step
+                    if step == crash:
+                        raise Boom
+                loop.collect_metrics(valid_loss=LOSSES[epoch - 1])
+        assert settings["rate"] == 0.5 ** len(steps)
+        return loop.ending.digest, rows(run_dir)
+
+    whole = start(tmp_path / "whole")
+    assert [row[1] for row in whole[1] if row[3] == "settings.rate"] == steps
+    for crash in (3, 4, 10, 14, 20):
+        with pytest.raises(Boom):
+            start(tmp_path / str(crash), crash)
+        assert start(tmp_path / str(crash)) == whole
+
+
+def test_a_save_on_each_best(tmp_path: Path) -> None:
+    services = [When(OnBest("valid_loss"), Save()), everstep.Checkpoints(everstep.Never(), keep_last=None)]
+    tiny = everstep.Console(sink=lambda line: None)
+    with everstep.TrainLoop(tmp_path, services=[*services, tiny], max_epoch=5, steps_per_epoch=2) as loop:
+        for epoch in loop.iter_epochs():
+            for _ in loop.iter_steps():
+                pass
+            loop.collect_metrics(valid_loss=LOSSES[epoch - 1])
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names >= {f"epoch-000{n}-step-000000{2 * n:02d}" for n in (1, 3, 5)}
+    assert not names & {f"epoch-000{n}-step-000000{2 * n:02d}" for n in (2, 4)}
+
+
+def test_a_stop_and_an_interruption(tmp_path: Path) -> None:
+    tail = collecting("valid_loss", LOSSES)
+    low = lambda boundary: (boundary.readings.values("valid_loss") or [1])[-1] < 0.45  # noqa: E731
+    tiny = run(tmp_path / "a", [When(low, Stop("low enough"))], tail, max_epoch=5)
+    assert (tiny.loop.ending.reason, tiny.loop.ending.step) == ("low enough", 12)
+    with pytest.raises(everstep.errors.Interrupted) as raised:
+        run(tmp_path / "b", [When(Every(steps=5), Interrupt("a pause"))], max_epoch=5)
+    assert raised.value.code == 3 and events(tmp_path / "b", "interrupted")[0]["step"] == 5
+
+
+def test_several_actions_in_order_and_the_checkpoint_comes_after(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    services = [
+        When(
+            Every(steps=2),
+            [lambda b: seen.append(b.step), Save(), lambda b: seen.append(-b.step)],
+            name="two",
+        ),
+        When(Every(steps=2), lambda b: seen.append(str(b.step))),
+    ]
+    run(tmp_path, services, max_epoch=1)
+    assert seen == [2, -2, "2", 4, -4, "4"]
+
+
+def test_another_decision_is_another_run(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        run(tmp_path, [When(Every(steps=9), Stop("over"))], inside=boom_at(2), max_epoch=1)
+    with pytest.raises(ConfigError, match=r"stored .*Every\(steps=9.*given .*Every\(steps=8"):
+        run(tmp_path, [When(Every(steps=8), Stop("over"), name="when Every(steps=9)")], max_epoch=2)
+    with pytest.raises(Boom):
+        run(tmp_path / "b", [When(Every(steps=9), print)], inside=boom_at(2), max_epoch=1)
+    run(tmp_path / "b", [When(Every(steps=8), print)], max_epoch=2)  # an observer may change
+
+
+def test_before_and_after_a_save(tmp_path: Path) -> None:
+    """CheckpointSaverListener: before_save is the object's own state_dict, after_save is AFTER_CHECKPOINT."""
+
+    class Cache:
+        def __init__(self) -> None:
+            self.log: list[str] = []
+
+        def state_dict(self) -> dict[str, int]:
+            self.log.append("before")
+            return {}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    cache = Cache()
+    services = [everstep.Checkpoints(Every(steps=2))]
+    with everstep.Supervisor(tmp_path, {"cache": cache}, services=services, max_step=4) as sv:
+        sv.on(everstep.Moment.AFTER_CHECKPOINT, lambda boundary: cache.log.append(boundary.payload))
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance()
+    assert [line for line in cache.log if line != "before"] == [
+        "epoch-0000-step-00000000",
+        "step-00000002",
+        "step-00000004",
+    ]
+    assert cache.log[cache.log.index("step-00000002") - 1] == "before"
+    assert json.loads((tmp_path / "run.json").read_text())
+
+
+def test_it_keeps_the_laws() -> None:
+    check_service(lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]))
+
+
+def test_misuse(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'save' is no action; give Save"):
+        When(Every(steps=1), ["save"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="is no action"):
+        When(Every(steps=1), Save)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is no condition"):
+        When("loss", Save())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="returned True; return nothing"):
+        run(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
