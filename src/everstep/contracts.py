@@ -143,6 +143,9 @@ class UpdateWatch(Protocol):
             user: the saved tree of each entry by its name.
         """
 
+    def recomputing(self, owner: str, option: str) -> list[str]:
+        """Descriptions of schedulers that compute an option of optimizer `owner` anew at each step."""
+
     def unscheduled(self) -> list[str]:
         """Names of the state's optimizers whose learning rate has a schedule that the state lacks."""
 

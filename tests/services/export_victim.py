@@ -23,7 +23,7 @@ from everstep import Every, hazard
 from everstep.services import Export, OnBest
 from tiny_runs import Tiny
 
-STRIDE = 17
+STRIDE = 23
 LOSSES = {1: 0.5, 2: 0.3, 3: 0.4}
 
 

@@ -122,7 +122,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[s
     )
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines() if re.fullmatch(r"\d+ kill:.*", line)]
-    assert len(found) > 20
+    assert len(found) > 15
     return root, [(number, spec) for number, spec in found]
 
 

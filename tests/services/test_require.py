@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from crashing import check_crashes, collecting, run
 
+import everstep
 from everstep import Every
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, GuardStop
 from everstep.services import Require
 from everstep.testing import check_service
+from tiny_runs import Boom, Tiny, boom_at
 
 ACCURACIES = [0.5, 0.8, 0.6]
 
@@ -62,9 +64,41 @@ def test_no_value_at_all(tmp_path: Path) -> None:
     assert tiny.loop.ending.reason.endswith("by step 2, no value of it came")
 
 
-def test_a_run_that_ends_before_is_not_judged(tmp_path: Path) -> None:
-    tiny = run(tmp_path, [Require("valid_accuracy", 0.9, epoch=3)], max_epoch=2)
-    assert tiny.loop.ending.finished
+def test_a_run_that_is_over_before_fails_and_goes_on_with_a_raised_limit(tmp_path: Path) -> None:
+    """Its end is its own: an early stop, a limit."""
+
+    def start(max_epoch: int, stopped: bool = False) -> str:
+        tail = collecting("valid_accuracy", ACCURACIES)
+        patience = [everstep.EarlyStop("valid_accuracy", threshold=0.7)] if stopped else []
+        tiny = Tiny(
+            tmp_path / str(stopped),
+            max_epoch=max_epoch,
+            services=[Require("valid_accuracy", 0.9, epoch=9), *patience],
+        )
+        with pytest.raises(GuardStop) as raised:
+            tiny.train(tail=tail)
+        assert raised.value.code == 4
+        assert tiny.loop.ending.finished
+        assert raised.value.reason == tiny.lines[-1]
+        return raised.value.reason
+
+    unmet = "requirement not met: valid_accuracy has not reached 0.9, its best is"
+    assert start(1) == start(1) == f"{unmet} 0.5 (max_epoch 1 is reached)"
+    assert start(3) == f"{unmet} 0.8 (max_epoch 3 is reached)"
+    assert start(5, stopped=True).startswith(f"{unmet} 0.8 (early stop: ")
+
+
+def test_a_run_that_is_left_is_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        run(tmp_path, [Require("loss", 0.0, "min", epoch=9)], inside=boom_at(3), max_epoch=1)
+
+
+def test_what_came_after_the_last_look_counts(tmp_path: Path) -> None:
+    with everstep.Supervisor(tmp_path, services=[Require("loss", 0.5, step=9)], max_step=2) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance(loss=0.5)
+    assert sv.ending.finished
 
 
 def test_it_keeps_the_laws() -> None:

@@ -134,3 +134,51 @@ def test_killed_before_and_after_a_change_the_run_ends_equal(tmp_path: Path) -> 
 def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:
     with quiet(tmp_path / "run") as sv, pytest.raises(everstep.errors.UsageError, match="give Stop"):
         sv.call_soon(SetValue("w", 1.0))
+
+
+schedulers = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda o: schedulers.LambdaLR(o, lambda k: 1 / (k + 1)), "LambdaLR 'plan'"),
+        (lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=50), "OneCycleLR 'plan'"),
+        (lambda o: schedulers.CyclicLR(o, 0.1, 1.0), "CyclicLR 'plan'"),
+        (lambda o: schedulers.CosineAnnealingWarmRestarts(o, 9), "CosineAnnealingWarmRestarts 'plan'"),
+        (
+            lambda o: schedulers.SequentialLR(o, [schedulers.LambdaLR(o, lambda k: k + 1)], []),
+            "LambdaLR 'plan'",
+        ),
+        (lambda o: schedulers.StepLR(o, 2), None),
+        (lambda o: schedulers.ExponentialLR(o, 0.9), None),
+        (lambda o: schedulers.CosineAnnealingLR(o, 50), None),
+        (lambda o: schedulers.MultiplicativeLR(o, lambda k: 0.9), None),
+    ],
+)
+def test_a_scheduler_that_undoes_it_is_named_once(tmp_path: Path, make: Any, told: str | None) -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def rates(run_dir: Path, services: list[Service]) -> tuple[list[float], everstep.Ending]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        state = {"model": model, "optimizer": optimizer, "plan": make(optimizer)}
+        found = []
+        with everstep.Supervisor(run_dir, state, services=services, max_step=6) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                model(torch.ones(2)).sum().backward()
+                optimizer.step()
+                state["plan"].step()
+                sv.advance()
+                found.append(optimizer.param_groups[0]["lr"])
+        return found, sv.ending
+
+    alone, _ = rates(tmp_path / "alone", [])
+    found, ending = rates(tmp_path / "run", [Sets(SetValue("optimizer.lr", times=1e-6), 2)])
+    undone = [k for k in (2, 4) if found[k] == pytest.approx(alone[k])]
+    assert undone == ([2, 4] if told else [])
+    if told is None:
+        assert ending.warnings == ()
+    else:
+        (warning,) = ending.warnings
+        assert f"service 'sets' sets optimizer.lr, and {told} computes it anew" in warning

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.contracts import Boundary, Json, Moment, Outcome, Service, Stage, Stop
-from everstep.errors import ConfigError
+from everstep.contracts import Boundary, Json, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.errors import ConfigError, GuardStop
 from everstep.keywords import whole
 from everstep.schedule import At, Every, Schedule
 from everstep.services.best import Mode, better, direction, latest, reaches
@@ -18,8 +18,9 @@ class Require(Service):
     """Ends the run with exit status 4 where a metric has not reached a value by a step or an epoch.
 
     The loop ends as written and its state is saved; starting the run again ends it in the same way, until
-    the requirement is changed or taken away.  A run that ends before the deadline is not judged, for its
-    limits may be raised.  To stop as soon as the value is reached, add `EarlyStop(..., threshold=)`.
+    the requirement is changed or taken away.  A run that is over before the deadline fails, too, with its
+    own reason for the end recorded: with a raised limit it goes on.  To stop as soon as the value is
+    reached, add `EarlyStop(..., threshold=)`.
 
     Args:
         metric: its name.
@@ -36,6 +37,7 @@ class Require(Service):
     stage = Stage.DECIDE
     controller = True
     isolate = False
+    moments = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
 
     def __init__(
         self,
@@ -62,6 +64,10 @@ class Require(Service):
         self.mode, _ = direction(metric, mode)
         self.step, self.epoch = step, epoch
         self.best: float | None = None
+        self._run: RunView | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
 
     def config(self) -> Json:
         return {
@@ -80,12 +86,29 @@ class Require(Service):
         boundary.readings.clear()
         if self.best is not None and reaches(self.best, self.value, self.mode):
             return None
-        if not self._is_late(boundary):
-            return None
-        best = "no value of it came" if self.best is None else f"its best is {self.best:.6g}"
-        by = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
-        reason = f"requirement not met: {self.metric} has not reached {self.value} by {by}, {best}"
-        return Outcome(actions=(Stop(reason, code=NOT_MET),))
+        if boundary.moment is Moment.EXIT_LOOP:
+            self._judge_end(boundary)
+        elif self._is_late(boundary):
+            by = f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
+            return Outcome(actions=(Stop(f"{self._unmet} by {by}, {self._found}", code=NOT_MET),))
+        return None
+
+    def _judge_end(self, boundary: Boundary) -> None:
+        """A run that is over, and was not stopped for this, will not reach it any more."""
+        ending = boundary.payload
+        if ending.finished and not ending.reason.startswith(self._unmet):
+            reason = f"{self._unmet}, {self._found} ({ending.reason})"
+            assert self._run is not None
+            self._run.println(reason)
+            raise GuardStop(reason, NOT_MET)
+
+    @property
+    def _unmet(self) -> str:
+        return f"requirement not met: {self.metric} has not reached {self.value}"
+
+    @property
+    def _found(self) -> str:
+        return "no value of it came" if self.best is None else f"its best is {self.best:.6g}"
 
     def _is_late(self, boundary: Boundary) -> bool:
         if self.epoch is None:

@@ -170,6 +170,8 @@ class Run:
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
         """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
+        self._targets: set[str] = set()
+        """What services have set."""
         self._missed: set[str] = set()
         """Watched metrics without a value that were warned about."""
         self._resume_state: Encoded | None = None
@@ -556,6 +558,13 @@ class Run:
             self._collector.outside(
                 f"eval/{service.name}", self._progress.step, name, value, wall=service.schedule.wall
             )
+        if action.target not in self._targets:
+            self._targets.add(action.target)
+            for scheduler in self._user.recomputing(action.target):
+                self._warn(
+                    f"service {service.name!r} sets {action.target}, and {scheduler} computes it anew from "
+                    "the step's number: at its next step the value is undone; take one of the two"
+                )
 
     def _decide_stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0

@@ -187,6 +187,11 @@ class UserState:
                 changed.append((f"{action.target}.{index}" if index else action.target, new))
         return changed
 
+    def recomputing(self, target: str) -> list[str]:
+        """Descriptions of the schedulers that undo what `set_value` does to this target."""
+        owner, _, option = target.partition(".")
+        return [text for watch in self._watches.values() for text in watch.recomputing(owner, option)]
+
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """The state's models in evaluation mode; afterwards each flag is as before."""

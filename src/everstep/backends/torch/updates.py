@@ -10,12 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.optimizers import layers
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
+
+_RECOMPUTED = {
+    LambdaLR: ("lr",),
+    CosineAnnealingWarmRestarts: ("lr",),
+    OneCycleLR: ("lr", "momentum", "betas"),
+    CyclicLR: ("lr", "momentum", "betas"),
+}
+"""What these schedulers compute from the number of the step alone; the others change what is there."""
 
 
 class TorchUpdateWatch:
@@ -120,6 +129,16 @@ class TorchUpdateWatch:
             for name, found in self._layers.items()  # torch's schedulers leave that mark
             if any(hasattr(layer.step, "_wrapped_by_lr_sched") for layer in found)
             and not any(id(layer) in driven for layer in found)
+        ]
+
+    def recomputing(self, owner: str, option: str) -> list[str]:
+        """Schedulers that set an option of an optimizer without regard to what it is, each in words."""
+        return [
+            f"{type(part).__name__} {name!r}"
+            for name, value in flatten(self._objects)
+            for part in [value, *getattr(value, "_schedulers", ())]
+            if getattr(part, "optimizer", None) is self._objects.get(owner)
+            and option in next((sets for kind, sets in _RECOMPUTED.items() if isinstance(part, kind)), ())
         ]
 
     def gradients(self) -> Any:
