@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,23 @@ def test_misuse() -> None:
         Profile(keep=0)
     with pytest.raises(ConfigError, match="steps=0"):
         Profile(steps=0)
+
+
+def test_the_profiler_says_nothing_on_standard_error(tmp_path: Path) -> None:
+    program = """
+import os, sys, torch, everstep
+from everstep.services import Profile
+quiet = everstep.Console(sink=lambda line: None)
+services = [Profile(everstep.Every(steps=2), steps=1, keep=2), quiet]
+with everstep.Supervisor(sys.argv[1], services=services, max_step=8) as sv:
+    sv.stream(None)
+    while not sv.should_stop():
+        torch.ones(2).sum()
+        sv.advance()
+assert "KINETO_LOG_LEVEL" not in os.environ
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(traces(tmp_path / "run")) == 2

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+_LEVEL = "KINETO_LOG_LEVEL"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler says where it starts and stops on standard error, unless the user has set what it says.
+
+    It reads the variable once, where it is first used.
+    """
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[_LEVEL]
 
 
 class Trace:
@@ -15,8 +36,9 @@ class Trace:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
-        self._profile.start()
+        with _quiet():
+            self._profile = profile(activities=activities)
+            self._profile.start()
 
     def stop(self) -> None:
         """End the recording."""
