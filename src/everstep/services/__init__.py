@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from everstep.services.loss_bound import LossBound as LossBound
     from everstep.services.plateau import Plateau as Plateau
     from everstep.services.profile import Profile as Profile
+    from everstep.services.progress_bar import ProgressBar as ProgressBar
     from everstep.services.require import Require as Require
     from everstep.services.scheduled import Annealing as Annealing, Scheduled as Scheduled
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
@@ -33,6 +34,7 @@ _HOMES = {
     "loss_bound": ("LossBound",),
     "plateau": ("Plateau",),
     "profile": ("Profile",),
+    "progress_bar": ("ProgressBar",),
     "require": ("Require",),
     "scheduled": ("Annealing", "Scheduled"),
     "tables": ("CSV", "JSONLines"),

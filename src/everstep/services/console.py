@@ -33,9 +33,9 @@ from everstep.schedule import Every, Schedule
 Sink = Callable[[str], None]
 
 _ERASE = "\r\x1b[K"
+_ERASE_BELOW = "\r\x1b[J"
 _DIM, _BOLD, _CYAN, _GREEN = "2", "1", "36", "32"
 _ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-"})
-_BAR = 20
 
 
 class Console(Service):
@@ -68,7 +68,8 @@ class Console(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name, Every(seconds=1) if every is None else every)
-        self._plain_seconds = number("plain_seconds", plain_seconds)
+        self._plain_seconds: float | None = number("plain_seconds", plain_seconds)
+        """None for no progress lines."""
         self._sink = sink
         self._lock = threading.RLock()
         self._run: RunView | None = None
@@ -77,27 +78,29 @@ class Console(Service):
         self._speed = _Speed()
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
-        self._next_plain = 0.0
+        self._next_plain: float | None = None
         self._complained = False
 
     def open(self, run: RunView) -> None:
         self._run = run
-        self._next_plain = run.clock() + self._plain_seconds
+        if self._plain_seconds is not None:
+            self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         if self._sink is None and is_live_terminal(sys.stdout):
-            self._line = _LiveLine(sys.stdout, self._lock, self._parts)
+            self._line = _LiveLine(sys.stdout, self._lock, self.live_lines)
             self._line.open()
 
     def run(self, boundary: Boundary) -> None:
         assert self._run is not None
         now = self._run.clock()
         self._speed.update(now, boundary.step)
-        if self._line is None and now < self._next_plain:
+        if self._line is None and (self._next_plain is None or now < self._next_plain):
             return
         readings = boundary.readings
         stats = {name: s for name in readings.names() if (s := readings.stats(name)) is not None}
         readings.clear()
         if self._line is None:
+            assert self._plain_seconds is not None
             self._next_plain = now + self._plain_seconds
             self.print(self._plain_line(stats))
         else:
@@ -160,25 +163,37 @@ class Console(Service):
         items = "; ".join(filter(None, (self._speed.text(), log_line("", stats, best))))
         return " ".join(filter(None, (tag, items)))
 
-    def _parts(self) -> list[_Part]:
-        """The live line from left to right."""
+    def live_lines(self, columns: int, color: bool) -> list[str]:
+        """What is drawn in a terminal: lines of at most `columns` cells."""
+        metrics = [
+            _metric(name, self._latest[name], self._is_best(name, self._latest[name]), rank)
+            for rank, name in enumerate(self.names, start=5)
+        ]
+        return [layout(self.counters(bar=20) + metrics, columns, color)]
+
+    def counters(self, bar: int = 0) -> list[Part]:
+        """Where the run stands, from left to right; with a bar of so many cells."""
         run = self._run
         assert run is not None
         parts = [] if run.max_epoch == 1 else [_counter("Epoch", run.epoch, run.max_epoch, rank=2)]
         parts.append(_counter("Step", run.step, run.max_step, rank=0))
-        if (progress := run.get_progress()) is not None:
-            parts.append(_bar(progress, rank=3))
+        if bar and (progress := run.get_progress()) is not None:
+            parts.append(progress_bar(progress, bar, rank=3))
         if speed := self._speed.text():
-            parts.append(_Part(4, ((speed, ""),)))
+            parts.append(Part(4, ((speed, ""),)))
         if (eta := run.get_eta()) is not None:
             eta = round(eta) if eta >= 10 else round(eta, 1)
-            parts.append(_Part(1, (("ETA ", _DIM), (humanize_duration(eta), ""))))
-        return parts + [
-            _metric(name, self._latest[name], self._is_best(name, self._latest[name]), rank)
-            for rank, name in enumerate(self._names(), start=5)
-        ]
+            parts.append(Part(1, (("ETA ", _DIM), (humanize_duration(eta), ""))))
+        return parts
 
-    def _names(self) -> list[str]:
+    @property
+    def progress(self) -> float | None:
+        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+        assert self._run is not None
+        return self._run.get_progress()
+
+    @property
+    def names(self) -> list[str]:
         """Metrics by name, times last: the line has the speed already."""
         return sorted(self._latest, key=lambda name: (is_wall(name), name))
 
@@ -186,7 +201,7 @@ class Console(Service):
 # ---------------------------------------------------------------------------------- the live line
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A piece of the live line; where it is too long, pieces of the highest rank go first."""
 
     rank: int
@@ -194,34 +209,43 @@ class _Part(NamedTuple):
 
     @property
     def width(self) -> int:
-        return sum(_cells(text) for text, _ in self.spans)
+        return sum(cells(text) for text, _ in self.spans)
 
 
-def _counter(word: str, value: int, limit: int | None, rank: int) -> _Part:
+def _counter(word: str, value: int, limit: int | None, rank: int) -> Part:
     of = "" if limit is None else f"/{limit}"
-    return _Part(rank, ((f"{word} ", _DIM), (str(value), _BOLD), (of, _DIM)))
+    return Part(rank, ((f"{word} ", _DIM), (str(value), _BOLD), (of, _DIM)))
 
 
-def _bar(progress: float, rank: int) -> _Part:
-    halves = int(progress * _BAR * 2)
+def progress_bar(progress: float, width: int, rank: int = 0) -> Part:
+    """A bar of `width` cells, and five more for the percentage."""
+    halves = int(progress * width * 2)
     done = "━" * (halves // 2) + "╸" * (halves % 2)
-    return _Part(rank, ((done, _CYAN), ("─" * (_BAR - len(done)), _DIM), (f" {int(progress * 100):3d}%", "")))
+    return Part(rank, ((done, _CYAN), ("─" * (width - len(done)), _DIM), (f" {int(progress * 100):3d}%", "")))
 
 
-def _metric(name: str, stats: Stats, best: bool, rank: int) -> _Part:
-    label = name.replace("_", " ")
-    value = humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
-    return _Part(rank, ((f"{label} ", _DIM), (value, ""), (" (*)" if best else "", _GREEN)))
+def _metric(name: str, stats: Stats, best: bool, rank: int) -> Part:
+    return Part(rank, ((f"{label(name)} ", _DIM), (shown(name, stats), ""), (" (*)" if best else "", _GREEN)))
 
 
-def _cells(text: str) -> int:
+def label(name: str) -> str:
+    """A metric's name as it is shown."""
+    return name.replace("_", " ")
+
+
+def shown(name: str, stats: Stats) -> str:
+    """Its mean, as it is shown."""
+    return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
+
+
+def cells(text: str) -> int:
     """Terminal cells that `text` takes: East Asian wide characters take two."""
     if text.isascii():
         return len(text)
     return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def _layout(parts: list[_Part], columns: int, color: bool) -> str:
+def layout(parts: list[Part], columns: int, color: bool) -> str:
     """One line of at most `columns` cells."""
     parts = list(parts)
     while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
@@ -230,33 +254,36 @@ def _layout(parts: list[_Part], columns: int, color: bool) -> str:
     for index, part in enumerate(parts):
         for text, style in ((("  ", ""),) if index else ()) + part.spans:
             text = _crop(text, left)
-            left -= _cells(text)
+            left -= cells(text)
             line.append(f"\x1b[{style}m{text}\x1b[0m" if style and color and text else text)
     return "".join(line)
 
 
-def _crop(text: str, cells: int) -> str:
+def _crop(text: str, room: int) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
-    while _cells(text) > cells:
+    while cells(text) > room:
         text = text[:-1]
     return text
 
 
 class _LiveLine:
-    """The terminal's last line.  While it is open, `sys.stdout` and `sys.stderr` write above it.
+    """The terminal's last line, or lines.  While it is open, `sys.stdout` and `sys.stderr` write above it.
 
-    After drawing the cursor stands at the line's start, so that whatever writes to the terminal
-    without asking starts there.  A line that the user has begun and not ended is left alone.
+    After drawing the cursor stands at its start, so that whatever writes to the terminal without asking
+    starts there.  A line that the user has begun and not ended is left alone.
     """
 
-    def __init__(self, stream: TextIO, lock: threading.RLock, parts: Callable[[], list[_Part]]) -> None:
+    def __init__(
+        self, stream: TextIO, lock: threading.RLock, lines: Callable[[int, bool], list[str]]
+    ) -> None:
         self.stream = stream
         self.lock = lock
         self.pid = os.getpid()
         self.open_ = False
-        self._parts = parts
-        self._drawn = False
+        self._lines = lines
+        self._drawn = 0
+        """How many lines stand there."""
         self._midline = False
         self._color = "NO_COLOR" not in os.environ
 
@@ -281,15 +308,21 @@ class _LiveLine:
     def draw(self) -> None:
         if self._midline or not self.open_:
             return
-        line = _layout(self._parts(), _columns(self.stream) - 1, self._color)
-        self._drawn = True
-        _write(self.stream, f"{_ERASE}{line}\r")
+        lines = self._lines(_columns(self.stream) - 1, self._color)
+        up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        erase = self._erasing()
+        self._drawn = len(lines)
+        _write(self.stream, erase + "\r\n".join(lines) + "\r" + up)
 
     def erase(self) -> None:
         if self._drawn:
-            self._drawn = False
-            self.stream.write(_ERASE)
+            erase = self._erasing()
+            self._drawn = 0
+            self.stream.write(erase)
             self.stream.flush()  # standard error may be what writes next
+
+    def _erasing(self) -> str:
+        return _ERASE if self._drawn <= 1 else _ERASE_BELOW
 
     def print(self, text: str) -> None:
         self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
