@@ -55,6 +55,17 @@ def trained() -> dict[str, Any]:
     return run_digits(training())
 
 
+def exported() -> dict[str, Any]:
+    """`trained`, with its best weights by `valid_loss` and its last model exported."""
+    from everstep.services import Export, OnBest
+
+    services = [
+        Export(OnBest("valid_loss"), keep=1, name="best"),
+        Export(format="torch.export", inputs=(torch.zeros(2, 16),), name="final"),
+    ]
+    return run_digits(training(), services=services)
+
+
 def trained_with_best() -> dict[str, Any]:
     """`trained`, with the best weights by `valid_loss`."""
     return run_digits(training(), services=[everstep.Best("valid_loss")])
@@ -116,5 +127,6 @@ def bare() -> dict[str, Any]:
 
 
 SETUPS = {
-    setup.__name__: setup for setup in (bare, digits, training, trained, trained_with_best, task, dataset)
+    setup.__name__: setup
+    for setup in (bare, digits, training, trained, exported, trained_with_best, task, dataset)
 }

@@ -31,7 +31,12 @@ data = everstep.data.arrays(torch.arange(16.0).reshape(8, 2) / 16, batch_size=2,
 LOWER = SetValue("optimizer.lr", times=0.5, least=0.01)
 listed = [
     everstep.EarlyStop("valid_loss", patience=9, patience_steps=90, threshold=-1.0, baseline=1e9),
-    everstep.Best("valid_loss"),
+    everstep.Best("valid_loss", keep=2),
+    services.When(services.OnBest("valid_loss"), SetValue("settings.noise", times=0.9), name="calm"),
+    services.When(Every(steps=7), everstep.Save()),
+    services.Export(services.OnBest("valid_loss"), keep=2, name="best"),
+    services.Export(name="final"),
+    services.ProgressBar(),
     everstep.StopAfter(epochs=6),
     services.LossBound(bound=1e9, times=1e9, last=3),
     services.Plateau("loss", then=LOWER, long=3, short=2, cooldown=1, every=Every(steps=2)),
@@ -79,6 +84,12 @@ def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
         assert start(tmp_path / "run", kill) == -signal.SIGKILL
     assert start(tmp_path / "run") == 0
     assert compare_runs(whole, tmp_path / "run") == []
+    assert len(exports(whole)) > 1 and exports(whole) == exports(tmp_path / "run")
+
+
+def exports(run_dir: Path) -> dict[str, bytes]:
+    found = (run_dir / "exports").rglob("*.safetensors")
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
 
 
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
