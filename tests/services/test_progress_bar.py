@@ -18,7 +18,6 @@ from termios import TIOCSWINSZ, tcgetattr
 import pytest
 
 import everstep
-from everstep.errors import ConfigError
 from everstep.services import ProgressBar
 from everstep.testing import check_service
 
@@ -63,25 +62,25 @@ def screen(output: str) -> list[str]:
     return lines
 
 
-def on_a_terminal(run_dir: Path, what: str = "") -> tuple[int, str]:
+def on_a_terminal(run_dir: Path, what: str = "", program: str = PROGRAM) -> tuple[int, str]:
     """Exit status and output of the program in a terminal of 60 columns."""
     master, slave = pty.openpty()
     ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     before = tcgetattr(slave)
     environment = {k: v for k, v in os.environ.items() if k not in ("CI", "SLURM_JOB_ID", "NO_COLOR")}
-    command = [sys.executable, "-c", PROGRAM, str(run_dir), what]
+    command = [sys.executable, "-c", program, str(run_dir), what]
     with subprocess.Popen(
         command, env={**environment, "TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave
-    ) as program:
+    ) as process:
         output, ended = b"", False
         while not ended:  # what it wrote before it ended is there to be read then
-            ended = program.poll() is not None
+            ended = process.poll() is not None
             while select.select([master], [], [], 0.05)[0]:
                 output += os.read(master, 65536)
     assert tcgetattr(slave) == before
     os.close(slave)
     os.close(master)
-    return program.returncode, output.decode()
+    return process.returncode, output.decode()
 
 
 def test_it_draws_below_the_lines_that_are_printed(tmp_path: Path) -> None:
@@ -136,6 +135,8 @@ def test_it_keeps_the_laws() -> None:
     check_service(make)
 
 
-def test_there_is_one_screen(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one Console, or ProgressBar, not both"):
-        everstep.Supervisor(tmp_path, services=[ProgressBar(), everstep.Console()])
+def test_beside_a_console_one_of_the_two_draws(tmp_path: Path) -> None:
+    program = PROGRAM.replace("services = [", "services = [everstep.Console(), ")
+    _, output = on_a_terminal(tmp_path, program=program)
+    assert "\x1b[J" not in output and "━" in output
+    assert screen(output)[-2:] == ["the last line", ""]

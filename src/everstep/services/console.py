@@ -86,7 +86,8 @@ class Console(Service):
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
-        if self._sink is None and is_live_terminal(sys.stdout):
+        taken = isinstance(sys.stdout, _Above)  # by another console: one draws
+        if self._sink is None and not taken and is_live_terminal(sys.stdout):
             self._line = _LiveLine(sys.stdout, self._lock, self.live_lines)
             self._line.open()
 

@@ -117,8 +117,6 @@ class Run:
                 "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
                 "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))"
             )
-        if sum(isinstance(service, Console) for service in services) > 1:
-            raise ConfigError("two services draw on the screen; give one Console, or ProgressBar, not both")
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
         self._start = Start(
