@@ -23,7 +23,7 @@ Parts = Iterator[tuple[int, list[Item]]]
 
 _RUNS = {
     *("best", "checkpoint", "checkpoints", "damaged", "journal"),
-    *("lock", "lock.json", "pins.json", "run.json", "superseded"),
+    *("lock", "lock.json", "pins.json", "run.json", "superseded", "evaluations"),
 }
 _LOGS = {Path("logs/run.log"), Path("logs/media")}
 
