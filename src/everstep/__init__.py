@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
+    from everstep.record import Evaluation as Evaluation, evaluations as evaluations
     from everstep.schedule import At as At, Every as Every, Never as Never
     from everstep.services.best import Best as Best
     from everstep.services.checkpoints import Checkpoints as Checkpoints
@@ -73,6 +74,7 @@ _HOMES = {
     ),
     "loop": ("TrainLoop",),
     "metrics": ("MetricFormatter",),
+    "record": ("Evaluation", "evaluations"),
     "schedule": ("At", "Every", "Never"),
     "services.best": ("Best",),
     "services.checkpoints": ("Checkpoints",),

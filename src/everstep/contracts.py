@@ -434,7 +434,7 @@ class EvalStep(NamedTuple):
 
     Attributes:
         stream: which stream is evaluated.
-        number: of the batch in this evaluation, from 1.
+        number: of the batch in this evaluation, from 1; one that an interruption left begins again at 1.
         batch: what `Task.eval_step` got.
         outputs: what it returned, with the logs of `Task.next_eval_inputs`.
     """
@@ -569,7 +569,8 @@ class Boundary:
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
         final: True when the run is closing (the last boundary of all).
-        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data); of
+        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data, and
+            where a resume closes a boundary that an interruption had left in an evaluation); of
             AFTER_EVAL_STEP, an `EvalStep`; of AFTER_EVALUATION, the metrics that a Trainer found; of a
             data event, what was collected, added or printed; of AFTER_CHECKPOINT, the checkpoint's
             name; of EXIT_LOOP, the `Ending`; else None.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
 from everstep.supervisor import Supervisor
 from everstep.supervisor.board import listed
+from everstep.supervisor.engine import Abandoned
 from everstep.supervisor.streams import StreamSlot
 
 
@@ -224,7 +225,14 @@ class TrainLoop(Supervisor):
         if not self._replaying:
             self._epoch_lines.clear()
         self._boundary_began = began = self.clock()
-        self._fire(Moment.BEFORE_EPOCH)
+        self._may_abandon = not self._progress.step  # then the checkpoint of step 0 is what to go on from
+        try:
+            self._fire(Moment.BEFORE_EPOCH)
+        except Abandoned:
+            assert self._interruption is not None
+            self._leave(self._interruption)
+        finally:
+            self._may_abandon = False
         self._at_boundaries += self.clock() - began
         self._boundary_began = None
 
@@ -374,8 +382,8 @@ class TrainLoop(Supervisor):
 
     def _resume_here(self) -> None:
         """The resume point inside an epoch."""
-        self._go_on()
         self._replaying = False
+        self._go_on()
 
     def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
         """The one loop body: fetch, yield, count."""
@@ -679,9 +687,11 @@ class TrainLoop(Supervisor):
         self._require_open("stream")
         raise UsageError("stream() is a Supervisor's; in a TrainLoop give the data to iter_steps()")
 
-    def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
+    def _boundary(
+        self, moment: Moment, *, can_save: bool = True, rest: Collection[str] | None = None
+    ) -> None:
         self._note_durations()
-        super()._boundary(moment, can_save=can_save)
+        super()._boundary(moment, can_save=can_save, rest=rest)
 
     def _note_durations(self) -> None:
         self._collector.note_step_times(self._durations)

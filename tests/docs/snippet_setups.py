@@ -71,6 +71,16 @@ def trained_with_best() -> dict[str, Any]:
     return run_digits(training(), services=[everstep.Best("valid_loss")])
 
 
+def evaluated() -> dict[str, Any]:
+    """`task`, and a `trainer` whose run in `runs/digits` is finished and evaluated once."""
+    names = task()
+    streams = {"train": names["train"], "valid": names["valid"]}
+    trainer = everstep.Trainer(names["Digits"](), streams, "runs/digits", max_epoch=2)
+    trainer.run_training()
+    trainer.evaluate("valid")
+    return {**names, "trainer": trainer}
+
+
 def run_digits(names: dict[str, Any], services: Any = ()) -> dict[str, Any]:
     state = {"model": names["model"], "optimizer": names["optimizer"]}
     with everstep.TrainLoop(
@@ -128,5 +138,5 @@ def bare() -> dict[str, Any]:
 
 SETUPS = {
     setup.__name__: setup
-    for setup in (bare, digits, training, trained, exported, trained_with_best, task, dataset)
+    for setup in (bare, digits, training, trained, exported, trained_with_best, task, dataset, evaluated)
 }

@@ -75,15 +75,43 @@ def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -
     assert steps == [0, 4, 8] and done.step == 8
 
 
-@pytest.mark.parametrize("every", [3, 4])
-def test_evaluation_fires_at_multiples_also_after_a_resume(tmp_path: Path, every: int) -> None:
+@pytest.mark.parametrize(
+    ("every", "fires"),
+    [
+        (everstep.Every(steps=3), [3, 6, 9, 12]),
+        (everstep.Every(steps=4), [4, 8, 12]),
+        (everstep.Every(epochs=2), [8]),
+        (everstep.Every(epochs=1) | everstep.Every(steps=5), [4, 5, 8, 10, 12]),
+    ],
+    ids=str,
+)
+def test_evaluation_fires_at_multiples_also_after_a_resume(
+    tmp_path: Path, every: everstep.schedule.Schedule, fires: list[int]
+) -> None:
     def evaluate() -> everstep.Evaluate:
-        return everstep.Evaluate("valid", everstep.Every(steps=every))
+        return everstep.Evaluate("valid", every)
 
     trainer(tmp_path / "run", services=[evaluate()], max_epoch=3).train(5)
     trainer(tmp_path / "run", services=[evaluate()], max_epoch=3).run_training()
     trainer(tmp_path / "straight", services=[evaluate()], max_epoch=3).run_training()
-    assert rows(tmp_path / "run", "eval/valid") == rows(tmp_path / "straight", "eval/valid")
+    found = rows(tmp_path / "run", "eval/valid")
+    assert found == rows(tmp_path / "straight", "eval/valid")
+    assert [row[1] for row in found if row[3] == "valid/loss"] == fires
+
+
+def test_evaluation_every_seconds_fires_when_they_are_over(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    class Slow(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(1.0)
+            return super().train_step(batch)
+
+    every_step = everstep.Checkpoints(everstep.Every(steps=1))  # the loop asks the schedule at each step
+    services = [everstep.Evaluate("valid", everstep.Every(seconds=2.5)), every_step]
+    for limit in (4, 12):
+        trainer(tmp_path / "run", Slow(), services=services, max_epoch=3, clock=clock).train(limit)
+    assert RunJournal(tmp_path / "run").series("valid/loss")[0] == [3, 7, 10]
 
 
 def test_early_stop_sees_the_evaluation_of_its_own_boundary(tmp_path: Path) -> None:
@@ -374,8 +402,6 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         everstep.Trainer(TinyTask(), {}, tmp_path / "run", max_epoch=1).run_training()
     with pytest.raises(ConfigError, match="num_steps=0: give a whole number"):
         everstep.Evaluate("valid", num_steps=0)
-    with pytest.raises(UsageError, match=r"call it inside: with trainer\.open"):
-        trainer(tmp_path / "run").epoch()
     with pytest.raises(ConfigError, match="give it to a Trainer's services="):
         with everstep.TrainLoop(tmp_path / "loop", services=[everstep.Evaluate("valid")]):
             pass

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_task import TinyTask, trainer
 
 import everstep
 from everstep.proof.compare import compare_runs
+from everstep.testing import ManualClock
 from tiny_runs import Boom
 
 
@@ -72,20 +74,153 @@ def test_a_run_that_crashed_anywhere_is_the_run_that_did_not(
         assert compare_runs(tmp_path / "straight", run_dir) == [], crash
 
 
-@pytest.mark.parametrize("batch", range(1, 6))
-def test_ctrl_c_in_an_evaluation_loses_nothing(tmp_path: Path, batch: int) -> None:
-    class Interrupted(TinyTask):
-        batches = 0
+class CtrlC(TinyTask):
+    """Ctrl-C comes in the given batch of the evaluations, counted from 1."""
 
-        def eval_step(self, given: Any) -> Mapping[str, Any]:
-            self.batches += 1
-            if self.batches == batch:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().eval_step(given)
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.batches = at, 0
 
-    trainer(tmp_path / "straight").run_training()
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        self.batches += 1
+        if self.batches == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().eval_step(batch)
+
+
+def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
+    """Two evaluations at each boundary, one before the first step, and services that decide after them."""
+    every = everstep.Every(steps=3) | everstep.Every(epochs=1)
+    services = [
+        everstep.Evaluate("valid", every, validate_first=True),
+        everstep.Evaluate("test", every),
+        everstep.EarlyStop("valid/loss", patience=9),
+        everstep.Best("test/loss", "min"),
+        everstep.Checkpoints(everstep.Every(epochs=2)),
+    ]
+    task = CtrlC(at)
+    trainer(run_dir, task, services=services, max_epoch=2, **arguments).run_training()
+    return task
+
+
+def test_ctrl_c_leaves_an_evaluation_within_a_batch_and_loses_no_step(tmp_path: Path) -> None:
+    batches = evaluated_twice(tmp_path / "straight").batches
+    assert batches > 20
+    for at in range(1, batches + 1):
+        run_dir = tmp_path / str(at)
+        with pytest.raises(SystemExit) as raised:
+            evaluated_twice(run_dir, at)
+        assert raised.value.code == 130
+        assert evaluated_twice(run_dir).batches <= batches - at + 5, "evaluations that were over ran again"
+        assert compare_runs(tmp_path / "straight", run_dir) == [], at
+        assert not list((run_dir / "superseded").glob("*")), "the open checkpoint is still there"
+
+
+def test_ctrl_c_again_and_again_in_the_same_evaluation(tmp_path: Path) -> None:
+    evaluated_twice(tmp_path / "straight")
+    starts = 0
+    for at in (7, 2, 2, 1, 4, 3, 0):
+        starts += 1
+        try:
+            evaluated_twice(tmp_path / "run", at)
+        except SystemExit:
+            continue
+    assert starts == 7
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_a_step_is_run_again_only_where_it_is_an_epochs_last(tmp_path: Path) -> None:
+    def interrupted(at: int) -> list[int]:
+        tasks = [CtrlC(at), CtrlC()]
+        every = everstep.Every(steps=1)
+        for task in tasks:
+            services = [everstep.Evaluate("test", every), everstep.Checkpoints(everstep.Never())]
+            try:
+                trainer(tmp_path / str(at), task, services=services, max_epoch=1).run_training()
+            except SystemExit:
+                assert task.batches == at, "it went on in the evaluation"
+        return [len(task.seen) for task in tasks]
+
+    assert interrupted(1) == [1, 3]  # 4 steps, 2 batches of evaluation after each
+    assert interrupted(6) == [3, 1]
+    assert interrupted(7) == [4, 1]  # the state of one step before was saved: see docs/design.md
+
+
+def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    class Slow(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(10.0)
+            self.trace.append("eval")
+            return super().eval_step(batch)
+
+    task = Slow()
+    trainer(tmp_path / "straight", Slow()).run_training()
     with pytest.raises(SystemExit) as raised:
-        trainer(tmp_path / "run", Interrupted()).run_training()
-    assert raised.value.code == 130
-    trainer(tmp_path / "run").run_training()
+        trainer(tmp_path / "run", task, clock=clock, max_time=15.0).run_training()
+    assert raised.value.code == 3 and len(task.trace) == 2 and len(task.seen) == 4
+    again = Slow()
+    trainer(tmp_path / "run", again, clock=clock, max_time=1000.0).run_training()
+    assert len(again.seen) == 4 and len(again.trace) == 6
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_ctrl_c_in_an_evaluation_of_your_own_program(tmp_path: Path) -> None:
+    def start(run_dir: Path, at: int = 0) -> CtrlC:
+        task = CtrlC(at)
+        door = trainer(run_dir, task, services=[everstep.Evaluate("test", everstep.Never())])
+        with door.open() as loop:
+            for _ in loop.iter_epochs():
+                door.epoch("train", "valid")
+        return task
+
+    start(tmp_path / "straight")
+    for at in range(1, 7):
+        with pytest.raises(SystemExit):
+            start(tmp_path / str(at), at)
+        start(tmp_path / str(at))
+        assert compare_runs(tmp_path / "straight", tmp_path / str(at)) == [], at
+
+
+@pytest.mark.parametrize("at", range(2, 9, 2))
+def test_ctrl_c_in_an_evaluation_of_averaged_weights_with_a_dataloader(tmp_path: Path, at: int) -> None:
+    x, y = torch.randn(10, 4, generator=torch.Generator().manual_seed(1)), torch.arange(10) % 3
+    samples = torch.utils.data.TensorDataset(x, y)
+
+    class Averaged(everstep.torch.Task):
+        at, batches = 0, 0
+
+        def build_model(self) -> Any:
+            return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+
+        def build_optimizer(self, model: Any) -> Any:
+            return torch.optim.Adam(model.parameters())
+
+        def forward(self, batch: Any) -> Mapping[str, Any]:
+            return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
+
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            self.batches += 1
+            if self.batches == self.at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().eval_step(batch)
+
+    def start(run_dir: Path, at: int = 0) -> None:
+        task = Averaged(ema=0.5)
+        task.at = at
+        streams = {
+            "train": torch.utils.data.DataLoader(samples, 3, shuffle=True),
+            "valid": torch.utils.data.DataLoader(samples, 5, shuffle=True),
+        }
+        services = [
+            everstep.Evaluate("valid", everstep.Every(steps=3) | everstep.Every(epochs=1)),
+            everstep.Console(sink=lambda line: None),
+        ]
+        everstep.Trainer(task, streams, run_dir, services=services, seed=1, max_epoch=2).run_training()
+
+    start(tmp_path / "straight")
+    with pytest.raises(SystemExit):
+        start(tmp_path / "run", at)
+    start(tmp_path / "run")
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []

@@ -8,6 +8,7 @@ pins.json               names that retention never deletes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -79,7 +80,13 @@ class Store:
     def clean(self) -> None:
         """Delete what dead processes left half done.  Call it before the first commit."""
         apart = [path.parent for top in ("best", "exports") for path in (self.run_dir / top).rglob(f"{TMP}*")]
-        for folder in (self.run_dir, self._folder, self.run_dir / "best", *apart):
+        for folder in (
+            self.run_dir,
+            self._folder,
+            self.run_dir / "superseded",
+            self.run_dir / "best",
+            *apart,
+        ):
             files.discard_leftovers(folder)
 
     # ------------------------------------------------------------------------------------ commit
@@ -114,15 +121,17 @@ class Store:
             OSError: the disk failed; nothing of this checkpoint is left.
         """
         require_finite(name, arrays, guarded)
-        held = self._digest_of_whole(name)
-        if held == digest:
+        held = self._whole(name)
+        if held is not None and held.digest == digest:
             self._point_to(name)
             return CommittedCheckpoint(name, self.path(name), 0, kept=True)
+        moved: Path | None = None
 
         def make_room() -> Path | None:
-            if not self.path(name).exists():
-                return None
-            return self._set_aside(name, "damaged" if held is None else "superseded")
+            nonlocal moved
+            if self.path(name).exists():
+                moved = self._set_aside(name, "damaged" if held is None else "superseded")
+            return moved
 
         files.make_dir(self._folder)
         facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
@@ -130,14 +139,17 @@ class Store:
         size = place(self.path(name), write, make_room)
         self._forget(name)
         self._point_to(name)
+        if moved is not None and held is not None and _is_open(held):
+            with contextlib.suppress(OSError):
+                files.retire(moved)  # the same boundary, closed, has taken its place
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
 
-    def _digest_of_whole(self, name: CheckpointName) -> str | None:
-        """The digest of the checkpoint that has the name, None if it is damaged or there is none."""
+    def _whole(self, name: CheckpointName) -> Checkpoint | None:
+        """The checkpoint that has the name, None if it is damaged or there is none."""
         if not self.path(name).exists():
             return None
         try:
-            return self.read(name).digest
+            return self.read(name)
         except DamagedCheckpointError as error:
             self._say(f"{error}; it moves to damaged/")
             return None
@@ -457,6 +469,11 @@ class Store:
 
     def _write_pins(self, names: Collection[CheckpointName]) -> None:
         files.write_whole(self._pins, json.dumps(sorted(map(str, names)), indent=1).encode() + b"\n")
+
+
+def _is_open(checkpoint: Checkpoint) -> bool:
+    """Whether an interruption left its boundary inside an evaluation."""
+    return isinstance(checkpoint.meta, dict) and bool(checkpoint.meta.get("open"))
 
 
 def _read_elsewhere(path: Path) -> Checkpoint:

@@ -12,9 +12,12 @@ from everstep.cli.finding import GONE, Found, find, index_option, json_option
 from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, metric_rows, starts, summaries
+from everstep.index.shipping import is_run
+from everstep.record import evaluations
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 _START = ("number", "started", "from", "status", "step", "reason")
+_EVALUATION = ("stream", "checkpoint", "step", "time", "found")
 _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 
@@ -25,7 +28,7 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 @index_option
 @json_option
 def command(run: str, metric: str | None, phase: str | None, index: Path | None, as_json: bool) -> None:
-    """Show one RUN: facts, starts, metrics, best, checkpoints.
+    """Show one RUN: facts, starts, metrics, best, checkpoints, evaluations outside its loop.
 
     A directory is read from its journal alone: no index is needed, nothing is written.
     """
@@ -65,6 +68,7 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         "metrics": metrics,
         "checkpoints": checkpoints_of(found.path),
         "best": best_weights(found.path),
+        "evaluations": [one._asdict() for one in evaluations(found.path)] if is_run(found.path) else [],
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
@@ -102,6 +106,9 @@ def _print(run: dict[str, Any]) -> None:
     _section("metrics", run["metrics"], _METRIC)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
     _section("best weights", run["best"], BEST)
+    for one in run["evaluations"]:
+        one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
+    _section("evaluations", run["evaluations"], _EVALUATION)
 
 
 def _section(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

@@ -58,7 +58,7 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
         RunIndexError: the index cannot be used.
     """
     known = _known_by_path(database)
-    asked = [found for folder in folders for found in run_dirs(folder.absolute())]
+    asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in _parts(run)]
     running = [Path(path) for path, run in known.items() if run.status == "running"]
     found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
     changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
@@ -116,6 +116,12 @@ def run_dirs(folder: Path) -> list[Path]:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
         ) from error
+
+
+def _parts(run_dir: Path) -> list[Path]:
+    """A run directory, and that of its evaluations outside the loop, if there is one."""
+    beside = run_dir / "evaluations"
+    return [run_dir, beside] if is_run(beside) else [run_dir]
 
 
 def is_run(folder: str | Path) -> bool:

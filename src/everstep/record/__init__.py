@@ -1,5 +1,6 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
+from everstep.record.evaluation import Evaluation, evaluations, record_evaluation
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
@@ -18,6 +19,7 @@ from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
     "Block",
+    "Evaluation",
     "Event",
     "Follower",
     "Item",
@@ -28,10 +30,12 @@ __all__ = [
     "RunDir",
     "RunJournal",
     "RunLock",
+    "evaluations",
     "facts",
     "is_held",
     "located",
     "read_segment",
+    "record_evaluation",
     "to_read",
     "user_path",
 ]

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ ROOT = "EVERSTEP_ROOT"
 """The environment variable that moves every run directory of a process below another folder."""
 
 _COPY = ".run.json"
-_OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal")
+_OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
 
 
 def located(path: str | os.PathLike[str]) -> Path:
@@ -62,13 +63,21 @@ class RunDir:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, create: bool = True, seed: int | None = None) -> RunDir:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        seed: int | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> RunDir:
         """Open a run directory, and make it one where it is missing or empty.
 
         Args:
             path: the directory; missing parents are made.  See `located`.
             create: False to only look: nothing is made, repaired or written.
             seed: the seed of a new run; drawn if None.  An existing run keeps its own: compare.
+            about: further facts of a new run, which may replace its id.
 
         Raises:
             RunDirError: a file, not writable, on a full disk, something else's directory, damaged, of
@@ -76,7 +85,7 @@ class RunDir:
         """
         folder = located(path).absolute()
         try:
-            return cls._open(folder, create, seed)
+            return cls._open(folder, create, seed, about or {})
         except RunDirError:
             raise
         except OSError as error:
@@ -87,7 +96,7 @@ class RunDir:
             ) from error
 
     @classmethod
-    def _open(cls, folder: Path, create: bool, seed: int | None) -> RunDir:
+    def _open(cls, folder: Path, create: bool, seed: int | None, about: Mapping[str, Any]) -> RunDir:
         _require_folder(folder, create)
         facts, damage = _read(folder / "run.json")
         notes: tuple[str, ...] = ()
@@ -102,7 +111,7 @@ class RunDir:
                 )
             else:
                 _require_empty(folder)
-                facts = _create(folder, seed)
+                facts = _create(folder, seed, about)
         _require_version(folder, facts)
         if create:
             _repair(folder, facts, rewrite=bool(notes))
@@ -177,7 +186,7 @@ def _require_version(folder: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def _create(folder: Path, seed: int | None) -> dict[str, Any]:
+def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
     facts = {
         "id": f"{name}-{secrets.token_hex(3)}",
@@ -185,6 +194,7 @@ def _create(folder: Path, seed: int | None) -> dict[str, Any]:
         "seed": secrets.randbits(31) if seed is None else seed,
         "seed_given": seed is not None,
         "versions": {"run": VERSION, "journal": frames.VERSION},
+        **about,
     }
     write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
     theirs, damage = _read(folder / "run.json")  # two processes may be here at once: the first one counts

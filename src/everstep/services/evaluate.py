@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from everstep.contracts import Boundary, Moment, Outcome, RunView, Service, Stage
 from everstep.errors import ConfigError
 from everstep.keywords import whole
+from everstep.metrics.aggregation import checked_statistics
 from everstep.schedule import Every, Schedule
 
-Evaluator = Callable[[str, int], Mapping[str, float]]
-"""(stream's name, number of batches or -1) to metrics, their names with the stream's prefix."""
+Evaluator = Callable[["Evaluate"], Mapping[str, float]]
+"""What is to be evaluated to metrics, their names with the stream's prefix."""
 
 
 class Evaluate(Service):
@@ -24,10 +26,21 @@ class Evaluate(Service):
         num_steps: batches to evaluate, 1 or more; -1: until the stream ends (one without an end needs a
             number).
         validate_first: whether to evaluate before the first step, too: the baseline, recorded at step 0.
+        stats: by metric, statistics besides its mean, as in `{"loss": ["std", "q90"]}`, recorded as
+            "valid/loss/q90": mean, sum, std, var, min, max, median, a percentile q0 to q100; nanmean and
+            so on, which leave NaN out; nancount, nanfraction.  A metric named here may be an array of
+            each sample's values, and must be one for a quantile over samples.
+        online_agg_func: (current, new, step) -> current, for each batch's outputs, step from 0 and current
+            None at first; default: append to a list.  It and `agg_func` stand for the task's `eval_begin`,
+            `eval_reduce` and `eval_end`.
+        agg_func: what `online_agg_func` has made -> metrics; default: that itself.
         name: default the stream's name.
 
+    `Trainer.evaluate` and `run_evaluation` use the same statistics and functions: those of the first
+    `Evaluate` of the stream.
+
     Raises:
-        ConfigError: `num_steps` is out of its range; in a loop without a Trainer.
+        ConfigError: `num_steps` is out of its range, a statistic is unknown; in a loop without a Trainer.
     """
 
     stage = Stage.EVALUATE
@@ -41,10 +54,15 @@ class Evaluate(Service):
         *,
         num_steps: int = -1,
         validate_first: bool = False,
+        stats: Mapping[str, str | Sequence[str]] | None = None,
+        online_agg_func: Callable[[Any, Mapping[str, Any], int], Any] | None = None,
+        agg_func: Callable[[Any], Mapping[str, Any]] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name or stream, Every(epochs=1) if every is None else every)
         self.stream, self.num_steps, self.validate_first = stream, steps(num_steps), validate_first
+        self.stats = checked_statistics(stats or {})
+        self.online_agg_func, self.agg_func = online_agg_func, agg_func
         self.evaluator: Evaluator | None = None
         """What evaluates; the Trainer sets it."""
         if validate_first:
@@ -61,7 +79,7 @@ class Evaluate(Service):
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
             return None
         assert self.evaluator is not None
-        return Outcome(self.evaluator(self.stream, self.num_steps))
+        return Outcome(self.evaluator(self))
 
 
 def steps(num_steps: int) -> int:

@@ -70,6 +70,11 @@ class StopAfter(Service):
         at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
         if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
             return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
-        if self.seconds is not None and self._run.clock() - self._opened >= self.seconds:
-            return Outcome(actions=(Interrupt(f"time budget of {self.seconds:g} s is used up"),))
-        return None
+        late = self.overtime()
+        return None if late is None else Outcome(actions=(late,))
+
+    def overtime(self) -> Interrupt | None:
+        """What to do if the time is used up."""
+        if self.seconds is None or self._run is None or self._run.clock() - self._opened < self.seconds:
+            return None
+        return Interrupt(f"time budget of {self.seconds:g} s is used up")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +74,10 @@ from everstep.supervisor.user_state import UserState
 
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
+
+
+class Abandoned(BaseException):
+    """An evaluation is left for an interruption; its boundary stays open, for the resume to go on with."""
 
 
 class Run:
@@ -161,6 +165,10 @@ class Run:
         self._save_asked = False
         self._trial_open = False
         self._interruption: Interrupt | None = None
+        self._may_abandon = False
+        """Whether an evaluation runs that an interruption may end."""
+        self._rest: list[str] = []
+        """The services that a boundary which an interruption leaves open has still to run."""
         self._error: BaseException | None = None
         self._soon: deque[tuple[Service | None, Action]] = deque()  # threads append
         self._snapshot: Snapshot | None = None
@@ -403,6 +411,10 @@ class Run:
         if self._recovered.random is not None:
             restore(self._recovered.random)
             self._recovered.random = None
+        if rest := self._recovered.open:
+            self._recovered.open = []
+            at_epoch_end = self._progress.phase == "epoch"
+            self._boundary(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
 
     def println(self, message: str, with_tag: bool = False) -> None:
         """Print a line, above the live line and into the run's log."""
@@ -471,11 +483,14 @@ class Run:
 
     # ---------------------------------------------------------------------------- the boundary
 
-    def _boundary(self, moment: Moment, *, can_save: bool = True) -> None:
+    def _boundary(
+        self, moment: Moment, *, can_save: bool = True, rest: Collection[str] | None = None
+    ) -> None:
         """Between two steps, or after an epoch's tail: what is due runs, by stage.
 
         Args:
             can_save: False where the state is not the one after the step (it was left by `break`).
+            rest: of a boundary that an interruption had left open, the services that had not run.
         """
         self._boundary_began = self._clock()
         self._woken = False
@@ -491,11 +506,15 @@ class Run:
         self._check_limits(at_epoch_end)
         self._notice_signal()
         when = When(current.step, current.epoch, at_epoch_end, self._clock())
-        due = [s for s in self._board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
-        view = self._viewer(moment, None if at_epoch_end else self._step_data)
-        self._apply(self._board.run([s for s in due if s.stage <= Stage.DECIDE], view))
+        if rest is None:
+            due = [s for s in self._board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
+        else:
+            due = [s for s in self._board if s.name in rest]
+            self._save_asked = True  # the checkpoint that is open is replaced
+        self._apply(self._run_deciding(due, moment, can_save))
         while self._soon:
             self._apply([self._soon.popleft()])
+        self._notice_signal()
         view = self._viewer(moment, None if at_epoch_end else self._step_data)
         self._mark_best()
         self._board.run([s for s in due if s.stage is Stage.REPORT], view)
@@ -516,6 +535,44 @@ class Run:
         self._boundary_began = None
         if self._interruption is not None and can_save:
             self._leave(self._interruption)
+
+    def _run_deciding(
+        self, due: list[Service], moment: Moment, can_save: bool
+    ) -> list[tuple[Service | None, Action]]:
+        """Run what comes before the reports; an interruption may leave an evaluation among it."""
+        view = self._viewer(moment, self._step_data if moment is Moment.AFTER_STEP else None)
+        actions: list[tuple[Service | None, Action]] = []
+        for service in [s for s in due if s.stage <= Stage.DECIDE]:
+            self._may_abandon = can_save and not actions  # what was asked for is applied first
+            try:
+                actions += self._board.run([service], view)
+            except Abandoned:
+                self._leave_open(moment, due[due.index(service) :])
+            finally:
+                self._may_abandon = False
+        return actions
+
+    def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
+        """Save the state of a boundary whose evaluation is left, and which services it has still to run."""
+        assert self._interruption is not None
+        self._rest = [service.name for service in rest]
+        self._save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
+        self._leave(self._interruption)
+
+    def _poll_evaluation(self) -> None:
+        """Between two batches of an evaluation by a service.
+
+        Raises:
+            Abandoned: a signal has come, or the time is used up.
+        """
+        if not self._may_abandon:
+            return
+        self._notice_signal()
+        asked = [action for _, action in self._soon if isinstance(action, Interrupt)]
+        asked += [late for s in self._board.all(StopAfter) if (late := s.overtime()) is not None]
+        self._interruption = self._interruption or next(iter(asked), None)
+        if self._interruption is not None:
+            raise Abandoned
 
     def _mark_best(self) -> None:
         """Let the live line show which value is the best so far."""
@@ -746,6 +803,7 @@ class Run:
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
             "kept": {b.metric: b.kept for b in self._board.all(Best) if b.kept},
+            "open": self._rest,
         }
         return Snapshot(
             name=self._name(phase),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ class Loaded:
     Attributes:
         path: the checkpoint's folder.
         step, epoch: of the run when it was saved.
+        digest: of the checkpoint.
+        seed: of the run; None where only weights are kept (best weights).
     """
 
     path: str
     step: int
     epoch: int
+    digest: str = field(default="", compare=False)
+    seed: int | None = field(default=None, compare=False)
 
 
 @checked_keywords
@@ -66,7 +70,14 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     user.load_user(trees)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
-    return Loaded(where, checkpoint.step, checkpoint.epoch)
+    return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, _seed_in(checkpoint))
+
+
+def _seed_in(checkpoint: Checkpoint) -> int | None:
+    structure: Any = checkpoint.structure
+    if "progress" not in structure:
+        return None
+    return int(saved_tree(checkpoint, ("progress",))["progress"]["seed"])
 
 
 def _only(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:

@@ -59,6 +59,8 @@ class Recovered:
         digest: of the checkpoint's state.
         last_values: the newest value of each metric collected outside steps.
         services, streams, wall: those branches of the saved tree.
+        open: the services that the checkpoint's boundary has still to run; none, but where an interruption
+            left it inside an evaluation.
     """
 
     progress: Progress
@@ -74,6 +76,7 @@ class Recovered:
     digest: str | None = None
     wall: dict[str, Any] = field(default_factory=dict)
     last_values: dict[str, float] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.step, self.epoch = self.progress.step, self.progress.epoch
@@ -214,6 +217,7 @@ class Opening:
             digest=checkpoint.digest,
             last_values=meta["metrics"],
             wall=tree["wall"],
+            open=meta.get("open", []),
         )
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 from everstep import backends
 from everstep.contracts import Cursor, EvalStep, Stream, Task
-from everstep.errors import DataError, MetricError, UsageError
+from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
+from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
-from everstep.state import decode, encode, isolated, make_entry
+from everstep.services.evaluate import Evaluate
+from everstep.state import decode, encode, isolated, make_entry, seed_all
 from everstep.supervisor.user_state import UserState
 
 _READ_AFTER = 1000
@@ -19,9 +20,14 @@ _READ_AFTER = 1000
 
 
 @contextmanager
-def evaluating(task: Task) -> Iterator[None]:
-    """Models in evaluation mode; random state and modes come back afterwards."""
+def evaluating(task: Task, seed: int) -> Iterator[None]:
+    """Models in evaluation mode; random state and modes come back afterwards.
+
+    What is drawn inside follows from the seed alone, so that an evaluation finds the same whenever, and
+    by whomever, it is made.
+    """
     with isolated(), ExitStack() as stack:
+        seed_all(seed)
         for backend in backends.active():
             stack.enter_context(backend.evaluation_mode(task.state()))
         stack.enter_context(task.evaluating())
@@ -69,44 +75,89 @@ def _nothing() -> None:
 
 
 def evaluate(
-    task: Task, stream: Stream, name: str, num_steps: int, seed: int, seen: Callable[[EvalStep], object]
+    task: Task,
+    stream: Stream,
+    name: str,
+    num_steps: int,
+    seed: int,
+    how: Evaluate | None = None,
+    poll: Callable[[], object] = lambda: None,
+    seen: Callable[[EvalStep], object] = lambda step: None,
 ) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
     Args:
+        how: the statistics and aggregations that are asked for, if any are.
+        poll: called before each batch; what it raises ends the evaluation.
         seen: called after each batch.
 
     Returns:
-        The means of the outputs, weighted by the samples of each batch, and what `eval_end` returns.
+        The means of the outputs, weighted by the samples of each batch; the other statistics; and what
+        `eval_end`, or `agg_func`, returns.
 
     Raises:
         DataError: there was no batch.
         MetricError: a step returned no mapping, or what is neither a number nor taken by `eval_reduce`.
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
-    means = _Means(task)
-    with evaluating(task), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
-        state = task.eval_begin()
-        for inputs, logs in _inputs(task, batches, num_steps):
+    reduction = _Reduction(task, how)
+    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all)
+    with evaluating(task, seed), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
+        state = reduction.begin()
+        for inputs, logs in _inputs(task, batches, num_steps, poll):
             outputs = mapping(task.eval_step(inputs), task, "eval_step")
             if clash := outputs.keys() & logs.keys():
                 raise UsageError(
                     f"stream {name!r}: {min(clash)!r} is a log of next_eval_inputs and an output of "
                     "eval_step; give one of them another name"
                 )
-            means.add(outputs, task.batch_size(inputs))
+            metrics.add(outputs, task.batch_size(inputs))
             outputs = {**outputs, **logs}
-            state = task.eval_reduce(state, outputs)
-            seen(EvalStep(name, means.batches, inputs, outputs))
-        if not means.batches and not getattr(stream, "may_be_empty", False):
+            state = reduction.reduce(state, outputs, metrics.batches - 1)
+            seen(EvalStep(name, metrics.batches, inputs, outputs))
+        if not metrics.batches and not getattr(stream, "may_be_empty", False):
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
-        found = task.eval_end(state)
-    found = {} if found is None else mapping(found, task, "eval_end")
-    return means.read() | dict(zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True))
+        found = reduction.end(state)
+    return metrics.read() | dict(
+        zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True)
+    )
 
 
-def _inputs(task: Task, batches: Cursor, num_steps: int) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+class _Reduction:
+    """What passes a state through an evaluation: the task, or the functions given to `Evaluate`."""
+
+    def __init__(self, task: Task, how: Evaluate | None) -> None:
+        self._task = task
+        self._how = how if how is not None and (how.agg_func or how.online_agg_func) else None
+        self.takes_all = self._how is not None or type(task).eval_reduce is not Task.eval_reduce
+        """Whether outputs may be what is no metric."""
+
+    def begin(self) -> Any:
+        return self._task.eval_begin() if self._how is None else None
+
+    def reduce(self, state: Any, outputs: dict[str, Any], step: int) -> Any:
+        if self._how is None:
+            return self._task.eval_reduce(state, outputs)
+        if self._how.online_agg_func is None:
+            state = [] if state is None else state
+            state.append(outputs)
+            return state
+        return self._how.online_agg_func(state, outputs, step)
+
+    def end(self, state: Any) -> Mapping[str, Any]:
+        if self._how is None:
+            found = self._task.eval_end(state)
+            return {} if found is None else mapping(found, self._task, "eval_end")
+        if self._how.agg_func is None:
+            return mapping(state, self._how, "online_agg_func")
+        return mapping(self._how.agg_func(state), self._how, "agg_func")
+
+
+def _inputs(
+    task: Task, batches: Cursor, num_steps: int, poll: Callable[[], object]
+) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     while num_steps:
+        poll()
         try:
             given = task.next_eval_inputs(batches)
         except StopIteration:
@@ -120,32 +171,37 @@ def _inputs(task: Task, batches: Cursor, num_steps: int) -> Iterator[tuple[Any, 
         num_steps -= 1
 
 
-def mapping(value: Any, task: Task, method: str) -> Mapping[str, Any]:
-    """`value`, which a method of the task returned as metrics.
+def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
+    """`value`, which a method of the task, or a function given to `Evaluate`, returned as metrics.
 
     Raises:
         MetricError: it is no mapping.
     """
     if not isinstance(value, Mapping):
         raise MetricError(
-            f"{type(task).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
+            f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
             'as in {"loss": loss}'
         )
     return value
 
 
-class _Means:
-    """Means of the numbers among the outputs, weighted by samples.
+class _Metrics:
+    """Statistics of the numbers among the outputs, weighted by samples.
 
     A name that came once as something else than a number (each sample's values, say) is no metric, but
-    only where `eval_reduce` takes it.
+    only where a reduction takes it; of a name whose statistics are asked for, each of its elements is a
+    value of its own.
+
+    Args:
+        stats: metric to the statistics that are asked for, besides the mean.
+        takes_all: whether there is a reduction for what is no metric.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, stats: Mapping[str, Sequence[str]], takes_all: bool) -> None:
         self.batches = 0
-        self._reduces = type(task).eval_reduce is not Task.eval_reduce
+        self._stats, self._takes_all = stats, takes_all
         self._waiting: list[tuple[str, Any, float]] = []
-        self._parts: dict[str, tuple[list[float], list[float]]] = {}
+        self._found: dict[str, Aggregate] = {}
         self._no_metrics: set[str] = set()
 
     def add(self, outputs: Mapping[str, Any], weight: float) -> None:
@@ -154,30 +210,57 @@ class _Means:
             try:
                 self._waiting.append((name, to_scalar(name, value), weight))
             except MetricError as error:
-                if not self._reduces:
-                    error.add_note("what eval_step returns of each sample is for eval_reduce: write one")
+                if name in self._stats:
+                    values = _elements(name, value)
+                    self._of(name).add(values, [1.0] * len(values))
+                elif self._takes_all:
+                    self._no_metrics.add(name)
+                else:
+                    error.add_note(
+                        "what eval_step returns of each sample is for eval_reduce: write one; or for "
+                        f"Evaluate's stats=: ask for some of {name!r}"
+                    )
                     raise
-                self._no_metrics.add(name)
         if not self.batches % _READ_AFTER:
             self._fold()
 
+    def _of(self, name: str) -> Aggregate:
+        if name not in self._found:
+            self._found[name] = Aggregate(self._stats.get(name, ()))
+        return self._found[name]
+
     def _fold(self) -> None:
         values = resolve([value for _, value, _ in self._waiting])
+        columns: dict[str, tuple[list[float], list[float]]] = {}
         for (name, _, weight), value in zip(self._waiting, values, strict=True):
-            products, weights = self._parts.setdefault(name, ([], []))
-            products.append(value * weight)
-            weights.append(weight)
+            column = columns.setdefault(name, ([], []))
+            column[0].append(value)
+            column[1].append(weight)
+        for name, (numbers, weights) in columns.items():
+            self._of(name).add(numbers, weights)
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
+        """Names to values.
+
+        Raises:
+            ConfigError: statistics were asked for of a metric that did not come; names the nearest.
+        """
         self._fold()
-        parts = {name: part for name, part in self._parts.items() if name not in self._no_metrics}
-        return {name: _mean(products, weights) for name, (products, weights) in parts.items()}
+        missing = [name for name in self._stats if name not in self._found]
+        if missing and self.batches:
+            raise ConfigError(
+                f"stats= asks for {missing[0]!r}, which eval_step did not return; "
+                f"{nearest(missing[0], self._found)}"
+            )
+        read: dict[str, float] = {}
+        for name, aggregate in self._found.items():
+            if name not in self._no_metrics:
+                read |= aggregate.read(name)
+        return read
 
 
-def _mean(products: list[float], weights: list[float]) -> float:
-    """Their quotient; the sums are exact, so that the order of the batches counts for nothing."""
-    if not all(map(math.isfinite, products)):
-        return sum(products) / sum(weights)
-    total = math.fsum(weights)
-    return math.fsum(products) / total if total else math.nan
+def _elements(name: str, value: Any) -> list[float]:
+    """The elements of an array or tensor, read at once, or of a sequence of numbers."""
+    flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
+    return resolve([to_scalar(name, each) for each in flat])

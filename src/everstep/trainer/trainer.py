@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
-from functools import partial
+import copy
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from everstep import backends
+from everstep.checkpoint import read_manifest
 from everstep.contracts import EvalStep, Moment, Service, Stream, Task
 from everstep.data import as_stream
-from everstep.errors import ConfigError, MetricError, NoCheckpointError, RunDirError, UsageError, nearest
+from everstep.errors import (
+    CheckpointError,
+    ConfigError,
+    MetricError,
+    NoCheckpointError,
+    RunDirError,
+    UsageError,
+    nearest,
+)
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
-from everstep.record import located
+from everstep.record import Evaluation, RunDir, evaluations, located, record_evaluation, to_read
+from everstep.record import facts as run_facts
+from everstep.schedule import Schedule
 from everstep.services.best import Best
 from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
 from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
-from everstep.supervisor import Ending, load
+from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.board import listed
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping, unchanged
 from everstep.trainer.inputs import Inputs
+from everstep.trainer.modes import RunResult, run_mode
+from everstep.trainer.watching import Watched, Which
 
 Data = Any
 """A stream, a DataLoader, anything iterable (`everstep.data`)."""
@@ -37,6 +56,13 @@ class TrainerLoop(TrainLoop):
         super().__init__(*arguments, **options)
         self._found: set[str] = set()
         """Metrics that the program's own evaluations found."""
+
+    def poll_evaluation(self) -> None:
+        """Between two batches of an evaluation: where the run is to be interrupted, it is left at once."""
+        if self._boundary_began is not None or self._may_abandon:
+            self._poll_evaluation()
+        else:
+            self._poll()
 
     def look_at(self, step: EvalStep) -> None:
         """Show a batch of an evaluation to the observers."""
@@ -69,6 +95,19 @@ class TrainerLoop(TrainLoop):
     def bests(self) -> list[Best]:
         """The services that track a best value, the default one included."""
         return self._board.all(Best)
+
+    def left_with(self) -> Loaded | None:
+        """After a clean end: where the weights that the objects have now are saved."""
+        restored = next((best for best in self.bests if best.restore_at_end), None)
+        best = None if restored is None else self._best_record(restored)
+        if best is not None and best.path is not None:
+            digest = str(read_manifest(Path(best.path))["digest"])
+            return Loaded(best.path, best.step, best.epoch, digest, self.seed)
+        last = self._recovered.checkpoint if self._saver.last is None else str(self._saver.last.name)
+        if last is None:
+            return None
+        path, ending = self._opening.run_dir.checkpoints / last, self.ending
+        return Loaded(str(path), ending.step, ending.epoch, ending.digest or "", self.seed)
 
 
 class Trainer:
@@ -117,8 +156,10 @@ class Trainer:
         self._places: dict[int, tuple[Any, str, str]] = {}
         """By id, what keeps its own place in the data, what it is used for, and as which stream."""
         self._loop: TrainerLoop | None = None
-        self._has_weights = False
-        """Whether the task's objects are as the run left them."""
+        self._weights: Loaded | None = None
+        """Where the task's objects come from, while they are as the run left them."""
+        self._found: dict[str, tuple[int, dict[str, float]]] = {}
+        """By service, what it found last, and at which step."""
         self._seed = seed
         self._options = loop
         self._line = EpochLine()
@@ -145,18 +186,48 @@ class Trainer:
             service.evaluator = self._evaluate_due
         return [*services, self._line] if defaults else services
 
+    @property
+    def max_step(self) -> int | None:
+        """The limit that was given."""
+        limit: int | None = self._options.get("max_step")
+        return limit
+
     # ------------------------------------------------------------------------------- training
 
-    def run_training(self, *, max_step: int | None = None) -> Ending:
+    def run(self, mode: str = "train_and_eval", **arguments: Any) -> RunResult:
+        """Do what a mode's name says: the one switch for programs that read it from their configuration.
+
+        "train": `run_training` without its evaluations, which another process makes ("watch").
+        "eval": evaluate the newest checkpoint, also of a finished run.
+        "train_and_eval": `run_training`, and an evaluation of the end where none was due there.
+        "train_then_eval": train as in "train", then evaluate.
+        "continuous_train_and_eval": `steps_per_iteration` steps (default a tenth of max_step, else 1000),
+            an evaluation, and so on; the data goes on.
+        "watch" or "continuous_eval": `watch`, each result printed.
+
+        Args:
+            arguments: of the method; `steps_per_iteration` of "continuous_train_and_eval".
+
+        Returns:
+            How training ended, and what the last evaluation found.
+
+        Raises:
+            ConfigError: there is no such mode, or argument of it; names the nearest.
+        """
+        return run_mode(self, mode, arguments)
+
+    def run_training(self, *, max_step: int | None = None, evaluate: bool | Schedule = True) -> Ending:
         """Train, or go on training, until a limit or a stop; a finished run runs no step.
 
         Args:
             max_step: total number of steps of the run, instead of the Trainer's own limit.
+            evaluate: False to leave out every `Evaluate` (another process watches the run); a schedule, to
+                have them at other times than their own.
 
         Raises:
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        with self.open(max_step=max_step) as loop:
+        with self._opened(max_step, _evaluating(self._services, evaluate)) as loop:
             loop.print_training_summary()
             for _ in loop.iter_epochs():
                 self.epoch()
@@ -166,49 +237,50 @@ class Trainer:
         """Train until the run has made `num_steps` steps in all."""
         return self.run_training(max_step=num_steps)
 
-    @contextmanager
-    def open(self, *, max_step: int | None = None) -> Iterator[TrainerLoop]:
+    def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """The loop that `run_training` runs, for a program of your own around `epoch`."""
+        return self._opened(max_step, self._services)
+
+    @contextmanager
+    def _opened(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
         options = self._options if max_step is None else self._options | {"max_step": max_step}
         options = {"init_fn": self.task.initialize, **options}
-        loop = TrainerLoop(
-            self.run_dir, self.task.state(), services=self._services, seed=self._seed, **options
-        )
+        loop = TrainerLoop(self.run_dir, self.task.state(), services=services, seed=self._seed, **options)
         self._line.bests = loop.bests
         places = dict(self._places)
+        self._weights = None
+        self._found.clear()
         try:
             with loop:
-                self._loop, self._has_weights = loop, True
+                self._loop = loop
                 yield loop
-        except BaseException:
-            self._has_weights = False
-            raise
         finally:
             self._loop, self._places = None, places
             self._unnamed.clear()
             self._inputs.clear()
+        self._weights = loop.left_with()
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
     ) -> None:
-        """Train on some streams, one after another, then evaluate others; for use in an epoch of `open`.
+        """Train on some streams, one after another, then evaluate others: one epoch of the run.
+
+        Inside the loop of `open` it is the body of an epoch.  Outside it opens the run, goes on for one
+        epoch, and closes it; of a run that is finished no step is run.
 
         Args:
             train_streams: names, data, or name to data; data without a name is "train", "train2" ...
             eval_streams: the same; data without a name is "valid", "valid2" ...
 
         Raises:
-            UsageError: no loop is open.
             ConfigError: no stream has that name.
         """
         loop, task = self._loop, self.task
         if loop is None:
-            raise UsageError(
-                "epoch() outside a loop; call it inside: with trainer.open() as loop: "
-                "for _ in loop.iter_epochs(): trainer.epoch()"
-            )
+            self._one_epoch(train_streams, eval_streams)
+            return
         for name, stream in self._chosen(train_streams, "train"):
             self._require_apart(name, stream, "training")
             prefix = "" if name == "train" else f"{name}/"
@@ -222,7 +294,13 @@ class Trainer:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._chosen(eval_streams, "valid"):
             with loop.evaluation():
-                loop.collect_found(self._evaluate(name, stream))
+                loop.collect_found(self._evaluate(name, stream, how=self._how(name)))
+
+    def _one_epoch(self, train_streams: Iterable[Any] | str, eval_streams: Iterable[Any] | str) -> None:
+        with self.open() as loop:
+            for _ in loop.iter_epochs():
+                self.epoch(train_streams, eval_streams)
+                break  # the epoch is closed, and saved, where the loop is left; the run is not finished
 
     def _inputs_of(self, name: str, stream: Stream) -> Stream:
         """What the steps get of a stream, the same object in every epoch."""
@@ -267,6 +345,9 @@ class Trainer:
     def evaluate(self, stream: Any = "valid", num_steps: int = -1) -> dict[str, float]:
         """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
 
+        Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
+        come from: see `everstep.evaluations`.
+
         Args:
             stream: its name, or data, which is called "valid".
             num_steps: batches, 1 or more; -1: until the stream ends (one without an end needs a number).
@@ -279,7 +360,9 @@ class Trainer:
         """
         self._require_weights()
         ((name, data),) = self._chosen([stream], "valid")
-        return self._evaluate(name, data, steps(num_steps))
+        if self._loop is None and isinstance(stream, str):
+            return self._evaluate_apart(name, steps(num_steps)).metrics
+        return self._evaluate(name, data, steps(num_steps), self._how(name))
 
     def predict(self, stream: Any = "test") -> Iterator[Any]:
         """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
@@ -288,27 +371,150 @@ class Trainer:
         self._require_apart(name, data, "evaluation")
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
             for batch in batches:
-                with evaluating(self.task):  # not around the yield: what the caller does is not ours
+                # not around the yield: what the caller does is not ours
+                with evaluating(self.task, self._stream_seed):
                     prediction = self.task.inference_step(batch)
                 yield prediction
 
-    def _evaluate_due(self, name: str, num_steps: int) -> dict[str, float]:
+    @checked_keywords
+    def watch(
+        self,
+        streams: Iterable[str] | str | None = None,
+        *,
+        every: Which = "each",
+        throttle: float = 0.0,
+        timeout: float | None = 3600.0,
+    ) -> Iterator[Evaluation]:
+        """Evaluate the checkpoints of this run while another process trains it; iterate over the results.
+
+            for found in trainer.watch("valid"):
+                print(found)
+
+        Only whole checkpoints are read, and the run's lock is left alone.  One that retention deletes
+        meanwhile is passed over, with a line.  Each result is recorded (`everstep.evaluations`), so that
+        a watch that is killed and started again evaluates no checkpoint twice and misses none.
+
+        It ends with the last checkpoint of a run that has ended.
+
+        Args:
+            streams: names; default those of the `Evaluate` services.
+            every: "each" checkpoint, or always the "newest".
+            throttle: seconds at least between two checkpoints.
+            timeout: seconds after which a run is given up that is not there, or that nobody trains (it was
+                killed); None: never.
+
+        Raises:
+            UsageError: this Trainer's own loop is open.
+            ConfigError: no stream has that name, or an argument is out of its range.
+        """
+        if self._loop is not None:
+            raise UsageError("watch() inside the loop; call it in another process than the one that trains")
+        watched = Watched(located(self.run_dir), every, throttle, timeout, print)
+        if streams is None:
+            streams = self._evaluated()
+        names = [streams] if isinstance(streams, str) else list(streams)
+        for name in names:
+            self._stream(name)
+        return self._watch(watched, names)
+
+    def _watch(self, watched: Watched, names: Sequence[str]) -> Iterator[Evaluation]:
+        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in _evaluations(watched.run_dir)}
+        asked = {(name, self._num_steps(name)) for name in names}
+        on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
+        whole = [key for key, count in on.items() if count == len(asked)]
+        for found in watched.checkpoints(whole):
+            try:
+                self._weights = load(found.path, self.task.state())
+            except (CheckpointError, OSError) as error:
+                gone = "it was deleted while it was read" if not found.path.exists() else str(error)
+                print(f"checkpoint {found.path.name} is passed over: {gone}", flush=True)
+                continue
+            for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
+                if (name, num_steps, *found.key) not in done:
+                    yield self._evaluate_apart(name, num_steps)
+
+    def _evaluated(self) -> list[str]:
+        """The streams that are evaluated: those of services, else "valid"."""
+        named = [service.stream for service in self._services if isinstance(service, Evaluate)]
+        if not named:
+            self._stream("valid")
+        return list(dict.fromkeys(named)) or ["valid"]
+
+    def evaluate_all(self, *, newest: bool = False) -> dict[str, float]:
+        """Evaluate each stream that an `Evaluate` is there for, else "valid"; the weights as for `evaluate`.
+
+        What a service has found on them in the loop is not found again.
+
+        Args:
+            newest: whether to load the newest checkpoint.
+        """
+        if newest or self._weights is None:
+            self._load()
+        assert self._weights is not None
+        found: dict[str, float] = {}
+        for name in self._evaluated():
+            how = self._how(name)
+            at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
+            if at != self._weights.step:
+                metrics = self.evaluate(name, self._num_steps(name))
+            found |= metrics
+        return found
+
+    def _how(self, stream: str) -> Evaluate | None:
+        """The first service that evaluates a stream."""
+        services = [service for service in self._services if isinstance(service, Evaluate)]
+        return next((service for service in services if service.stream == stream), None)
+
+    def _num_steps(self, stream: str) -> int:
+        how = self._how(stream)
+        return -1 if how is None else how.num_steps
+
+    def _evaluate_due(self, service: Evaluate) -> dict[str, float]:
         loop = self._loop
         assert loop is not None
         began = loop.clock()
-        found = self._evaluate(name, self._stream(name), num_steps)
+        found = self._evaluate(service.stream, self._stream(service.stream), service.num_steps, service)
         seconds = loop.clock() - began
         loop.evaluated(found, seconds)
-        return {**found, f"{name}/eval_time": seconds}
+        self._found[service.name] = (loop.step, found)
+        return {**found, f"{service.stream}/eval_time": seconds}
 
-    def _evaluate(self, name: str, stream: Stream, num_steps: int = -1) -> dict[str, float]:
+    def _evaluate_apart(self, name: str, num_steps: int) -> Evaluation:
+        """Evaluate a stream outside the loop, and record it."""
+        weights = self._weights
+        assert weights is not None
+        began = time.monotonic()
+        metrics = self._evaluate(name, self._stream(name), num_steps, self._how(name))
+        seconds = {f"{name}/eval_time": time.monotonic() - began}
+        path = Path(weights.path)
+        checkpoint = path.name if path.parent.name == "checkpoints" else "/".join(path.parts[-3:])
+        found = Evaluation(
+            name, checkpoint, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
+        )
+        lock = bool(self._options.get("lock", True))
+        try:
+            record_evaluation(to_read(self.run_dir), found, self._facts, seconds, lock=lock)
+        except OSError as error:
+            warnings.warn(f"an evaluation is not recorded: {error}; see to the disk", RuntimeWarning, 3)
+        return found
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """Where evaluations outside the loop are made."""
+        config = {"services": [repr(service) for service in self._services]}
+        frameworks = {backend.name: backend.describe() for backend in backends.active()}
+        return run_facts(sys.argv, config, self._stream_seed, frameworks)
+
+    def _evaluate(
+        self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
+    ) -> dict[str, float]:
         loop = self._loop
-        before = None if loop is None else loop.updates
-        seen = _nobody if loop is None else loop.look_at
         self._require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self.streams.values()
+        before = None if loop is None else loop.updates
+        looks = () if loop is None else (loop.poll_evaluation, loop.look_at)
         with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, seen)
+            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, *looks)
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
@@ -318,22 +524,26 @@ class Trainer:
 
     @property
     def _stream_seed(self) -> int:
-        return self._loop.seed if self._loop is not None else self._seed or 0
+        """The run's."""
+        if self._loop is not None:
+            return self._loop.seed
+        assert self._weights is not None
+        seed = self._weights.seed
+        return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
 
     def _require_weights(self) -> None:
-        if not self._has_weights:
+        if self._weights is None:
             self._load()
 
     def _load(self) -> None:
         if self._loop is not None:
             return  # what is open has loaded them, and goes on
         try:
-            load(self.run_dir, self.task.state())
+            self._weights = load(self.run_dir, self.task.state())
         except (NoCheckpointError, RunDirError) as error:
             raise NoCheckpointError(
                 f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
             ) from error
-        self._has_weights = True
 
     # -------------------------------------------------------------------------------- streams
 
@@ -343,7 +553,7 @@ class Trainer:
         Asked in a loop, and of what is known before it; outside, a checkpoint knows the place.
         """
         place = getattr(stream, "keeps_place", None)
-        if place is None or (self._loop is None and self._has_weights):
+        if place is None or (self._loop is None and self._weights is not None):
             return
         _, its_use, its_name = self._places.setdefault(id(place), (place, use, name))
         if its_use != use:
@@ -387,8 +597,25 @@ class Trainer:
         return known[1]
 
 
-def _nobody(step: EvalStep) -> None:
-    """Looks at the batches of an evaluation outside a loop."""
+def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
+    """The services with no evaluation among them, or with each at other times; True: as they are."""
+    chosen: list[Service] = []
+    for service in services:
+        if not isinstance(service, Evaluate) or when is True:
+            chosen.append(service)
+        elif isinstance(when, Schedule):
+            other = copy.copy(service)
+            other.schedule = copy.deepcopy(when)
+            chosen.append(other)
+    return chosen
+
+
+def _evaluations(run_dir: Path) -> list[Evaluation]:
+    """Those that are recorded, of a run that may not be there yet."""
+    try:
+        return evaluations(run_dir)
+    except RunDirError:
+        return []
 
 
 @contextmanager

@@ -1,0 +1,213 @@
+"""What an evaluation makes of many values: exact means and sums, running spreads, quantiles of a sample.
+
+Everything takes memory that does not grow with the number of values.  Sums are exact (Shewchuk's
+expansions, through `math.fsum`), so the order of the batches counts for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.errors import ConfigError, nearest
+from everstep.metrics.statistics import Window
+
+KEPT = 1 << 22
+"""Values up to which quantiles are exact (32 MiB).  Of more, a uniform sample of that size is kept: the rank
+of the q-quantile then has a standard error of sqrt(q (1 - q) / KEPT), at most 0.025 %."""
+
+_SPREADS = ("std", "var", "min", "max")
+_NAMES = ("mean", "sum", *_SPREADS, "median", "q50")
+_KNOWN = (*_NAMES, *(f"nan{name}" for name in _NAMES), "nancount", "nanfraction")
+_QUANTILE = re.compile(r"q(\d{1,3}(?:\.\d+)?)")
+_COMPRESS_AT = 4096
+
+
+def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What a user asked for: metric to names of statistics.
+
+    Raises:
+        ConfigError: it is no mapping of names to names, or a statistic is unknown; names the nearest.
+    """
+    if not isinstance(stats, Mapping):
+        raise ConfigError(
+            f'stats={stats!r}: give metrics and their statistics, as in {{"loss": ["std", "q90"]}}'
+        )
+    checked = {}
+    for metric, names in stats.items():
+        names = (names,) if isinstance(names, str) else tuple(names)
+        for name in names:
+            if name not in _KNOWN and _quantile(name) is None:
+                raise ConfigError(
+                    f"there is no statistic {name!r} (of {metric!r}); a percentile is q90 or nanq90; "
+                    f"{nearest(str(name), _KNOWN)}"
+                )
+        checked[metric] = names
+    return checked
+
+
+def _quantile(name: Any) -> float | None:
+    """The quantile that a name means, 0 to 1."""
+    bare = str(name).removeprefix("nan")
+    if bare == "median":
+        return 0.5
+    match = _QUANTILE.fullmatch(bare)
+    return float(match[1]) / 100 if match and float(match[1]) <= 100 else None
+
+
+class ExactSum:
+    """A sum that is rounded once, when it is read; of what is not finite, the sum that floats have."""
+
+    def __init__(self) -> None:
+        self._parts: list[float] = []
+        self._special = 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        for value in values:
+            if math.isfinite(value):
+                self._parts.append(value)
+            else:
+                self._special += value
+        if len(self._parts) > _COMPRESS_AT:
+            self._parts = _expansion(self._parts)
+
+    @property
+    def value(self) -> float:
+        try:
+            return self._special or math.fsum(self._parts)
+        except OverflowError:
+            return sum(self._parts)
+
+
+def _expansion(values: Sequence[float]) -> list[float]:
+    """A few floats with exactly the same sum."""
+    parts: list[float] = []
+    try:
+        while rest := math.fsum([*values, *(-part for part in parts)]):
+            parts.append(rest)
+    except OverflowError:
+        return list(values)
+    return parts
+
+
+class Mean:
+    """The mean of (value, weight) pairs; NaN if all weights are 0."""
+
+    def __init__(self) -> None:
+        self.products, self._weights = ExactSum(), ExactSum()
+
+    def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
+        self.products.add([value * weight for value, weight in zip(values, weights, strict=True)])
+        self._weights.add(weights)
+
+    @property
+    def value(self) -> float:
+        total = self._weights.value
+        return self.products.value / total if total else math.nan
+
+
+class Sample:
+    """Values for quantiles: all of them up to `KEPT`, then a uniform sample that depends on nothing else."""
+
+    def __init__(self) -> None:
+        self._values: NDArray[np.float64] = np.empty(1024)
+        self._count = 0
+        self._draw = np.random.Generator(np.random.PCG64(0))
+
+    def add(self, values: Sequence[float]) -> None:
+        new = np.asarray(values, np.float64)
+        room = min(len(new), max(KEPT - self._count, 0))
+        if self._count + room > len(self._values):
+            grown = min(max(2 * len(self._values), self._count + room), KEPT)
+            self._values = np.concatenate([self._values, np.empty(grown - len(self._values))])
+        self._values[self._count : self._count + room] = new[:room]
+        if room < len(new):  # Vitter's algorithm R: value number n stays with probability KEPT / n
+            numbers = np.arange(self._count + room, self._count + len(new))
+            places = self._draw.integers(0, numbers + 1)
+            for place in np.flatnonzero(places < KEPT):
+                self._values[places[place]] = new[room + place]
+        self._count += len(new)
+
+    def quantile(self, q: float) -> float:
+        values = self._values[: min(self._count, KEPT)]
+        with np.errstate(invalid="ignore"):  # between infinities
+            return float(np.quantile(values, q)) if len(values) else math.nan
+
+
+class Aggregate:
+    """The statistics of one metric of an evaluation.
+
+    Means, sums and spreads are weighted (a batch's mean by its samples); quantiles take each value once.
+
+    Args:
+        names: what was asked for, besides the mean: as `checked_statistics` returned.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self.names = names
+        self._all = _Moments(names)
+        nan = [name.removeprefix("nan") for name in names if name.startswith("nan")]
+        self._finite = _Moments(nan) if nan else None
+        """Of the values that are not NaN, where that is asked for."""
+        self._count = self._nans = 0
+
+    def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
+        self._all.add(values, weights)
+        self._count += len(values)
+        if self._finite is not None:
+            kept = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+            self._nans += len(values) - len(kept)
+            self._finite.add([v for v, _ in kept], [w for _, w in kept])
+
+    def read(self, metric: str) -> dict[str, float]:
+        """The mean under the metric's own name, each other statistic as METRIC/STATISTIC."""
+        found = {metric: self._all.mean.value}
+        for name in self.names:
+            if name != "mean":
+                found[f"{metric}/{name}"] = self._read(name)
+        return found
+
+    def _read(self, name: str) -> float:
+        if name == "nancount":
+            return float(self._nans)
+        if name == "nanfraction":
+            return self._nans / self._count if self._count else math.nan
+        if name.startswith("nan"):
+            assert self._finite is not None
+            return self._finite.read(name.removeprefix("nan"))
+        return self._all.read(name)
+
+
+class _Moments:
+    """Only what some statistics need."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        names = set(names)
+        self.mean = Mean()
+        self._window = Window() if names & set(_SPREADS) else None
+        self._sample = Sample() if any(_quantile(name) is not None for name in names) else None
+
+    def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
+        self.mean.add(values, weights)
+        if self._window is not None:
+            self._window.add_many(values, weights)
+        if self._sample is not None:
+            self._sample.add(values)
+
+    def read(self, name: str) -> float:
+        if name == "mean":
+            return self.mean.value
+        if name == "sum":
+            return self.mean.products.value
+        if (q := _quantile(name)) is not None:
+            assert self._sample is not None
+            return self._sample.quantile(q)
+        stats = None if self._window is None else self._window.stats()
+        if stats is None:
+            return math.nan
+        return stats.std**2 if name == "var" else float(getattr(stats, name))

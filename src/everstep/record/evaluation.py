@@ -1,0 +1,153 @@
+"""Evaluations outside a loop: a record beside the run's own, which another process may be writing.
+
+RUN/evaluations is a run directory of its own (kind "evaluation", `of` the run's id).  Each evaluation is a
+segment of its journal, and counts if its last event is there: "evaluation", which names the checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.errors import RunLockedError
+from everstep.keywords import checked_keywords
+from everstep.record.frames import Block, Position
+from everstep.record.journal import Journal
+from everstep.record.lock import RunLock
+from everstep.record.paths import user_path
+from everstep.record.reading import RunJournal
+from everstep.record.rundir import RunDir, to_read
+
+FOLDER = "evaluations"
+_PATIENCE = 30.0
+"""Seconds to wait for another process that writes its own evaluation."""
+
+
+class Evaluation(NamedTuple):
+    """What one stream came to on one checkpoint.
+
+    Attributes:
+        stream: its name.
+        checkpoint: name of the checkpoint; of best weights "best/METRIC/NAME".
+        digest: of that checkpoint.
+        step, epoch: of the run when it was saved.
+        num_steps: batches that were asked for, -1 for all.
+        metrics: name to value, the names with the stream's prefix.
+        time: when it was recorded, in seconds since 1970.
+    """
+
+    stream: str
+    checkpoint: str
+    digest: str
+    step: int
+    epoch: int
+    num_steps: int
+    metrics: dict[str, float]
+    time: float
+
+    def __str__(self) -> str:
+        found = "; ".join(f"{name}: {value:.6g}" for name, value in self.metrics.items())
+        return f"{self.checkpoint}: {found}"
+
+
+@checked_keywords
+def evaluations(run_dir: str | Path) -> list[Evaluation]:
+    """The evaluations of a run that were made outside its loop, oldest first.
+
+        everstep.evaluations("runs/digits")[-1].metrics["test/accuracy"]
+
+    Those that the loop made are rows of the run's own journal.
+
+    Raises:
+        RunDirError: the path is no run; names those nearby.
+    """
+    run_dir = RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir
+    if not (run_dir / FOLDER / "journal").is_dir():
+        return []
+    journal = RunJournal(run_dir / FOLDER)
+    values: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
+    for row in journal.rows():
+        if not row.wall:
+            values[row.segment, row.phase][row.name] = row.value
+    found = []
+    for event in journal.events("evaluation"):
+        told = {name: value for name, value in event.data.items() if name in Evaluation._fields}
+        metrics = values[event.segment, _phase(event.data["stream"])]
+        found.append(Evaluation(**told, metrics=metrics))
+    return found
+
+
+def record_evaluation(
+    run_dir: Path,
+    found: Evaluation,
+    facts: Mapping[str, Any],
+    wall: Mapping[str, float],
+    *,
+    lock: bool = True,
+) -> None:
+    """Add an evaluation to a run's record; whole or not at all, whatever happens.
+
+    Args:
+        facts: where it was made (`everstep.record.facts`).
+        wall: further metrics, which depend on the clock.
+        lock: False where the file system has no locks.
+
+    Raises:
+        RunDirError, RunLockedError, OSError: it cannot be written; nothing of it counts.
+    """
+    parent = RunDir.open(run_dir, create=False)
+    about = {"id": f"evaluations-of-{parent.id}", "kind": "evaluation", "of": parent.id}
+    home = RunDir.open(parent.path / FOLDER, seed=parent.seed, about=about)
+    with _locked(home.path, lock):
+        before = RunJournal(home.path)
+        phase = _phase(found.stream)
+        seqs = Counter((row.name, row.step, row.epoch) for row in before.rows() if row.phase == phase)
+        segment, quiet = home.next_segment(), (lambda message: None)  # a failure is raised below
+        journal = Journal.open(home.path, segment, _end(before), dict(facts), warn=quiet)
+        try:
+            for values, is_wall in ((found.metrics, False), (wall, True)):
+                for name, value in values.items():
+                    seq = seqs[name, found.step, found.epoch]
+                    row = ([found.step], [value], [1], [seq])
+                    journal.append(Block(found.epoch, phase, name, is_wall, *row))
+            reason = f"{found.stream} evaluated on {found.checkpoint}"
+            journal.event("closed", {"status": "finished", "reason": reason}, wall=True)
+            told = {name: value for name, value in found._asdict().items() if name != "metrics"}
+            journal.event("evaluation", {"run": parent.id, **told})
+            journal.sync()
+        finally:
+            journal.close()
+
+
+def _phase(stream: str) -> str:
+    return f"eval/{stream}"
+
+
+def _end(journal: RunJournal) -> Position | None:
+    """After the newest evaluation that is there whole."""
+    whole = {event.segment for event in journal.events("evaluation", valid=False)}
+    ends = [Position(s.number, s.end) for s in journal.segments() if s.number in whole]
+    return ends[-1] if ends else None
+
+
+@contextmanager
+def _locked(folder: Path, wanted: bool) -> Iterator[None]:
+    """The lock of the evaluations' folder, which others hold for moments only."""
+    lock = RunLock(folder)
+    until = time.monotonic() + _PATIENCE
+    while wanted:
+        try:
+            lock.acquire()
+            break
+        except RunLockedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        lock.release()

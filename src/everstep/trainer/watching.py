@@ -1,0 +1,135 @@
+"""The checkpoints of a run that another process trains, as they are committed, until it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from everstep.checkpoint import CheckpointName, Store, read_manifest
+from everstep.errors import CheckpointError, ConfigError, RunDirError, nearest
+from everstep.keywords import number
+from everstep.record import RunJournal, is_held
+
+POLL = 0.25
+"""Seconds between two looks."""
+
+Which = Literal["each", "newest"]
+
+
+class Committed(NamedTuple):
+    """A checkpoint that is there.
+
+    Attributes:
+        path: its folder.
+        digest: of its state; with the name it says which checkpoint this is.
+    """
+
+    path: Path
+    digest: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.path.name, self.digest
+
+
+class Watched:
+    """A run as another process sees it: its lock is neither taken nor waited for, nothing is written.
+
+    Args:
+        run_dir: the run directory, which may be made later.
+        which: each checkpoint, or always the newest.
+        throttle: seconds at least from one to the next.
+        timeout: seconds without a sign of life after which it is given up; None for no limit.
+        say: takes sentences for the user.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        which: Which,
+        throttle: float,
+        timeout: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        if which not in get_args(Which):
+            raise ConfigError(f"every={which!r}: give one of two; {nearest(str(which), get_args(Which))}")
+        number("throttle", throttle, of="seconds", zero=True)
+        number("timeout", timeout, of="seconds", zero=True, none="for no limit")
+        self.run_dir, self._say = run_dir, say
+        self._which, self._throttle, self._timeout = which, throttle, timeout
+        self._store = Store(run_dir, 0, lambda _: None)
+        self._known: dict[CheckpointName, tuple[object, Committed]] = {}
+        self._seen: object = None
+        """What the journal looked like when it was last asked for the end."""
+        self._over = False
+        self._alive_at = time.monotonic()
+
+    def checkpoints(self, done: Collection[tuple[str, str]]) -> Iterator[Committed]:
+        """Each committed checkpoint once, or always the newest one, until the run has ended.
+
+        Args:
+            done: keys of those that are passed over.
+        """
+        given = set(done)
+        last = float("-inf")
+        while True:
+            over = self.has_ended()  # asked first: then the last checkpoint is among those found next
+            there = self._committed()
+            asked = there[-1:] if self._which == "newest" else there
+            waiting = [one for one in asked if one.key not in given]
+            now = time.monotonic()
+            if waiting and now - last >= self._throttle:
+                last = self._alive_at = now
+                given.add(waiting[0].key)
+                yield waiting[0]
+                continue
+            if not waiting and (over or self._given_up()):
+                return
+            time.sleep(POLL)
+
+    def _committed(self) -> list[Committed]:
+        """Those on disk, oldest first; one that vanishes while it is looked at is left out."""
+        found = []
+        for name in self._store.names():
+            path = self._store.path(name)
+            try:
+                status = path.stat()
+                mark = (status.st_ino, status.st_ctime_ns)
+                if name not in self._known or self._known[name][0] != mark:
+                    self._known[name] = mark, Committed(path, str(read_manifest(path)["digest"]))
+            except (OSError, CheckpointError):
+                continue
+            found.append(self._known[name][1])
+        return found
+
+    def has_ended(self) -> bool:
+        """Whether the run came to its end and nobody has it open."""
+        try:
+            held = is_held(self.run_dir)
+        except OSError:  # a file system without locks: the journal alone tells
+            held = False
+        files = sorted((self.run_dir / "journal").glob("segment-*.evj"))
+        seen = [(path.name, path.stat().st_size) for path in files[-1:]]
+        if held or seen != self._seen:
+            self._alive_at = time.monotonic()
+        if held:
+            return False
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._over = RunJournal(self.run_dir).ended() is not None
+            except RunDirError:
+                self._over = False
+        return self._over
+
+    def _given_up(self) -> bool:
+        if self._timeout is None or time.monotonic() - self._alive_at < self._timeout:
+            return False
+        there = "nobody trains it" if self.run_dir.exists() else "it is not there"
+        self._say(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: it is watched no more")
+        return True
