@@ -468,6 +468,8 @@ class TrainLoop(Supervisor):
         cursor = None if slot is None or self._steps_per_epoch is not None else slot.cursor
         if cursor is None or cursor.remaining() != 0:
             self._pass_unfinished = True
+        else:
+            next(cursor, None)  # some data draws random numbers for its end: the next pass begins after them
 
     def _end_steps(self) -> None:
         """The step loop has ended; what follows in the epoch is its tail."""
