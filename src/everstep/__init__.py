@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from everstep.services.early_stop import EarlyStop as EarlyStop
     from everstep.services.evaluate import Evaluate as Evaluate
     from everstep.services.nan_guard import NaNGuard as NaNGuard
+    from everstep.services.recovery import Recovery as Recovery
     from everstep.services.stop_after import StopAfter as StopAfter
     from everstep.state import Slot as Slot
     from everstep.supervisor import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         Supervisor as Supervisor,
         best as best,
         load as load,
+        recovering as recovering,
     )
     from everstep.trainer import Trainer as Trainer
 
@@ -82,9 +84,10 @@ _HOMES = {
     "services.early_stop": ("EarlyStop",),
     "services.evaluate": ("Evaluate",),
     "services.nan_guard": ("NaNGuard",),
+    "services.recovery": ("Recovery",),
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
-    "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load"),
+    "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load", "recovering"),
     "trainer": ("Trainer",),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}

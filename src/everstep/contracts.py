@@ -216,7 +216,11 @@ class Backend(Protocol):
 
 
 class Cursor(Protocol):
-    """An iterator over one pass of a stream.  Not shared, not restarted."""
+    """An iterator over one pass of a stream.  Not shared, not restarted.
+
+    It may have an attribute `done`: the batches handed out since the start of the pass.  `Recovery`, which
+    names a batch by its place in the pass, asks for it where a cursor was opened at a position.
+    """
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -250,6 +254,8 @@ class Stream(Protocol):
 
     Where something else than the cursor knows the place in the data, attribute `keeps_place` is that
     object: it cannot be trained on and evaluated at once.
+
+    A method `sample_ids(purpose, pass_index, index, *, seed)` gives the numbers of a batch's samples.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -453,11 +459,13 @@ class Stop:
         reason: in words.
         failed: the state is bad and is not saved; the exit status is 1.
         code: another exit status after the clean end, which a restart of the run has too.
+        step: of a failure, the step that is at fault; None: the last one.
     """
 
     reason: str
     failed: bool = False
     code: int = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True)

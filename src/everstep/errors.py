@@ -102,11 +102,23 @@ class MetricError(EverstepError, TypeError):
     """A metric's value is not one real number, or its name is taken."""
 
 
-class NonFiniteError(EverstepError, ArithmeticError):
+class BadStepError(EverstepError, ArithmeticError):
+    """A step has spoilt the training; raised by guards, and undone where a `Recovery` is in the run.
+
+    Attributes:
+        step: its number; None: the step in which this was raised, or the last one.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class NonFiniteError(BadStepError):
     """A watched metric, a parameter or an optimizer moment is NaN or infinite."""
 
 
-class LossBoundError(EverstepError, ArithmeticError):
+class LossBoundError(BadStepError):
     """A metric is above the bound that the program gave it."""
 
 
@@ -138,6 +150,23 @@ class Interrupted(SystemExit):
 
     def __str__(self) -> str:
         return f"{self.reason} (exit code {self.code})"
+
+
+class RolledBack(Interrupted):
+    """The run goes back to a checkpoint, without the batches that spoilt it; starting it again does so.
+
+    `everstep.recovering` does it in the same process, and so does a `Trainer`.
+
+    Attributes:
+        code: 3.
+        reason: why, and which batches are quarantined, in words.
+        run_dir: the run's directory.
+        number: which rollback of the run this is, from 1.
+    """
+
+    def __init__(self, reason: str, run_dir: str, number: int) -> None:
+        super().__init__(3, reason)
+        self.run_dir, self.number = run_dir, number
 
 
 class GuardStop(SystemExit):

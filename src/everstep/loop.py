@@ -447,9 +447,9 @@ class TrainLoop(Supervisor):
                     self._left_open = True
 
     def _may_be_empty(self, slot: StreamSlot) -> bool:
-        """Whether a pass without a batch is no error: it was allowed, and the loop ends all the same."""
+        """Whether a pass without a batch is no error: its batches are quarantined, or it was allowed."""
         ends = self._steps_per_epoch is None and self._max_epoch is not None
-        return ends and getattr(slot.stream, "may_be_empty", False)
+        return slot.skipped or (ends and getattr(slot.stream, "may_be_empty", False))
 
     def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
         """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""

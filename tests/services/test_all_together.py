@@ -12,6 +12,7 @@ import pytest
 import everstep
 from everstep import Every, services
 from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
 from tiny_runs import Boom, rows
 
 PROGRAM = """
@@ -38,6 +39,7 @@ listed = [
     services.Export(name="final"),
     services.ProgressBar(),
     everstep.StopAfter(epochs=6),
+    everstep.Recovery(reset_after=100),
     services.LossBound(bound=1e9, times=1e9, last=3),
     services.Plateau("loss", then=LOWER, long=3, short=2, cooldown=1, every=Every(steps=2)),
     services.Require("valid_loss", 1e9, epoch=2),
@@ -54,10 +56,11 @@ with everstep.TrainLoop(run_dir, state, max_epoch=5, seed=3, services=listed) as
     for epoch in loop.iter_epochs():
         for step, (x,) in loop.iter_steps(data):
             optimizer.zero_grad()
+            spoilt = epoch in (2, 4) and bool((x == 0).any())
             loss = model(x + state["settings"]["noise"] * torch.randn(2)).square().mean()
             loss.backward()
             optimizer.step()
-            loop.collect_metrics(loss=loss)
+            loop.collect_metrics(loss=loss, spoilt_loss=float("nan") if spoilt else 0.0)
             if step == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
         with loop.evaluation():
@@ -67,7 +70,9 @@ with everstep.TrainLoop(run_dir, state, max_epoch=5, seed=3, services=listed) as
 
 def start(run_dir: Path, kill: int = 0, order: str = "listed") -> int:
     command = [sys.executable, "-c", PROGRAM, str(run_dir), str(kill), order]
-    return subprocess.run(command, capture_output=True, timeout=100).returncode
+    while (status := subprocess.run(command, capture_output=True, timeout=100).returncode) == 3:
+        pass  # rolled back
+    return status
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("together") / "whole"
     assert start(run_dir) == 0
     names = {row[3] for row in rows(run_dir)}
+    assert len(RunJournal(run_dir).rollbacks()) == 2
     assert names >= {"loss", "valid_loss", "optimizer.lr", "settings.noise", "norm"}
     return run_dir
 

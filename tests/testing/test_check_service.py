@@ -42,6 +42,7 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     "Best, restored": lambda: everstep.Best("valid_loss", restore_at_end=True),
     "Best by the steps' mean": lambda: everstep.Best("loss", "max", save=False),
     "NaNGuard": lambda: everstep.NaNGuard(metrics=["*"]),
+    "Recovery": everstep.Recovery,
     "StopAfter steps": lambda: everstep.StopAfter(steps=3),
     "StopAfter epochs": lambda: everstep.StopAfter(epochs=2),
     "StopAfter seconds": lambda: everstep.StopAfter(seconds=150),

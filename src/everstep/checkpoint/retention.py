@@ -24,6 +24,7 @@ class Facts(NamedTuple):
         metrics: `meta["metrics"]`, for `keep_best`.
         best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
         kept: `meta["kept"]`: by metric, the names of all that it speaks of, the best first.
+        segment: number of the start of the run that wrote it.
     """
 
     name: CheckpointName
@@ -32,6 +33,7 @@ class Facts(NamedTuple):
     metrics: dict[str, float]
     best: dict[str, str]
     kept: dict[str, list[str]]
+    segment: int = 0
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
@@ -39,7 +41,8 @@ class Facts(NamedTuple):
         created = datetime.fromisoformat(body["created"]).timestamp()
         best = meta.get("best") or {}
         kept = meta.get("kept") or {metric: [one] for metric, one in best.items()}
-        return cls(name, body["partial"], created, meta.get("metrics") or {}, best, kept)
+        metrics = meta.get("metrics") or {}
+        return cls(name, body["partial"], created, metrics, best, kept, body["segment"])
 
 
 @dataclass(frozen=True)

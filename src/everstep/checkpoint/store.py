@@ -375,6 +375,29 @@ class Store:
         if pointer.read(self._pointer) != (Kind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
+    def abandon(self, step: int, segment: int) -> None:
+        """Move away what the run's starts up to `segment` saved at `step` and later.
+
+        Killed in the middle, it is to be called again.
+
+        Raises:
+            CheckpointError: nothing else would be left.
+        """
+        gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
+        if not gone:
+            return
+        rest = [name for name in self.names() if name not in gone]
+        if not rest:
+            raise CheckpointError(
+                f"the run goes back to before step {step}, and no checkpoint of that time is in "
+                f"{self._folder}: bring one back, or start over with resume=False"
+            )
+        found = pointer.read(self._pointer)
+        if found.kind is Kind.OURS and found.text in map(str, gone):
+            pointer.write(self._pointer, rest[-1])
+        for name in reversed(gone):
+            self._set_aside(name, "superseded")
+
     def supersede_all(self) -> None:
         """Move every checkpoint away, so that the next start begins from nothing.
 

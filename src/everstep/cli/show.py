@@ -11,13 +11,14 @@ from sqlalchemy import Connection
 from everstep.cli.finding import GONE, Found, find, index_option, json_option
 from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
-from everstep.index.queries import FACTS, metric_rows, starts, summaries
+from everstep.index.queries import FACTS, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
-from everstep.record import evaluations
+from everstep.record import Rollback, evaluations
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 _START = ("number", "started", "from", "status", "step", "reason")
 _EVALUATION = ("stream", "checkpoint", "step", "time", "found")
+_ROLLBACK = ("number", "step", "checkpoint", "quarantined", "reason")
 _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 
@@ -66,12 +67,17 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
             _start(start, found.facts["status"] if start is begun[-1] else "killed") for start in begun
         ],
         "metrics": metrics,
+        "rollbacks": [_rollback(one) for one in rollbacks(connection, found.id)],
         "checkpoints": checkpoints_of(found.path),
         "best": best_weights(found.path),
         "evaluations": [one._asdict() for one in evaluations(found.path)] if is_run(found.path) else [],
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
+
+
+def _rollback(one: Rollback) -> dict[str, Any]:
+    return {**one._asdict(), "batches": [b._asdict() for b in one.batches], "quarantined": len(one.batches)}
 
 
 def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
@@ -104,6 +110,7 @@ def _print(run: dict[str, Any]) -> None:
             click.echo(f"  {name:10} {value}")
     _section("starts", run["segments"], _START)
     _section("metrics", run["metrics"], _METRIC)
+    _section("rollbacks", run["rollbacks"], _ROLLBACK)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
     _section("best weights", run["best"], BEST)
     for one in run["evaluations"]:

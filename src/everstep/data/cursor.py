@@ -110,6 +110,11 @@ class SampledStream:
         """What decides which batches come in a run of this seed."""
         return self._sampling.describe(seed)
 
+    def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int]:
+        """The numbers of the samples in one batch of a pass."""
+        samples: list[int] = self._sampling.plan(purpose, pass_index, seed).indices(index).tolist()
+        return samples
+
     def __len__(self) -> int:
         """Number of batches in a pass."""
         return self._sampling.batches

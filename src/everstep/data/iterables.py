@@ -248,12 +248,14 @@ class StatefulStream:
     Attributes:
         carries_over: the next pass depends on the state that this one leaves behind.
         keeps_place: the data.
+        holds_state: the objects that know their place, if they tell it at any time.
     """
 
     carries_over = True
 
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
+        self.holds_state = [] if _is_told(data) else [data]
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:

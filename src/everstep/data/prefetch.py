@@ -52,6 +52,7 @@ class Prefetched:
         self.keeps_place = getattr(stream, "keeps_place", None)
         self.place_kept = getattr(stream, "place_kept", nullcontext)
         self.drawn_again = getattr(stream, "drawn_again", nullcontext)
+        self.holds_state = getattr(stream, "holds_state", ())
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
         cursor = self._stream.open(purpose, pass_index, position, seed=seed)
@@ -60,6 +61,11 @@ class Prefetched:
     def describe(self, seed: int) -> dict[str, Any]:
         """That of the source: fetching ahead changes no batch."""
         return describe(self._stream, seed)
+
+    @property
+    def sample_ids(self) -> Any:
+        """The source's method, None if it has none."""
+        return getattr(self._stream, "sample_ids", None)
 
     def __repr__(self) -> str:
         return f"prefetch({self._stream!r}, buffer={self._buffer})"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.schema import metrics, runs, segments, series
-from everstep.record import Row
+from everstep.index.schema import events, metrics, runs, segments, series
+from everstep.record import Rollback, Row
 
 FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
 """What is known of every run."""
@@ -222,3 +222,17 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
         }
         for row in found
     ]
+
+
+def rollbacks(connection: Connection, run: int) -> list[Rollback]:
+    """The rollbacks of a run since it began from nothing, in order."""
+    begun = select(func.max(segments.c.number)).where(
+        segments.c.run == run, segments.c.begun == 1, segments.c.parent.is_(None)
+    )
+    found = connection.execute(
+        select(events.c.data, events.c.segment)
+        .where(events.c.run == run, events.c.kind == "decision")
+        .where(events.c.segment >= func.coalesce(begun.scalar_subquery(), 0))
+        .order_by(events.c.segment, events.c.offset)
+    )
+    return Rollback.among((json.loads(row.data), row.segment) for row in found)

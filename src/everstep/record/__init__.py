@@ -15,9 +15,11 @@ from everstep.record.reading import (
     read_segment,
 )
 from everstep.record.replay import Replay
+from everstep.record.rollbacks import Batch, Rollback
 from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
+    "Batch",
     "Block",
     "Evaluation",
     "Event",
@@ -26,6 +28,7 @@ __all__ = [
     "Journal",
     "Position",
     "Replay",
+    "Rollback",
     "Row",
     "RunDir",
     "RunJournal",

@@ -21,6 +21,7 @@ from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
 from everstep.record.paths import user_path
+from everstep.record.rollbacks import Rollback
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
@@ -312,18 +313,28 @@ class RunJournal:
             raise ConfigError(f"metric {name!r} has no rows in phase {asked!r}; {nearest(asked, phases)}")
         return phases[asked]
 
+    def rollbacks(self) -> list[Rollback]:
+        """The rollbacks of the run since it began from nothing, in order."""
+        began = max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
+        decisions = [event for event in self.events("decision") if event.segment >= began]
+        return Rollback.among((event.data, event.segment) for event in decisions)
+
     def superseded_after(self, position: Position | None) -> dict[Key, tuple[int, int]]:
         """What a start from `position` will do again: key -> (bits of the value, count).
 
         Rows after `position` in its segment and in all later segments, those that depend on the
-        clock left out; of two rows with one key the newer one.  None: all rows.
+        clock left out; of two rows with one key the newer one.  Rows that a rollback has left behind are
+        not done again: other batches take those steps.  None: all rows.
         """
         number, offset = position or (0, 0)
         expected: dict[Key, tuple[int, int]] = {}
+        rollbacks = self.rollbacks()
         for segment in self._segments.values():
+            end = min((each.first for each in rollbacks if each.segment >= segment.number), default=None)
             for stored in segment.blocks:
                 if (segment.number, stored.offset) >= (number, offset):
-                    expected.update(comparable_rows(stored.block))
+                    rows = comparable_rows(stored.block)
+                    expected.update(rows if end is None else {k: r for k, r in rows.items() if k[1] < end})
         return expected
 
     def lacks(self, position: Position) -> str | None:

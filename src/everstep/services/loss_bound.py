@@ -89,8 +89,8 @@ class LossBound(Service):
             "last checkpoint is saved. Lower the learning rate or look at that step's batch"
         )
         if self.policy == "raise":
-            raise LossBoundError(message)
-        return Outcome(actions=(Stop(message, failed=True),))
+            raise LossBoundError(message, step=boundary.step)
+        return Outcome(actions=(Stop(message, failed=True, step=boundary.step),))
 
     def _broken(self, stats: Stats) -> str | None:
         """The bound that the largest value is not below, in words."""

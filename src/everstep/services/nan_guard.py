@@ -59,11 +59,12 @@ class NaNGuard(Service):
         return self.tripped(
             f"metric {name!r} is {value} at step {step}; nothing after the last checkpoint is saved. "
             "Lower the learning rate or look at that step's batch; the run resumes from the last good "
-            "checkpoint"
+            "checkpoint",
+            step,
         )
 
-    def tripped(self, message: str) -> Outcome:
-        """Act on a finding by the policy."""
+    def tripped(self, message: str, step: int | None) -> Outcome:
+        """Act on a finding at a step by the policy."""
         if self.policy == "raise":
-            raise NonFiniteError(message)
-        return Outcome(actions=(Stop(message, failed=True),))
+            raise NonFiniteError(message, step=step)
+        return Outcome(actions=(Stop(message, failed=True, step=step),))

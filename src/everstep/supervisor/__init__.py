@@ -4,6 +4,7 @@ from everstep.supervisor.door import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.loading import Loaded, best, load
+from everstep.supervisor.rollbacks import recovering
 
 __all__ = [
     "BestRecord",
@@ -14,4 +15,5 @@ __all__ = [
     "Supervisor",
     "best",
     "load",
+    "recovering",
 ]

@@ -38,6 +38,7 @@ class Ending:
         segment: the number of this start, from 1.
         failed_saves: how many saves failed in this start.
         warnings: what was warned about in this start, in order.
+        rollbacks: how often the run went back, in all of its starts (`Recovery`).
     """
 
     reason: str
@@ -51,6 +52,7 @@ class Ending:
     segment: int
     failed_saves: int = 0
     warnings: tuple[str, ...] = field(default=())
+    rollbacks: int = 0
 
     def __str__(self) -> str:
         state = "finished" if self.finished else "resumable"

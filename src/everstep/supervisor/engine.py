@@ -30,6 +30,7 @@ from everstep.contracts import (
     Stop,
 )
 from everstep.errors import (
+    BadStepError,
     CheckpointError,
     ConfigError,
     GuardStop,
@@ -37,6 +38,7 @@ from everstep.errors import (
     NonFiniteError,
     NotResumableError,
     ProgressError,
+    RolledBack,
     RunDirError,
     ServiceError,
     StateError,
@@ -56,6 +58,7 @@ from everstep.services.function import FunctionService
 from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
+from everstep.services.recovery import Recovery
 from everstep.services.stop_after import StopAfter
 from everstep.services.witness import witnesses
 from everstep.state import Encoded, decode, encode, restore
@@ -65,6 +68,7 @@ from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.lines import Lines
 from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Progress, StopRecord
+from everstep.supervisor.rollbacks import Rollbacks
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.streams import Endless
@@ -363,6 +367,12 @@ class Run:
         self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
+        recovery = self._board.find(Recovery)
+        self._rollbacks = Rollbacks(
+            opening.rollbacks, recovery, opening.store, self._streams, self._journal, self.println
+        )
+        if recovery is not None:
+            self._streams.drew = lambda *batch: recovery.drew(self._progress.step + 1, *batch)
         if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
             self._say_replay()  # there is nothing to verify
         retention = self._board.need(Checkpoints).retention
@@ -597,6 +607,8 @@ class Run:
     def _apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
         for service, action in actions:
             if isinstance(action, Stop):
+                if action.failed:
+                    self._roll_back(action)
                 by = None if service is None else service.name
                 self._decide_stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 self._tainted = self._tainted or action.failed
@@ -608,6 +620,13 @@ class Run:
                 self._set_value(service, action)
             else:
                 raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt, Save or SetValue")
+
+    def _roll_back(self, stop: Stop) -> None:
+        """Leave the loop to go on before the step that failed, if that may be."""
+        self._announce_commits(wait=True)  # a failure found there lies before this one
+        rolled = self._rollbacks.decide(stop.step or self._progress.step, stop.reason)
+        if rolled is not None:
+            raise rolled
 
     def _set_value(self, service: Service, action: SetValue) -> None:
         """Its rows are its record: superseded and compared like every other when steps run again."""
@@ -836,7 +855,7 @@ class Run:
             self._saver.settle(wait=wait)
         except NonFiniteError as error:
             guard = self._board.need(NaNGuard)
-            self._apply([(guard, action) for action in guard.tripped(str(error)).actions])
+            self._apply([(guard, action) for action in guard.tripped(str(error), error.step).actions])
         for committed in self._saver.take_committed():
             name = str(committed.name)
             self._journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
@@ -944,16 +963,22 @@ class Run:
         else:
             suppress = False
         hazard.reach("loop.exit")
+        step, given = self.step, error
         failures = _attempt(self._finish if error is None else self._abandon)
+        error = self._undone([*([] if given is None else [given]), *failures], step) or given
         cause = error or (failures[0] if failures else None)
         failures += _attempt(lambda: self._conclude(cause))
         failures += _attempt(lambda: self._fire(Moment.EXIT_LOOP, self._ending))
         failures += _attempt(self._resources.close)
         self._phase = "closed"
+        if isinstance(error, RolledBack):
+            error = self._leaving_instead() or error
         if error is not None:
             self._explain(error)
             for failure in failures:
                 error.add_note(f"and while closing: {type(failure).__name__}: {failure}")
+            if error is not given:
+                raise error from given
             return False
         if failures:
             for failure in failures[1:]:
@@ -961,6 +986,33 @@ class Run:
             raise failures[0]
         self._raise_exit_status()
         return suppress
+
+    def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
+        """The decision to go back, if what ended the loop is a failed step that may be undone.
+
+        Args:
+            errors: what ended it, and what came while it was left.
+            step: the one that was running, or the last.
+        """
+        if not errors or not isinstance(errors[0], BadStepError | RolledBack):
+            return None
+        errors = [*errors, *_attempt(lambda: self._announce_commits(wait=True))]  # it may lie before
+        for error in errors:
+            if isinstance(error, RolledBack):  # decided where it failed
+                return error
+        bad = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
+        at, first = min(bad, key=lambda each: each[0])
+        rolled = self._rollbacks.decide(at, str(first))
+        if rolled is None and self._rollbacks.refused:
+            errors[0].add_note(self._rollbacks.refused)
+        return rolled
+
+    def _leaving_instead(self) -> BaseException | None:
+        """The run goes back, but not in this process: a signal, or the time budget, ends it."""
+        number, interruption = self._signals.received, self._interruption
+        if interruption is not None:
+            return leaving(interruption.code, interruption.reason)
+        return None if number is None else leaving(128 + number, describe(number))
 
     def _explain(self, error: BaseException) -> None:
         """Add what this door knows about an error in the body."""
@@ -1073,8 +1125,9 @@ class Run:
             segment=self.segment,
             failed_saves=self._saver.failures,
             warnings=tuple(self._warnings),
+            rollbacks=len(self._rollbacks.decided),
         )
-        if self._interruption is None:
+        if self._interruption is None and not isinstance(cause, RolledBack):
             self.println(f"ended: {self._ending}")
 
     def _close_services(self) -> None:

@@ -13,9 +13,20 @@ from everstep import backends
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
-from everstep.record import Journal, Position, Replay, RunDir, RunJournal, RunLock, to_read, user_path
+from everstep.record import (
+    Journal,
+    Position,
+    Replay,
+    Rollback,
+    RunDir,
+    RunJournal,
+    RunLock,
+    to_read,
+    user_path,
+)
 from everstep.record import facts as run_facts
 from everstep.state import Encoded, dropped, seed_all
+from everstep.supervisor import given
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
@@ -94,6 +105,7 @@ class Opening:
     Attributes:
         run_dir, store: the directory and its checkpoints.
         segment: number of this start, from 1.
+        rollbacks: those that were decided in what this start goes on from.
     """
 
     def __init__(self, start: Start, say: Say, stack: ExitStack) -> None:
@@ -111,6 +123,7 @@ class Opening:
         self.store.clean()
         trial_write(self.run_dir.path)
         self._journal = RunJournal(self.run_dir.path)
+        self.rollbacks: list[Rollback] = []
 
     # -------------------------------------------------------------------------------- recovery
 
@@ -142,6 +155,9 @@ class Opening:
                 self.store.supersede_all()
                 self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
+        self.rollbacks = self._journal.rollbacks()
+        for rollback in self.rollbacks:
+            self.store.abandon(rollback.first, rollback.segment)
         if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
             asked = to_read(user_path(asked, "resume"))
             if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
@@ -171,6 +187,7 @@ class Opening:
         board: ServiceBoard,
         limits: Mapping[str, int | None],
     ) -> Recovered:
+        given.restore()
         tree = saved_tree(checkpoint)
         progress = Progress.from_tree(tree["progress"])
         stored: Any = checkpoint.meta
@@ -193,6 +210,7 @@ class Opening:
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
             meta = self._adopt(checkpoint)
+            self.rollbacks = []
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
@@ -321,7 +339,8 @@ class Opening:
     def streams(self, recovered: Recovered) -> Streams:
         """The run's streams, standing where the checkpoint stood."""
         override = self._start.on_change == "override"
-        streams = Streams(recovered.progress.seed, self._say, override=override)
+        quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
+        streams = Streams(recovered.progress.seed, self._say, override=override, quarantined=quarantined)
         streams.load(recovered.streams)
         return streams
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from everstep.contracts import Clock, Cursor, Stream
 from everstep.data.adapt import alive, as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
+from everstep.record import Batch
 from everstep.state import digest, encode, isolated, make_entry
+from everstep.supervisor.given import enter, leave
+from everstep.supervisor.quarantine import Sieve
 
 
 class Generators:
@@ -70,7 +74,14 @@ class StreamSlot:
         cursor: the open pass.
     """
 
-    def __init__(self, name: str, seed: int, say: Callable[[str], None], generators: Generators) -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        say: Callable[[str], None],
+        generators: Generators,
+        sieve: Callable[[StreamSlot, Cursor, bool], Cursor],
+    ) -> None:
         self.name = name
         self.stream: Stream | None = None
         self.pass_index = 0
@@ -89,7 +100,7 @@ class StreamSlot:
         self._between: list[tuple[Any, Any]] | None = None
         """The source's generators, and their states at the last boundary between two passes."""
         self._generators = generators
-        self._seed, self._say = seed, say
+        self._seed, self._say, self._sieve = seed, say, sieve
         self._what: dict[str, Any] | None = None
         """What the data is: `data.describe`."""
         self._varies = False
@@ -106,15 +117,17 @@ class StreamSlot:
         Raises:
             DataError: it is not; has the stored and the given value of each difference.
         """
-        given = describe(stream, self._seed)
-        changes = "" if self._what is None else _changes(self._what, given, inside=self._saved is not None)
+        what = describe(stream, self._seed)
+        changes = "" if self._what is None else _changes(self._what, what, inside=self._saved is not None)
         if changes:
             if self._resuming:
                 self._accept(changes, override)
                 if self._states is not None and len(self._states) != len(getattr(stream, "generators", ())):
                     self._states = None
             self._varies = True
-        self.stream, self._what, self._resuming = stream, given, False
+        if stream is not self.stream:
+            enter(stream)
+        self.stream, self._what, self._resuming = stream, what, False
 
     def _accept(self, changes: str, override: bool) -> None:
         """Let go of what belongs to the data of the checkpoint, or refuse."""
@@ -142,7 +155,8 @@ class StreamSlot:
             self.go_back()
             if self.cursor is None:
                 self._notice_generators()
-                self.cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
+                cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
+                self.cursor = self._sieve(self, cursor, True)
             self._left, self._must_return = None, False
         return self.cursor
 
@@ -198,7 +212,8 @@ class StreamSlot:
         given = [False] * holds if at_resume_point else self._are_given()
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
-                self.cursor, self._saved = self._open_at(self.pass_index, self._saved), None
+                cursor = self._open_at(self.pass_index, self._saved)
+                self.cursor, self._saved = self._sieve(self, cursor, False), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
@@ -272,6 +287,11 @@ class StreamSlot:
             self.cursor = None
 
     @property
+    def skipped(self) -> bool:
+        """Whether batches of the open pass were passed over, because they are quarantined."""
+        return getattr(self.cursor, "skipped", 0) > 0
+
+    @property
     def in_pass(self) -> bool:
         """Whether a pass has begun and not ended."""
         return self.cursor is not None or self._saved is not None
@@ -339,9 +359,22 @@ class Streams:
         seed: the run's.
         say: takes sentences for the user.
         override: go on with the data that is given where it is not what the checkpoint read.
+        quarantined: batches that are not handed out.
+
+    Attributes:
+        drew: called with the stream, pass and index of each batch that is handed out, if set.
     """
 
-    def __init__(self, seed: int, say: Callable[[str], None], *, override: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        override: bool = False,
+        quarantined: Iterable[Batch] = (),
+    ) -> None:
+        self.drew: Callable[[str, int, int], None] | None = None
+        self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
@@ -368,7 +401,7 @@ class Streams:
         self._confirm(name, data)
         slot = self._slots.get(name)
         if slot is None:
-            slot = self._slots[name] = StreamSlot(name, self._seed, self._say, self._generators)
+            slot = self._slots[name] = self._new(name)
         stream = slot.stream
         if stream is None or self._sources.get(name) is not data:
             if slot.cursor is not None:
@@ -380,6 +413,24 @@ class Streams:
         slot.bind(stream, override=self._override)
         self._sources[name] = data
         return slot
+
+    def _new(self, name: str) -> StreamSlot:
+        return StreamSlot(name, self._seed, self._say, self._generators, self._sieve)
+
+    def _sieve(self, slot: StreamSlot, cursor: Cursor, fresh: bool) -> Cursor:
+        """What hands out the batches of a pass: the cursor, unless some are to be noted or left out."""
+        place = (slot.name, slot.pass_index)
+        out = {batch for *where, batch in self._quarantined if (*where,) == place}
+        if self.drew is None and not out:
+            return cursor
+        drew = _unnoted if self.drew is None else partial(self.drew, *place)
+        return Sieve(f"stream {slot.name!r}", cursor, fresh, out, drew)
+
+    def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
+        """The numbers of the samples in a batch; None where the stream cannot tell them."""
+        slot = self._slots.get(name)
+        tell = None if slot is None else getattr(slot.stream, "sample_ids", None)
+        return None if tell is None else tell(name, pass_index, index, seed=self._seed)
 
     def _confirm(self, name: str, data: Any) -> None:
         """What was found at the resume point is what the program gives, or it was not found."""
@@ -415,8 +466,7 @@ class Streams:
     def load(self, tree: dict[str, Any]) -> None:
         """The inverse of `tree`; streams are bound later, by the program."""
         for name, saved in tree.items():
-            slot = StreamSlot(name, self._seed, self._say, self._generators)
-            self._slots.setdefault(name, slot).load(saved)
+            self._slots.setdefault(name, self._new(name)).load(saved)
             self._loaded[name] = saved
 
     def open_bound(self) -> None:
@@ -444,6 +494,12 @@ class Streams:
         """Stop every worker and thread."""
         for slot in self._slots.values():
             slot.close()
+            if slot.stream is not None:
+                leave(slot.stream)
+
+
+def _unnoted(index: int) -> None:
+    """Of batches that nobody asks for."""
 
 
 class Endless:
@@ -485,13 +541,15 @@ class Endless:
     def __next__(self) -> Any:
         self._may_draw()
         began = self._clock()
-        for _ in range(2):
+        ended = 0
+        while ended < 2:
             if self._passes is not None and self._slot.pass_index >= self._passes:
                 self._ended()
                 raise StopIteration
             try:
                 batch = next(self._slot.open())
             except StopIteration:
+                ended += not self._slot.skipped
                 self._slot.end_pass()
                 continue
             self.drawn += 1

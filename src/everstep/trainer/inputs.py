@@ -16,6 +16,9 @@ class Inputs:
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         self.stream, self._fetch = stream, fetch
 
+    sample_ids = None
+    """How many batches an input takes is the task's."""
+
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
 

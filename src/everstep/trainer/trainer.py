@@ -24,6 +24,7 @@ from everstep.errors import (
     ConfigError,
     MetricError,
     NoCheckpointError,
+    RolledBack,
     RunDirError,
     UsageError,
     nearest,
@@ -164,6 +165,9 @@ class Trainer:
         self._options = loop
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
+        self._clock = loop.get("clock", time.monotonic)
+        self._retry: dict[str, Any] = {}
+        """Options of the loop that goes on after a rollback."""
         self._build()
         TrainLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)  # refuses what is wrong
 
@@ -219,6 +223,9 @@ class Trainer:
     def run_training(self, *, max_step: int | None = None, evaluate: bool | Schedule = True) -> Ending:
         """Train, or go on training, until a limit or a stop; a finished run runs no step.
 
+        Where a `Recovery` goes back, the training goes on in this call; what of the task is not in its
+        `state()` is then as the failed try left it.
+
         Args:
             max_step: total number of steps of the run, instead of the Trainer's own limit.
             evaluate: False to leave out every `Evaluate` (another process watches the run); a schedule, to
@@ -227,15 +234,27 @@ class Trainer:
         Raises:
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        with self._opened(max_step, _evaluating(self._services, evaluate)) as loop:
-            loop.print_training_summary()
-            for _ in loop.iter_epochs():
-                self.epoch()
-        return loop.ending
+        began, services = self._clock(), _evaluating(self._services, evaluate)
+        while True:
+            try:
+                with self._opened(max_step, services) as loop:
+                    loop.print_training_summary()
+                    for _ in loop.iter_epochs():
+                        self.epoch()
+            except RolledBack:
+                self._retry = self._options_of_a_retry(began)
+                continue
+            return loop.ending
 
     def train(self, num_steps: int) -> Ending:
         """Train until the run has made `num_steps` steps in all."""
         return self.run_training(max_step=num_steps)
+
+    def _options_of_a_retry(self, began: float) -> dict[str, Any]:
+        """It goes on where the run stands, in what is left of the time."""
+        limit = self._options.get("max_time")
+        left = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
+        return {"resume": True, **left}
 
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """The loop that `run_training` runs, for a program of your own around `epoch`."""
@@ -245,8 +264,10 @@ class Trainer:
     def _opened(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
-        options = self._options if max_step is None else self._options | {"max_step": max_step}
-        options = {"init_fn": self.task.initialize, **options}
+        options = {"init_fn": self.task.initialize, **self._options, **self._retry}
+        self._retry = {}
+        if max_step is not None:
+            options["max_step"] = max_step
         loop = TrainerLoop(self.run_dir, self.task.state(), services=services, seed=self._seed, **options)
         self._line.bests = loop.bests
         places = dict(self._places)

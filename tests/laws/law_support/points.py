@@ -22,10 +22,11 @@ class Points:
         folder: where everything lies; the undisturbed run in `undisturbed`.
         killed_at: None to strike the first start; else a point at which the first start is killed, to
             strike the second one.
+        more: options of the victim.
     """
 
-    def __init__(self, server: ForkServer, folder: Path, killed_at: str | None) -> None:
-        self._server, self._folder = server, folder
+    def __init__(self, server: ForkServer, folder: Path, killed_at: str | None, *more: str) -> None:
+        self._server, self._folder, self._more = server, folder, more
         self.log = folder / "log"
         self.undisturbed = folder / "undisturbed"
         assert self.start(self.undisturbed) == 0, self.log.read_text()
@@ -37,14 +38,18 @@ class Points:
         """One start of the victim; its exit status.  `self.log` has its output alone."""
         self.log.unlink(missing_ok=True)
         self._diary(run_dir).unlink(missing_ok=True)
-        arguments = [str(run_dir), "--diary", str(self._diary(run_dir)), *OPTIONS]
+        arguments = [str(run_dir), "--diary", str(self._diary(run_dir)), *OPTIONS, *self._more]
         return self._server.run("victim", arguments, self.log, hazard=hazard)
+
+    def course(self) -> list[str]:
+        """The points that the start reaches, in order."""
+        trace = self._folder / "trace"
+        assert self.start(self.fresh(), f"trace:{trace}") == 0, self.log.read_text()
+        return trace.read_text().split()
 
     def counts(self) -> dict[str, int]:
         """How often the start reaches each point."""
-        trace = self._folder / "trace"
-        assert self.start(self.fresh(), f"trace:{trace}") == 0, self.log.read_text()
-        return Counter(trace.read_text().split())
+        return Counter(self.course())
 
     def strikes(self) -> Iterator[str]:
         """POINT:COUNT for the first, middle and last time that each point is reached."""

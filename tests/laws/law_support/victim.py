@@ -41,6 +41,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", choices=("bare", "isolated", "none"), default="isolated")
     parser.add_argument("--patience", type=int, default=0, help="of the early stop; 0: none")
+    parser.add_argument("--bad", type=int, default=0, help="this sample spoils its step; Recovery undoes it")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
     parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
@@ -128,6 +129,8 @@ class Training:
         self.notes = {"longest": 0.0, "seen": 0}
         self.x = torch.randn(SAMPLES, FEATURES)
         self.y = self.x[:, :CLASSES].argmax(dim=1)
+        if args.bad:
+            self.x[args.bad, 0] = 99.0
 
     def state(self) -> dict[str, Any]:
         names = ("model", "optimizer", "per_step", "per_epoch", "ema", "notes")
@@ -136,6 +139,8 @@ class Training:
     def step(self, step: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
         x = augment(x) if self.augment else x
         loss = cross_entropy(self.model(x), y) / self.args.accumulate
+        if self.args.bad and float(x[:, 0].max()) > 50:
+            loss = loss * float("nan")
         loss.backward()
         if step % self.args.accumulate == 0:
             self.optimizer.step()
@@ -157,6 +162,8 @@ class Training:
 def services(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
     found: list[everstep.Service] = [everstep.Checkpoints(when)]
+    if args.bad:
+        found.append(everstep.Recovery(9))
     if args.patience:
         metric = "valid/loss" if args.door == "trainer" else "valid_loss"
         found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.08))
@@ -287,8 +294,7 @@ def main(arguments: list[str]) -> None:
     begins = phases(args)
     begins("start-up")
     torch.set_num_threads(1)
-    training = Training(args)
-    DOORS[args.door](args, training, begins)
+    everstep.recovering(lambda: DOORS[args.door](args, Training(args), begins))
     begins("over")
 
 

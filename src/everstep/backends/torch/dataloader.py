@@ -52,6 +52,8 @@ class DataLoaderStream:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self.generators = _generators(loader)
+        # A loader with state is left out: asked for it, it would make its iterator.
+        self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
     @property
     def keeps_place(self) -> Any:

@@ -1,0 +1,128 @@
+"""From a failed step to the decision to go back; and starting again after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from everstep import hazard
+from everstep.checkpoint import Store
+from everstep.errors import RolledBack
+from everstep.record import Batch, Journal, Rollback
+from everstep.services.recovery import Drawn, Recovery
+from everstep.supervisor.streams import Streams
+
+T = TypeVar("T")
+
+
+class Rollbacks:
+    """The rollbacks of a run: those that were decided, and the next one.
+
+    Args:
+        decided: by earlier starts.
+        recovery: the service that allows more; None if the run has none.
+
+    Attributes:
+        decided: also by this start.
+        refused: why a failure that was to be undone was not, in words; "" if there was none.
+    """
+
+    def __init__(
+        self,
+        decided: Sequence[Rollback],
+        recovery: Recovery | None,
+        store: Store,
+        streams: Streams,
+        journal: Journal,
+        say: Callable[[str], None],
+    ) -> None:
+        self.decided = list(decided)
+        self._recovery, self._store, self._streams = recovery, store, streams
+        self._journal, self._say = journal, say
+        self.refused = ""
+
+    def decide(self, step: int, reason: str) -> RolledBack | None:
+        """Decide to go back from a failed step, durably; None if the failure is to stand."""
+        if self._recovery is None:
+            return None
+        reason = reason.partition("; ")[0]  # what follows are remedies
+        used = self._recovery.used(self.decided, step)
+        rollback = self._rollback(self._recovery, used, step, reason)
+        if isinstance(rollback, Rollback):
+            rollback = self._recorded(rollback)
+        if isinstance(rollback, str):
+            self.refused = f"step {step} is not undone: {rollback}{self._so_far()}"
+            self._say(self.refused)
+            return None
+        text = (
+            f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
+            f"Quarantined: {_listed(rollback.batches)}; the run goes on from {rollback.checkpoint}"
+        )
+        self._say(text)
+        return RolledBack(text, str(self._store.run_dir), rollback.number)
+
+    def _recorded(self, rollback: Rollback) -> Rollback | str:
+        """The decision, once it is durable; or why it could not be made so."""
+        try:
+            hazard.reach("loop.rollback")
+            self._journal.decide(rollback.data())
+        except OSError as error:
+            return f"the decision could not be written to the journal ({error})"
+        self.decided.append(rollback)
+        hazard.reach("loop.rolled_back")
+        return rollback
+
+    def _rollback(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
+        """What to decide, or why it cannot be."""
+        if used >= recovery.max_rollbacks:
+            return f"all {recovery.max_rollbacks} rollbacks are used up"
+        blamed = recovery.blamed(self.decided, step)
+        if not blamed:
+            return "it read no batch from a stream of this run"
+        checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]
+        if not checkpoints:
+            return "no checkpoint from before it is left; keep more with Checkpoints(keep_last=...)"
+        blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
+        first = blamed[0].step
+        target = [name for name in checkpoints if name.step < first][-1]
+        batches = tuple(self._batch(drawn) for drawn in blamed)
+        number = len(self.decided) + 1
+        return Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
+
+    def _batch(self, drawn: Drawn) -> Batch:
+        place = drawn.stream, drawn.pass_index, drawn.batch_index
+        return Batch(*place, self._streams.sample_ids(*place))
+
+    def _so_far(self) -> str:
+        batches = [batch for rollback in self.decided for batch in rollback.batches]
+        return f"; quarantined are {_listed(batches)}" if batches else ""
+
+
+def _listed(batches: Sequence[Batch]) -> str:
+    return ", ".join(map(str, batches))
+
+
+def recovering(main: Callable[[], T]) -> T:
+    """Call `main`, and again after each rollback of a run in it; returns what it returns in the end.
+
+    So a program that has `Recovery` goes on in the same process:
+
+        everstep.recovering(main)
+
+    Args:
+        main: makes its objects anew at each call (model, optimizer, data, the loop), as a new process would.
+
+    Raises:
+        RolledBack: the run began from nothing instead of going back (`resume=False`).
+    """
+    last: dict[str, int] = {}
+    while True:
+        try:
+            return main()
+        except RolledBack as rolled:
+            run = str(Path(rolled.run_dir).resolve())
+            if rolled.number <= last.get(run, 0):
+                rolled.add_note("the run began anew instead of going on: leave out resume=False")
+                raise
+            last[run] = rolled.number

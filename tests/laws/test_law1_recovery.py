@@ -1,0 +1,64 @@
+"""Law 1 for a run that rolls back: struck at every instant around the decision, it ends the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from law_support.forkserver import ForkServer
+from law_support.points import Points
+
+from everstep.record import RunJournal
+
+BAD = ("--bad", "7")
+
+
+def around_the_rollback(course: list[str]) -> list[str]:
+    """POINT:COUNT of what is reached from just before the first decision until the run trains again."""
+    begin = course.index("loop.rollback") - 2
+    end = course.index("journal.create", begin) + 3
+    return [f"{course[at]}:{course[: at + 1].count(course[at])}" for at in range(begin, end)]
+
+
+def go_on(points: Points, run_dir: Path, where: str) -> None:
+    while points.start(run_dir) == 3:
+        pass
+    points.require_exact(run_dir, where)
+    points.require_clean(run_dir, where)
+
+
+EVERY_NTH = [pytest.param(3, id="every third"), pytest.param(1, id="each", marks=pytest.mark.torture)]
+
+
+@pytest.mark.parametrize("nth", EVERY_NTH)
+@pytest.mark.parametrize("action", ["kill", "SIGTERM", "ENOSPC"])
+def test_struck_at_every_point_around_a_rollback(
+    server: ForkServer, tmp_path: Path, action: str, nth: int
+) -> None:
+    points = Points(server, tmp_path, None, *BAD)
+    undone = RunJournal(points.undisturbed).rollbacks()
+    assert len(undone) == 2, points.log.read_text()
+    strikes = around_the_rollback(points.course())
+    assert len(strikes) > 9
+    for strike in strikes[len(action) % nth :: nth]:
+        run_dir = points.fresh()
+        status = points.start(run_dir, f"{action}:{strike}")
+        assert status in {"kill": (-9, 0), "SIGTERM": (143, -15, 0), "ENOSPC": (0, 1)}[action], (
+            points.log.read_text()
+        )
+        go_on(points, run_dir, f"{action}:{strike}")
+        again = RunJournal(run_dir).rollbacks()
+        assert [one.batches for one in again] == [one.batches for one in undone]
+
+
+@pytest.mark.parametrize("door", ["loop", "supervisor", "trainer"])
+def test_at_every_door_over_every_kind_of_data(server: ForkServer, tmp_path: Path, door: str) -> None:
+    kinds = {"loop": ("arrays", "plain"), "supervisor": ("own", "loader"), "trainer": ("prefetch", "plain")}
+    for kind in kinds[door]:
+        folder = tmp_path / kind
+        folder.mkdir()
+        points = Points(server, folder, None, *BAD, "--door", door, "--data", kind)
+        assert len(RunJournal(points.undisturbed).rollbacks()) == 2
+        run_dir = points.fresh()
+        assert points.start(run_dir, "kill:loop.rolled_back:2") == -9
+        go_on(points, run_dir, kind)

@@ -1,0 +1,343 @@
+"""Recovery: a failed step is undone, without the batches that spoilt it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Every, Recovery
+from everstep.contracts import Boundary, Outcome, Service, Stage, Stop
+from everstep.errors import ConfigError, GuardStop, LossBoundError, NonFiniteError, RolledBack
+from everstep.record import RunJournal
+from everstep.services import LossBound
+from everstep.testing import armed
+from tiny_runs import Boom, Tiny, boom_at, rows
+
+Place = tuple[int, int]
+"""A batch: (pass, index), both from 0."""
+
+SEED = 7
+
+
+class Spoilt(Tiny):
+    """Some batches spoil their step: its loss (or, `late`, the weights after it) is NaN."""
+
+    def __init__(
+        self, run_dir: Path, bad: set[Place], *, late: bool = False, save: int = 5, **arguments: Any
+    ) -> None:
+        saves = everstep.Checkpoints(Every(steps=save), keep_last=arguments.pop("keep_last", 3))
+        services = [saves, *arguments.pop("services", [Recovery()])]
+        super().__init__(run_dir, **{"samples": 40, "max_epoch": 2, **arguments, "services": services})
+        self.bad = [(at, set(self.data.sample_ids("train", *at, seed=SEED))) for at in bad]
+        self.late = late
+
+    def update(self, ids: Any) -> None:
+        super().update(ids)
+        for (which, _), samples in self.bad:
+            if which + 1 == self.loop.epoch and samples == set(ids.tolist()):
+                if self.late:
+                    self.w[0] = math.nan
+                else:
+                    self.loop.collect_metrics(other_loss=math.nan)
+
+
+def finish(run_dir: Path, bad: set[Place], **arguments: Any) -> Spoilt:
+    """Start it, and again after each rollback."""
+
+    def main() -> Spoilt:
+        program = Spoilt(run_dir, bad, **arguments)
+        program.train()
+        return program
+
+    return everstep.recovering(main)
+
+
+def quarantined(run_dir: Path) -> list[list[Place]]:
+    """By rollback."""
+    undone = RunJournal(run_dir).rollbacks()
+    return [[(b.pass_index, b.batch_index) for b in one.batches] for one in undone]
+
+
+class Without:
+    """The stream of `Tiny` as if some batches were not in it."""
+
+    def __init__(self, samples: int, out: set[Place]) -> None:
+        self._data = everstep.data.arrays(np.arange(samples), batch_size=2, shuffle=True)
+        self._out, self._pass = out, -1
+
+    def __iter__(self) -> Iterator[Any]:
+        self._pass += 1
+        cursor = self._data.open("train", self._pass, seed=SEED)
+        return (batch for at, batch in enumerate(cursor) if (self._pass, at) not in self._out)
+
+
+def never_had(run_dir: Path, out: set[Place], *, samples: int = 40) -> tuple[bytes, list[Any]]:
+    """Weights and rows of an undisturbed run over data that never had these batches."""
+    program = Tiny(run_dir, samples=samples, max_epoch=2, services=[everstep.Checkpoints(Every(epochs=1))])
+    program.data = Without(samples, out)  # type: ignore[assignment]
+    program.train()
+    return program.w.tobytes(), rows(run_dir, "step")
+
+
+def as_if_never_had(run_dir: Path, program: Spoilt, out: set[Place], **arguments: Any) -> None:
+    """The program ended as a run over data without these batches does, but for the row of the NaN."""
+    expected = never_had(run_dir.with_name("expected"), out, **arguments)
+    assert (program.w.tobytes(), rows(run_dir, "step")) == expected
+    assert not [line for line in program.lines if "differs" in line]
+
+
+@pytest.mark.parametrize(
+    ("bad", "save"),
+    [
+        ({(0, 49)}, 20),
+        ({(0, 2)}, 1000),  # before the first scheduled save: back to step 0
+        ({(0, 7), (1, 33)}, 10),  # two places, a later epoch
+        ({(0, 59)}, 10),  # the last batch of an epoch
+        ({(1, 0), (1, 59)}, 10),
+        ({(0, 49)}, 1),
+    ],
+)
+def test_the_run_ends_as_if_the_data_never_had_the_batch(tmp_path: Path, bad: set[Place], save: int) -> None:
+    run_dir = tmp_path / "run"
+    program = finish(run_dir, bad, save=save, samples=120)
+    assert quarantined(run_dir) == [[place] for place in sorted(bad)]
+    assert program.loop.ending.finished and program.loop.ending.rollbacks == len(bad)
+    assert program.loop.step == 120 - len(bad)
+    as_if_never_had(run_dir, program, bad, samples=120)
+
+
+def test_what_is_said_and_recorded(tmp_path: Path) -> None:
+    first = Spoilt(tmp_path, {(0, 12)}, save=4)
+    with pytest.raises(RolledBack) as left:
+        first.train()
+    assert (left.value.code, left.value.number) == (3, 1)
+    samples = first.data.sample_ids("train", 0, 12, seed=SEED)
+    (line,) = [line for line in first.lines if line.startswith("rollback")]
+    assert line == (
+        "rollback 1 of 3: metric 'other_loss' is nan at step 13. Quarantined: batch 12 of pass 0 of stream "
+        f"'train' (samples {samples[0]}, {samples[1]}); the run goes on from step-00000012"
+    )
+    assert str(left.value).startswith(line)
+    (one,) = RunJournal(tmp_path).rollbacks()
+    assert (one.number, one.step, one.first, one.checkpoint) == (1, 13, 13, "step-00000012")
+    again = Spoilt(tmp_path, {(0, 12)}, save=4).train()
+    assert again.loop.ending.resumed_from == "step-00000012"
+
+
+def test_a_nan_that_shows_a_step_later_widens_the_quarantine(tmp_path: Path) -> None:
+    """Batch 11 ruins the weights; step 13 has the NaN, with batch 12 and, without it, with batch 13."""
+    run_dir = tmp_path / "run"
+    program = finish(run_dir, {(0, 11)}, late=True, save=8)
+    assert quarantined(run_dir) == [[(0, 12)], [(0, 11), (0, 13)]]
+    as_if_never_had(run_dir, program, {(0, 11), (0, 12), (0, 13)})
+
+
+def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None:
+    """The batch before was consumed by a checkpoint that looked good: that one is left behind."""
+    run_dir = tmp_path / "run"
+
+    class Delayed(Spoilt):
+        """Batch 9 makes a number in the state too large, by which step 12 fails."""
+
+        def update(self, ids: Any) -> None:
+            Tiny.update(self, ids)
+            if {9} & {at for (_, at), samples in self.bad if samples == set(ids.tolist())}:
+                self.momentum[:] = 1e6
+            self.loop.collect_metrics(size_loss=float(abs(self.w).max()))
+
+    def main() -> Delayed:
+        services = [Recovery(), LossBound("size_loss", bound=1.5e5)]
+        return Delayed(run_dir, {(0, 9)}, save=1, services=services).train()  # type: ignore[return-value]
+
+    everstep.recovering(main)
+    assert quarantined(run_dir) == [[(0, 11)], [(0, 10), (0, 12)], [(0, 9), (0, 13), (0, 14)]]
+    assert [one.checkpoint for one in RunJournal(run_dir).rollbacks()] == [
+        "step-00000011",
+        "step-00000010",
+        "step-00000009",
+    ]
+
+
+def test_the_tries_are_bounded(tmp_path: Path) -> None:
+    bad = {(0, n) for n in (3, 8, 14)}
+    for _ in range(2):  # a start after it fails in the same way
+        with pytest.raises(NonFiniteError, match="nan at step 13") as failed:
+            finish(tmp_path, bad, services=[Recovery(2)])
+        (note,) = [note for note in failed.value.__notes__ if "not undone" in note]
+        assert note.startswith("step 13 is not undone: all 2 rollbacks are used up; quarantined are batch 3")
+    program = finish(tmp_path, bad, services=[Recovery(3)])
+    assert program.loop.ending.rollbacks == 3
+
+
+def test_after_enough_good_steps_the_tries_count_anew(tmp_path: Path) -> None:
+    bad = {(0, 3), (0, 14), (1, 7)}
+    finish(tmp_path / "run", bad, services=[Recovery(1, reset_after=10)])
+    assert len(quarantined(tmp_path / "run")) == 3
+    with pytest.raises(NonFiniteError):
+        finish(tmp_path / "other", bad, services=[Recovery(1, reset_after=11)])
+    assert len(quarantined(tmp_path / "other")) == 1
+
+
+class Judge(Service):
+    """A service of the user's own that gives up at a step."""
+
+    stage = Stage.DECIDE
+    controller = True
+
+    def __init__(self, at: int, step: int | None = None) -> None:
+        super().__init__("judge", Every(steps=1))
+        self.at, self.step = at, step
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        if boundary.step != self.at:
+            return None
+        return Outcome(actions=(Stop("too bad", failed=True, step=self.step),))
+
+
+def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
+    bound = LossBound("other_loss", bound=1e9)
+    guards = {
+        "stop": [everstep.NaNGuard("stop")],
+        "bound": [everstep.NaNGuard(metrics=[]), bound],
+        "bound, stop": [everstep.NaNGuard(metrics=[]), LossBound("other_loss", bound=1e9, policy="stop")],
+    }
+    for name, services in guards.items():
+        program = finish(tmp_path / name, {(0, 7)}, services=[Recovery(), *services])
+        assert quarantined(tmp_path / name) == [[(0, 7)]], name
+        assert program.loop.ending.finished
+    with pytest.raises(GuardStop):  # a stop for good: as if there were no Recovery
+        finish(tmp_path / "own", set(), services=[Recovery(), Judge(at=9)])
+    assert quarantined(tmp_path / "own") == [[(0, 8)], [(0, 7), (0, 9)], [(0, 6), (0, 10), (0, 11)]]
+    with pytest.raises(GuardStop):
+        finish(tmp_path / "early", set(), services=[Recovery(1), Judge(at=9, step=6)])
+    assert quarantined(tmp_path / "early") == [[(0, 5)]]
+
+
+def test_an_error_of_the_users_own_that_says_so(tmp_path: Path) -> None:
+    def inside(loop: Any, step: int) -> None:
+        if step == 9 and loop.segment == 1:
+            raise NonFiniteError("the gradient is not finite")
+
+    def main() -> Tiny:
+        return Spoilt(tmp_path, set()).train(inside)
+
+    everstep.recovering(main)
+    assert quarantined(tmp_path) == [[(0, 8)]]
+
+
+def test_a_state_that_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    """Nothing watches a metric: the NaN is found in the state after step 10, two steps after the batch."""
+    program = finish(tmp_path, {(0, 8)}, late=True, services=[Recovery(), everstep.NaNGuard(metrics=[])])
+    assert quarantined(tmp_path) == [[(0, 9)], [(0, 8), (0, 10)]]
+    assert program.loop.ending.finished
+
+
+def test_without_recovery_the_failure_stands_and_a_quarantine_still_holds(tmp_path: Path) -> None:
+    with pytest.raises(RolledBack):
+        Spoilt(tmp_path, {(0, 7)}).train()
+    program = Spoilt(tmp_path, {(0, 7)}, services=()).train()
+    assert program.loop.ending.finished
+    assert len({row[1] for row in rows(tmp_path, "step")}) == 39
+    with pytest.raises(LossBoundError):
+        finish(tmp_path / "none", set(), services=[LossBound(bound=-1.0)])
+
+
+def test_killed_and_crashed_in_between_it_ends_the_same(tmp_path: Path) -> None:
+    bad = {(0, 7), (1, 12)}
+    finish(tmp_path / "run", bad)
+    for at in (6, 9, 21, 31):
+        run_dir = tmp_path / str(at)
+        with pytest.raises(Boom):
+            everstep.recovering(lambda d=run_dir, at=at: Spoilt(d, bad).train(boom_at(at)))  # type: ignore[misc]
+        finish(run_dir, bad)
+        assert quarantined(run_dir) == quarantined(tmp_path / "run")
+        assert rows(run_dir) == rows(tmp_path / "run")
+
+
+def test_a_decision_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
+    program = Spoilt(tmp_path, {(0, 7)}, save=1000)
+    with armed("ENOSPC:loop.rollback:1"), pytest.raises(NonFiniteError) as failed:
+        program.train()
+    assert any("could not be written" in note for note in failed.value.__notes__)
+    assert finish(tmp_path, {(0, 7)}, save=1000).loop.ending.rollbacks == 1
+
+
+def test_no_checkpoint_from_before_it(tmp_path: Path) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=math.nan)
+
+    def main() -> Tiny:
+        return Spoilt(tmp_path, set(), save=3, keep_last=1).train(tail=tail)
+
+    with pytest.raises(NonFiniteError) as failed:
+        everstep.recovering(main)
+    assert any("no checkpoint from before it is left" in note for note in failed.value.__notes__)
+
+
+def test_a_pass_of_one_batch_that_is_quarantined(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    program = finish(run_dir, {(2, 0)}, samples=2, max_epoch=5, save=1)
+    assert quarantined(run_dir) == [[(2, 0)]]
+    assert [(epoch, step) for epoch, step, *_ in rows(run_dir, "step")] == [(1, 1), (2, 2), (4, 3), (5, 4)]
+    assert program.loop.ending.finished
+
+
+def test_a_loop_that_starts_over_each_time_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RolledBack) as told:
+        finish(tmp_path, {(0, 7)}, resume=False)
+    assert any("resume=False" in note for note in told.value.__notes__)
+
+
+def test_starting_over_forgets(tmp_path: Path) -> None:
+    with pytest.raises(RolledBack):
+        Spoilt(tmp_path, {(0, 7)}).train()
+    with pytest.raises(RolledBack):
+        Spoilt(tmp_path, {(0, 7)}, resume=False).train()
+    assert finish(tmp_path, {(0, 7)}).loop.ending.rollbacks == 1
+
+
+def test_steps_without_data_cannot_be_blamed(tmp_path: Path) -> None:
+    def train() -> None:
+        with everstep.TrainLoop(tmp_path, {"n": {"n": 0}}, max_step=5, services=[Recovery()]) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps():
+                    loop.collect_metrics(loss=math.nan)
+
+    with pytest.raises(NonFiniteError) as failed:
+        train()
+    assert any("read no batch" in note for note in failed.value.__notes__)
+
+
+def test_several_streams_of_a_supervisor(tmp_path: Path) -> None:
+    def main() -> everstep.Ending:
+        seen = {"sum": 0.0}
+        services = [
+            Recovery(),
+            everstep.Checkpoints(Every(steps=4)),
+            everstep.Console(sink=lambda line: None),
+        ]
+        with everstep.Supervisor(tmp_path, {"seen": seen}, services=services, max_step=20, seed=1) as sv:
+            ones = sv.stream(list(range(7)))
+            twos = sv.stream(everstep.data.arrays(np.arange(10), batch_size=2), "twos")
+            while not sv.should_stop():
+                one, (two,) = next(ones), next(twos)
+                seen["sum"] += one + float(two.sum())
+                sv.advance(loss=math.nan if sv.step in (9, 10) and one == 2 and 4 in two else seen["sum"])
+        return sv.ending
+
+    ending = everstep.recovering(main)
+    assert (ending.step, ending.rollbacks) == (20, 0)  # those two never meet
+    assert quarantined(tmp_path) == []
+
+
+def test_misuse(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_rollbacks=0"):
+        Recovery(0)
+    with pytest.raises(ConfigError, match="reset_after=0"):
+        Recovery(reset_after=0)

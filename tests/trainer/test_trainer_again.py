@@ -1,0 +1,197 @@
+"""A Trainer that goes on in one process, with the same objects: as if each start were a new process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_task import TinyTask, numbers, trainer
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import everstep
+from everstep import Every, Recovery
+from everstep.errors import Interrupted, NonFiniteError
+from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
+from everstep.testing import ManualClock
+
+COUNT = 24
+"""Samples: 6 batches a pass."""
+
+
+class Noisy(Dataset[Any]):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[float]:
+        return (index + 0.1 * self.rng.random(),)
+
+
+class Own:
+    """Keeps its place and its order by itself."""
+
+    def __init__(self) -> None:
+        self.rng, self.order, self.at = random.Random(8), list[int](), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.order:
+            self.order, self.at = self.rng.sample(range(COUNT), COUNT), 0
+        while self.at < COUNT:
+            chosen = self.order[self.at : self.at + 4]
+            self.at += 4
+            yield (torch.tensor(chosen),)
+        self.order = []
+
+    def state_dict(self) -> Any:
+        return {"rng": self.rng.getstate(), "order": self.order, "at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.rng.setstate(state["rng"])
+        self.order, self.at = state["order"], state["at"]
+
+
+def data(kind: str) -> Any:
+    samples = TensorDataset(torch.arange(COUNT))
+    if kind == "generator":
+        return DataLoader(samples, 4, shuffle=True, generator=torch.Generator().manual_seed(5))
+    if kind == "dataset's":
+        return DataLoader(Noisy(), 4, shuffle=True)
+    if kind == "own":
+        return Own()
+    if kind == "prefetched":
+        return everstep.data.prefetch(Own())
+    return DataLoader(samples, 4, shuffle=True, num_workers=1)
+
+
+KINDS = ("generator", "dataset's", "own", "prefetched", "workers")
+
+
+class Scheduled(everstep.torch.Task):
+    """A learning rate that falls, dropout, and a sample that spoils each batch it is in, from a step on."""
+
+    def __init__(self, bad: int, since: int) -> None:
+        super().__init__()
+        self.bad, self.since, self.count = bad, since, {"steps": 0}
+
+    def build_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
+
+    def build_optimizer(self, model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        self.decay = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return optimizer
+
+    def state(self) -> Mapping[str, Any]:
+        return {**super().state(), "decay": self.decay, "count": self.count}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        self.count["steps"] += 1
+        x = batch[0][:, None].float() / COUNT
+        loss = self.model(x).square().mean()
+        if self.count["steps"] >= self.since and bool((batch[0].int() == self.bad).any()):
+            loss = loss * float("nan")
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss}
+
+    def train_loop_end(self) -> None:
+        self.decay.step()
+
+
+def make(run_dir: Path, kind: str, bad: int = -1, since: int = 0, every: int = 1000) -> everstep.Trainer:
+    services = [
+        Recovery(5),
+        everstep.Checkpoints(Every(steps=every)),
+        everstep.Console(sink=lambda line: None),
+    ]
+    task = Scheduled(bad, since)
+    return everstep.Trainer(task, {"train": data(kind)}, run_dir, services=services, seed=1, max_epoch=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_and_on_is_at_once(tmp_path: Path, kind: str) -> None:
+    at_once = make(tmp_path / "at once", kind).train(16)
+    several = make(tmp_path / "several", kind)
+    for steps in (3, 6, 10, 12, 16):  # 6 and 12: where a pass ends
+        ending = several.train(steps)
+        assert ending.warnings == ()
+    assert ending.digest == at_once.digest
+    assert compare_runs(tmp_path / "at once", tmp_path / "several") == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("since", "every"), [(1, 1000), (8, 4)])  # from step 0, and from where it was saved
+def test_after_a_rollback_the_same_objects_are_as_good_as_new_ones(
+    tmp_path: Path, kind: str, since: int, every: int
+) -> None:
+    same = make(tmp_path / "same", kind, 7, since, every).run_training()
+
+    def anew() -> everstep.Ending:
+        trainer = make(tmp_path / "new", kind, 7, since, every)
+        with trainer.open() as loop:
+            for _ in loop.iter_epochs():
+                trainer.epoch()
+        return loop.ending
+
+    new = everstep.recovering(anew)
+    assert same.rollbacks == new.rollbacks >= 1
+    assert compare_runs(tmp_path / "new", tmp_path / "same") == []
+
+
+def test_an_exception_before_the_first_save_then_again(tmp_path: Path) -> None:
+    """Back at step 0, the generator of the loader stands where the program put it."""
+    whole = make(tmp_path / "whole", "generator").run_training()
+    broken = make(tmp_path / "broken", "generator")
+    step, broken.task.train_step = broken.task.train_step, lambda batch: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        broken.run_training()
+    broken.task.train_step = step  # type: ignore[method-assign]
+    assert broken.run_training().digest == whole.digest
+
+
+class Failing(TinyTask):
+    """Its loss is NaN at one sample."""
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        return {**super().train_step(batch), "a_loss": float("nan") if 5 in batch[0] else 0.0}
+
+
+def test_run_training_goes_on_by_itself(tmp_path: Path) -> None:
+    lines: list[str] = []
+    ending = trainer(tmp_path, Failing(), services=[Recovery()], lines=lines, resume=False).run_training()
+    assert (ending.finished, ending.step, ending.rollbacks) == (True, 6, 2)
+    assert len([line for line in lines if line.startswith("rollback")]) == 2
+    assert all(6 not in one.batches[0].samples for one in RunJournal(tmp_path).rollbacks())  # type: ignore
+    with pytest.raises(NonFiniteError):
+        trainer(tmp_path / "bound", Failing(), services=[Recovery(1)]).run_training()
+
+
+def test_the_time_budget_counts_the_tries(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    class Slow(Failing):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            clock.advance(10)
+            return super().train_step(batch)
+
+    with pytest.raises(Interrupted) as left:
+        trainer(
+            tmp_path,
+            Slow(),
+            services=[Recovery()],
+            clock=clock,
+            max_time=65,
+            streams={"train": numbers(8, 2)},
+        ).run_training()  # 3 steps, rollback, 1 step from the third on, and so on
+    assert left.value.code == 3 and clock() <= 80
