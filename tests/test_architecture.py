@@ -32,6 +32,7 @@ FLOORS = (
     {"supervisor"},
     {"loop"},
     {"trainer"},
+    {"experiment"},
     {"testing", "proof", "torch"},
     {"drill"},
     {"cli"},

@@ -22,6 +22,10 @@ class ConfigError(EverstepError, ValueError):
     """An argument, a name or a combination of them cannot be right."""
 
 
+class ChangedError(ConfigError):
+    """What was given differs from what the run has stored, where that changes training."""
+
+
 class RunDirError(EverstepError, OSError):
     """The run directory cannot be used (a file, read-only, full, without locks ...)."""
 

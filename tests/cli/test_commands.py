@@ -266,10 +266,10 @@ for name, rate in ("slow", 0.01), ("fast", 0.1):
 def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
     found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
     assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]
-    assert all(len(services) > 3 for services in found["facts"]["config.services"].values())
+    assert all(len(services) > 3 for services in found["facts"]["services"].values())
     told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
     assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
-    assert re.search(r"\n  config.services +.{47}…  .{47}…\n", told)
+    assert re.search(r"\n  services +.{47}…  .{47}…\n", told)
 
 
 def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:

@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[Program, Program, str]] = {
     "base rate of a warm-up": (
         Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
         Program(adam(0.2), lambda o: schedulers.LambdaLR(o, lambda epoch: epoch / 4)),
-        r"lr: stored 0.1, given 0.2.*base_lrs: stored \[0.1\], given \[0.2\]",
+        r"lr: stored 0.1, given 0.2\n.*base_lrs: stored \[0.1\], given \[0.2\]",
     ),
 }
 

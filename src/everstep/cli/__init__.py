@@ -13,6 +13,8 @@ from typing import NoReturn
 EXTRAS = {
     "click": "cli",
     "sqlalchemy": "cli",
+    "pydantic": "experiment",
+    "ruamel": "experiment",
     "plotext": "plot",
     "matplotlib": "plot",
 }

@@ -23,6 +23,7 @@ def facts(
     config: Any,
     seed: int | None,
     backends: Mapping[str, Mapping[str, str]] | None = None,
+    code: Path | None = None,
 ) -> dict[str, Any]:
     """What is recorded of a start, as JSON.
 
@@ -31,6 +32,7 @@ def facts(
         config: what the user calls the run's configuration; what JSON cannot hold becomes its repr.
         seed: the run's seed.
         backends: name -> `Backend.describe()` of the backends in use.
+        code: folder whose git state matters; None: that of the script.
 
     Returns:
         Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends.  `git`
@@ -44,7 +46,7 @@ def facts(
         "host": platform.node(),
         "pid": os.getpid(),
         "packages": packages(),
-        "git": git_facts(code_folder(argv)),
+        "git": git_facts(code or code_folder(argv)),
         "config": plain(config),
         "seed": seed,
         "backends": plain(backends or {}),

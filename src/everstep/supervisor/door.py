@@ -63,9 +63,12 @@ class Supervisor(Run):
         ready: says what is not ready: None, True or nothing if all is, else a message or a list of
             names.  Asked before and after `local_init_fn`.
         default_services: False leaves out the console and the NaN guard.
-        on_change: where the stored configuration of a controller, the seed, or what the data is (kind,
-            length, batch size, order) differs from what is given: "error" shows both and refuses,
-            "override" goes on with what is given; a pass that was open over other data begins anew.
+        on_change: where the stored `config`, the configuration of a controller, the seed, or what the data
+            is (kind, length, batch size, order) differs from what is given: "error" shows both and
+            refuses, "override" goes on with what is given; a pass that was open over other data begins
+            anew.
+        config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
+            command line: recorded (queries find it as config.NAME) and compared at a resume.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
         clock: monotonic seconds; for tests.
 

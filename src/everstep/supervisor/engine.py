@@ -63,6 +63,7 @@ from everstep.services.stop_after import StopAfter
 from everstep.services.witness import witnesses
 from everstep.state import Encoded, decode, encode, restore
 from everstep.supervisor.board import ServiceBoard, listed
+from everstep.supervisor.configuration import Configuration
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.lines import Lines
@@ -109,6 +110,7 @@ class Run:
         ready: Callable[[], object] | None = None,
         default_services: bool = True,
         on_change: Literal["error", "override"] = "error",
+        config: Mapping[str, Any] | Configuration | None = None,
         lock: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -137,6 +139,7 @@ class Run:
             ready=ready,
             on_change=on_change,
             lock=lock,
+            config=Configuration.of(config),
         )
         self.run_dir = self._start.path
         self.segment = 0
@@ -818,6 +821,7 @@ class Run:
         meta = {
             "controllers": self._board.controllers(),
             "options": self._user.options(),
+            "config": None if self._start.config is None else self._start.config.tree,
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from everstep import backends
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
-from everstep.errors import ConfigError, DamagedCheckpointError, UsageError
+from everstep.errors import ChangedError, DamagedCheckpointError, UsageError
 from everstep.record import (
     Journal,
     Position,
@@ -28,6 +28,7 @@ from everstep.record import facts as run_facts
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import given
 from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.configuration import NONE, Configuration, Difference, differences, told
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
@@ -50,6 +51,7 @@ class Start:
     ready: Callable[[], object] | None
     on_change: Literal["error", "override"]
     lock: bool
+    config: Configuration | None = None
 
 
 @dataclass
@@ -283,35 +285,45 @@ class Opening:
         Returns:
             By entry of the state, the options that are to be used as given.
         """
-        differences = []
+        found, free = self._config_changes(meta.get("config"))
+        strict = bool(found)
         if self._start.seed is not None and self._start.seed != progress.seed:
-            differences.append(f"seed: stored {progress.seed}, given {self._start.seed}")
+            found.append(Difference("seed", progress.seed, self._start.seed))
         stored, given = meta["controllers"], board.controllers()
         for name in sorted(stored.keys() | given.keys()):
             if stored.get(name) != given.get(name):
-                differences.append(
-                    f"service {name!r}: stored {stored.get(name, 'none')}, given {given.get(name, 'none')}"
-                )
+                found.append(Difference(f"service {name!r}", stored.get(name, NONE), given.get(name, NONE)))
         changed: dict[str, list[str]] = {}
         for entry, options in user.options().items():
             before = meta["options"].get(entry, {})
             for name in [*options, *(before.keys() - options.keys())]:
-                was, now = before.get(name, "none"), options.get(name, "none")
+                was, now = before.get(name, NONE), options.get(name, NONE)
                 if was != now:
                     changed.setdefault(entry, []).append(name)
-                    differences.append(f"state {entry!r}: {name}: stored {was}, given {now}")
-        if not differences:
-            return {}
-        text = "; ".join(differences)
-        if self._start.on_change == "override" or reopened is not None:
-            self._say(f"changed since the checkpoint, and used as given: {text}")
+                    found.append(Difference(f"state {entry!r}: {name}", was, now))
+        if not found or self._start.on_change == "override" or (reopened is not None and not strict):
+            if found or free:
+                changes = told([*found, *free]).rstrip(". \n")
+                self._say(f"changed since the checkpoint, and used as given:{changes}")
             if self._start.seed is not None:
                 progress.seed = self._start.seed
             return changed
-        raise ConfigError(
-            f"this differs from the run in {self.run_dir.path}: {text}. Give what is stored, or pass "
+        raise ChangedError(
+            f"this differs from the run in {self.run_dir.path}:{told(found)}Give what is stored, or pass "
             'on_change="override" to go on with what is given, or use another directory for another run'
         )
+
+    def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
+        """Where the configuration differs from the stored one: what touches training, and what does not."""
+        given = self._start.config
+        if stored is None or given is None:
+            return [], []
+        touching: list[Difference] = []
+        free: list[Difference] = []
+        for each in differences(stored, given.tree):
+            listed = free if given.is_free(each.path) else touching
+            listed.append(each._replace(path=f"config.{each.path}"))
+        return touching, free
 
     def _say_resumed(self, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
         where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
@@ -346,10 +358,12 @@ class Opening:
 
     def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
         """This start's segment of the journal."""
-        config = {"controllers": board.controllers(), "services": [repr(s) for s in board]}
+        config = self._start.config or Configuration({})
         frameworks = {b.name: b.describe() for b in backends.active()}
-        facts = run_facts(sys.argv, config, recovered.progress.seed, frameworks)
+        facts = run_facts(sys.argv, config.tree, recovered.progress.seed, frameworks, config.code)
+        facts["controllers"], facts["services"] = board.controllers(), [repr(s) for s in board]
         facts["resumed_from"] = recovered.checkpoint
+        facts["parent"] = self.run_dir.facts.get("parent")
         return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
 
     def check_disk(self, encoded: Encoded) -> None:

@@ -1,0 +1,339 @@
+"""`Call`: a function or class by import path, with its arguments checked before it is called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
+from pydantic_core import core_schema
+
+from everstep.errors import ConfigError, alike, nearest
+from everstep.experiment.layers import CALL, Place
+from everstep.schedule import At, Every, Never, Schedule
+
+
+class Problem(typing.NamedTuple):
+    """Something wrong with a config: where, and what, with the remedy."""
+
+    place: Place
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function or class that a config names, and the arguments for it.
+
+        optimizer: {call: torch.optim:AdamW, lr: 1e-3}
+
+    Arguments may be calls themselves.  Without arguments the import path alone will do.
+
+    Attributes:
+        call: its import path, `module:name` or `module:Class.name`.
+        arguments: name to value, as the config has them.
+    """
+
+    call: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Any) -> Call:
+        """From what a config has.
+
+        Raises:
+            ConfigError: it has no import path.
+        """
+        if isinstance(given, str):
+            given = {CALL: given}
+        path = given.get(CALL) if isinstance(given, Mapping) else None
+        if not isinstance(path, str):
+            raise ConfigError(
+                f"{given!r} names nothing to call; give {{{CALL}: module:name, argument: value}}"
+            )
+        return cls(path, {name: value for name, value in given.items() if name != CALL})
+
+    def tree(self) -> dict[str, Any]:
+        """As `of` takes it."""
+        return {CALL: self.call, **self.arguments}
+
+    def __call__(self, *late: Any) -> Any:
+        """Call it.
+
+        Args:
+            late: what goes before the config's arguments.
+
+        Raises:
+            ConfigError: what the config says cannot be right.
+        """
+        target = imported(self.call)
+        problems: list[Problem] = []
+        arguments = checked(target, self, (), problems, late=len(late))
+        if problems:
+            raise ConfigError("; ".join(problem.text for problem in problems))
+        return target(*late, **{name: _made(value) for name, value in arguments.items()})
+
+    def problems(self, place: Place, late: int = 0) -> list[Problem]:
+        """What is wrong with it; nothing is called."""
+        found: list[Problem] = []
+        try:
+            checked(imported(self.call), self, place, found, late=late)
+        except ConfigError as error:
+            found.append(Problem((*place, CALL), str(error)))
+        return found
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.of, serialization=core_schema.plain_serializer_function_ser_schema(cls.tree)
+        )
+
+
+def imported(path: str) -> Any:
+    """What an import path names.
+
+    Raises:
+        ConfigError: it has another form, its module cannot be imported, or has no such name.
+    """
+    module, colon, names = path.partition(":")
+    if not colon or not module or not names:
+        raise ConfigError(f"{path!r} is no import path; give module:name, as in torch.optim:AdamW")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{path!r}: importing {module} failed with {type(error).__name__}: {error}; correct the path, or "
+            "put the module beside the config file or where Python finds it"
+        ) from error
+    for name in names.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            known = [each for each in dir(found) if not each.startswith("_")]
+            raise ConfigError(
+                f"{path!r}: there is no {name!r} in {module}; {alike(name, known, 0.5) or 'check the name'}"
+            ) from None
+    return found
+
+
+def checked(target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0) -> dict[str, Any]:
+    """The arguments as `target` takes them: by its signature, with calls inside as `Call`.
+
+    Args:
+        problems: takes what is wrong.
+        late: how many positional arguments come from elsewhere.
+    """
+    if not callable(target):
+        problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
+        return {}
+    parameters = _parameters(target)
+    if parameters is None:  # written in C, without a signature
+        return {name: _with_calls(value, (*place, name), problems) for name, value in call.arguments.items()}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters) and not hasattr(
+        _function(target), "known_keywords"
+    )
+    named = {p.name: p for p in parameters[late:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    known = named.keys() | set(getattr(_function(target), "known_keywords", ())) - {
+        p.name for p in parameters[:late]
+    }
+    who = getattr(target, "__name__", call.call)
+    arguments = {}
+    for name, value in call.arguments.items():
+        if name not in known and not takes_any:
+            problems.append(
+                Problem((*place, name), f"{who}() has no argument {name!r}; {nearest(name, known)}")
+            )
+        else:
+            annotation = named[name].annotation if name in named else Any
+            arguments[name] = _converted(annotation, value, (*place, name), problems)
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in call.arguments:
+            problems.append(Problem(place, f"{who}() needs {name!r}; give it"))
+    return arguments
+
+
+def _function(target: Any) -> Any:
+    return target.__init__ if inspect.isclass(target) else target
+
+
+def _parameters(target: Any) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(target, eval_str=True).parameters.values())
+    except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
+        pass
+    except ValueError:
+        return None
+    found = inspect.signature(target).parameters.values()
+    return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in found]
+
+
+def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem]) -> Any:
+    """A value of a config as the type asks for it."""
+    if _has_calls(value):
+        return _with_calls(value, place, problems)
+    types_ = set(_alternatives(annotation))
+    if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
+        return _attempt(lambda: schedule(value), place, problems)
+    if isinstance(value, str) and ":" in value and types_ & _CALLABLES:
+        return _attempt(lambda: imported(value), place, problems)
+    if annotation in (Any, inspect.Parameter.empty) or types_ & _ITERABLES:
+        return value
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_config(annotation))
+    except (PydanticSchemaGenerationError, PydanticUserError, PydanticUndefinedAnnotation):
+        return value  # a type that only the callee understands
+    return validated(adapter, value, annotation, place, problems)
+
+
+_CALLABLES = {Callable, typing.Callable, type, types.FunctionType}
+_ITERABLES = {Iterable, Iterator}
+
+
+def _config(annotation: Any) -> ConfigDict | None:
+    """None where the type has one of its own, and pydantic takes no other."""
+    own = typing.get_origin(annotation) is None and (
+        hasattr(annotation, "__dataclass_fields__") or typing.is_typeddict(annotation)
+    )
+    return None if own else ConfigDict(arbitrary_types_allowed=True)
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The types that it allows, without their parameters."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            yield from _alternatives(each)
+    elif origin is typing.Annotated:
+        yield from _alternatives(typing.get_args(annotation)[0])
+    elif isinstance(origin or annotation, typing.Hashable):
+        yield origin or annotation
+
+
+def _attempt(make: Callable[[], Any], place: Place, problems: list[Problem]) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        problems.append(Problem(place, str(error)))
+        return None
+
+
+def schedule(value: Any) -> Schedule:
+    """A schedule of a config: {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, never, or a list of
+    them, of which one must be due.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if value == "never":
+        return Never()
+    if isinstance(value, list) and value:
+        found = schedule(value[0])
+        for each in value[1:]:
+            found = found | schedule(each)
+        return found
+    if isinstance(value, Mapping) and value.keys() == {"at"}:
+        steps = value["at"] if isinstance(value["at"], list) else [value["at"]]
+        return At(*steps)
+    if isinstance(value, Mapping):
+        return Every(**value)
+    raise ConfigError(
+        f"{value!r} is no schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, {{at: [10, 20]}}, "
+        "never, or a list of them"
+    )
+
+
+def validated(
+    adapter: TypeAdapter[Any], value: Any, schema: Any, place: Place, problems: list[Problem]
+) -> Any:
+    """`value`, JSON, as a type has it; or None, and what is wrong with it.
+
+    As JSON and strictly: a list may become a tuple and a text a path, but no text a number and no
+    truth value an integer.
+    """
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True, extra="forbid")
+    except ValidationError as error:
+        problems += [_problem(each, value, schema, place) for each in error.errors()]
+        return None
+
+
+def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
+    inside: list[str | int] = []
+    node = value
+    for part in error["loc"]:  # among which pydantic has the names of a union's members
+        if (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int)):
+            inside.append(part)
+            node = node[part]
+    kind, last = error["type"], error["loc"][-1] if error["loc"] else ""
+    where = (*place, *inside)
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return Problem(where, f"unknown key {last!r}; {nearest(str(last), _keys(schema, inside[:-1]))}")
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return Problem(where, f"{last!r} is needed; give it")
+    if kind == "value_error":
+        return Problem(where, str(error["ctx"]["error"]))
+    wanted = error["msg"].replace("Input should be ", "give ").replace("Input should ", "it must ")
+    return Problem(where, f"{node!r} is {_kind(node)}; {wanted}")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list"}
+    return "nothing" if value is None else names.get(type(value), "a mapping")
+
+
+def _keys(schema: Any, inside: list[str | int]) -> set[str]:
+    """The keys that a schema knows at a place."""
+    for part in inside:
+        schema = next((s for s in (_below(t, part) for t in _members(schema)) if s is not None), None)
+    names: set[str] = set()
+    for each in _members(schema):
+        names |= getattr(each, "__dataclass_fields__", {}).keys()
+    return names
+
+
+def _members(schema: Any) -> Iterable[Any]:
+    if typing.get_origin(schema) in (typing.Union, types.UnionType):
+        return typing.get_args(schema)
+    return (schema,)
+
+
+def _below(schema: Any, part: str | int) -> Any:
+    if part in getattr(schema, "__dataclass_fields__", {}):
+        return typing.get_type_hints(schema)[str(part)]
+    arguments = typing.get_args(schema)
+    return arguments[-1] if arguments else None
+
+
+def _has_calls(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return CALL in value or any(map(_has_calls, value.values()))
+    return isinstance(value, list) and any(map(_has_calls, value))
+
+
+def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
+    """With each call in it as `Call`."""
+    if isinstance(value, Mapping) and CALL in value:
+        call = _attempt(lambda: Call.of(value), place, problems)
+        if call is not None:
+            problems += call.problems(place)
+        return call
+    if isinstance(value, Mapping):
+        return {key: _with_calls(each, (*place, key), problems) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_calls(each, (*place, at), problems) for at, each in enumerate(value)]
+    return value
+
+
+def _made(value: Any) -> Any:
+    """With each call in it called."""
+    if isinstance(value, Call):
+        return value()
+    if isinstance(value, dict):
+        return {key: _made(each) for key, each in value.items()}
+    return [_made(each) for each in value] if isinstance(value, list) else value

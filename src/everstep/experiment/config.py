@@ -1,0 +1,127 @@
+"""Typed configuration: a dataclass is the schema, YAML files and overrides are laid over its defaults.
+
+@dataclass
+class Config:
+    optimizer: Call
+    width: int = 64
+
+resolved = resolve(Config, ["base.yaml", "wide.yaml"], ["width=128"])
+resolved.config.width
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from everstep.errors import ConfigError, nearest
+from everstep.experiment.calls import Call, Problem, validated
+from everstep.experiment.layers import Layers, Place, as_yaml, dotted, layered
+
+T = TypeVar("T")
+
+__all__ = ["Call", "Resolved", "as_yaml", "resolve"]
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[T]):
+    """A config as it counts.
+
+    Attributes:
+        config: an object of the schema.
+        tree: the same as plain JSON values, every default filled in; it resolves to the same again.
+    """
+
+    config: T
+    tree: dict[str, Any]
+
+
+def resolve(
+    schema: type[T],
+    files: Iterable[str | Path] = (),
+    overrides: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+) -> Resolved[T]:
+    """Lay files over the schema's defaults, and overrides over the files.
+
+    Args:
+        schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.
+        files: YAML; of two that say a thing, the later one wins.  Mappings are merged, lists replaced.
+        overrides: PATH=VALUE each, VALUE in YAML: "optimizer.lr=1e-3", "layers=[64, 64]", "layers.0=32".
+        base: lies below the files: the `tree` of another one.
+        profile: of the key `profiles`, what is laid over all of it.
+
+    Raises:
+        ConfigError: everything that is wrong, each with its place: file and line, key, value.
+    """
+    layers = layered(files, overrides)
+    if base is not None:
+        below = Layers(dict(base), {(): "the stored config"})
+        below.lay(layers)
+        layers = below
+    if profile is not None:
+        layers = _with_profile(layers, profile)
+    adapter: TypeAdapter[Any] = TypeAdapter(schema)
+    problems: list[Problem] = []
+    config = validated(adapter, layers.tree, schema, (), problems)
+    if not problems:
+        for place, call, late in calls(config):
+            problems += call.problems(place, late)
+    if problems:
+        raise ConfigError(_told(problems, layers))
+    return Resolved(config, adapter.dump_python(config, mode="json"))
+
+
+def _with_profile(layers: Layers, name: str) -> Layers:
+    found = layers.tree.get("profiles") or {}
+    if name not in found:
+        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, found)}")
+    place = ("profiles", name)
+    origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == place}
+    layers.lay(Layers(found[name], origins))
+    return layers
+
+
+def _told(problems: list[Problem], layers: Layers) -> str:
+    lines = []
+    for problem in problems:
+        where = [each for each in (layers.origin(problem.place), dotted(problem.place)) if each]
+        lines.append(": ".join([*where, problem.text]))
+    if len(lines) == 1:
+        return lines[0]
+    return "\n  ".join([f"{len(lines)} things are wrong:", *lines])
+
+
+def calls(config: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:
+    """Every call in a config, its place, and how many arguments it gets from elsewhere."""
+    if isinstance(config, Call):
+        yield place, config, late
+    elif dataclasses.is_dataclass(config):
+        for each in dataclasses.fields(config):
+            yield from calls(getattr(config, each.name), (*place, each.name), each.metadata.get("late", 0))
+    elif isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from calls(value, (*place, key), late)
+    elif isinstance(config, list | tuple):
+        for at, value in enumerate(config):
+            yield from calls(value, (*place, at), late)
+
+
+def free(schema: Any, place: Place = ()) -> list[str]:
+    """The places whose change touches no step of the training, dotted: fields marked so."""
+    hints = typing.get_type_hints(schema)
+    found = []
+    for each in dataclasses.fields(schema):
+        if each.metadata.get("free"):
+            found.append(dotted((*place, each.name)))
+        elif dataclasses.is_dataclass(hints[each.name]):
+            found += free(hints[each.name], (*place, each.name))
+    return found

@@ -1,0 +1,190 @@
+"""YAML files and overrides, laid one over the other; every value knows where it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from everstep.errors import ConfigError
+
+Place = tuple[str | int, ...]
+"""Keys and numbers in lists, from the root of a tree to a value."""
+
+CALL = "call"
+"""The key of an import path; the keys beside it are arguments."""
+
+
+@dataclass
+class Layers:
+    """A tree of plain values, and where each was written.
+
+    Attributes:
+        tree: dictionaries with texts as keys, lists, and values as JSON has them.
+        origins: place to "FILE, line N", or to the override.
+        whole: the place whose value replaces what it is laid over, mapping or not.
+    """
+
+    tree: Any = field(default_factory=dict)
+    origins: dict[Place, str] = field(default_factory=dict)
+    whole: Place | None = None
+
+    def origin(self, place: Place) -> str:
+        """Where the value there was written, or the nearest one around it; "" if nowhere."""
+        for end in range(len(place), -1, -1):
+            if place[:end] in self.origins:
+                return self.origins[place[:end]]
+        return ""
+
+    def lay(self, other: Layers) -> None:
+        """Lay another tree over this one: mappings key by key; all else replaces what was there.
+
+        A mapping with another `call` replaces, too: what stood beside was for another function.  Over a
+        list, a mapping of numbers to values changes those places.
+
+        Raises:
+            ConfigError: a list has no such place.
+        """
+        self.tree = self._laid(self.tree, other.tree, other, ())
+
+    def _laid(self, old: Any, new: Any, other: Layers, at: Place) -> Any:
+        merge = isinstance(new, Mapping) and at != other.whole
+        if merge and isinstance(old, list) and new and all(map(str.isdigit, new)):
+            laid = list(old)
+            for key, value in new.items():
+                if int(key) >= len(old):
+                    raise ConfigError(
+                        f"{other.origin((*at, key))}: {dotted(at)} has {len(old)} entries and none at {key}; "
+                        f"give a number from 0 to {len(old) - 1}"
+                    )
+                laid[int(key)] = self._laid(
+                    old[int(key)], value, _renumbered(other, at, key), (*at, int(key))
+                )
+            return laid
+        if merge and isinstance(old, Mapping) and not _another_call(old, new):
+            return dict(old) | {
+                key: self._laid(old.get(key), value, other, (*at, key)) for key, value in new.items()
+            }
+        self.origins = {p: o for p, o in self.origins.items() if p[: len(at)] != at} | {
+            p: o for p, o in other.origins.items() if p[: len(at)] == at
+        }
+        return new
+
+
+def _another_call(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return CALL in new and old.get(CALL) != new[CALL]
+
+
+def _renumbered(layers: Layers, at: Place, key: str) -> Layers:
+    """With the number that `key` writes instead of it."""
+    below, end = (*at, key), len(at) + 1
+
+    def moved(place: Place) -> Place:
+        return (*at, int(key), *place[end:]) if place[:end] == below else place
+
+    whole = None if layers.whole is None else moved(layers.whole)
+    return Layers(layers.tree, {moved(place): o for place, o in layers.origins.items()}, whole)
+
+
+def dotted(place: Place) -> str:
+    """A place as an override writes it."""
+    return ".".join(map(str, place))
+
+
+def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layers:
+    """The files, later ones over earlier ones, and the overrides over them.
+
+    Args:
+        overrides: PATH=VALUE each, where PATH has dots and VALUE is YAML, as in "optimizer.lr=1e-3"; the
+            whole of what is there is replaced.
+
+    Raises:
+        ConfigError: a file cannot be read, is no YAML, or has no keys at its top, with the line; or an
+            override has another form.
+    """
+    layers = Layers()
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}); give a YAML file") from error
+        layer = parsed(text, str(file))
+        if layer.tree is None:
+            continue
+        if not isinstance(layer.tree, dict):
+            raise ConfigError(f"{file} holds {layer.tree!r}; give keys and values, as in  seed: 7")
+        layers.lay(layer)
+    for override in overrides:
+        layers.lay(_override(override))
+    return layers
+
+
+def _override(text: str) -> Layers:
+    path, equals, value = text.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"{text!r} is no override; give PATH=VALUE, as in optimizer.lr=0.1")
+    given = parsed(value, f"override {text!r}")
+    tree = given.tree
+    for key in reversed(keys):
+        tree = {key: tree}
+    places = [keys[:end] for end in range(1, len(keys))] + [(*keys, *place) for place in given.origins]
+    return Layers(tree, dict.fromkeys(places, f"override {text!r}"), whole=keys)
+
+
+def parsed(text: str, name: str) -> Layers:
+    """What a YAML text says (YAML 1.2: 1e-3 is a number, and on is a text).
+
+    Raises:
+        ConfigError: it is no YAML, has a key twice, or one that is no text; with the line.
+    """
+    try:
+        loaded = YAML(typ="rt", pure=True).load(StringIO(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        what = (error.problem or "this is no YAML").partition(" with value")[0]
+        raise ConfigError(f"{name}{line}: {what}; correct the YAML there") from None
+    except YAMLError as error:
+        raise ConfigError(f"{name}: {error}; correct the YAML there") from None
+    layers = Layers()
+    layers.tree = _plain(loaded, (), 1, name, layers.origins)
+    return layers
+
+
+def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, str]) -> Any:
+    """A loaded value without the loader's types; notes where each part was written."""
+    origins[place] = f"{name}, line {line}"
+    if isinstance(value, Mapping | list):
+        lines = value.lc.data or {}  # type: ignore[union-attr]  # of what << brought there are none
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        plain: dict[Any, Any] = {}
+        for key, part in parts:
+            at = lines[key][0] + 1 if key in lines else line
+            if isinstance(value, Mapping) and not isinstance(key, str):
+                raise ConfigError(f"{name}, line {at}: the key {key!r} is no text; put it in quotes")
+            key = str(key) if isinstance(value, Mapping) else key
+            plain[key] = _plain(part, (*place, key), at, name, origins)
+        return plain if isinstance(value, Mapping) else list(plain.values())
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return bool(value) if type(value).__name__ == "ScalarBoolean" else kind(value)
+    return str(value)  # a date, say
+
+
+def as_yaml(tree: Any) -> str:
+    """A tree as YAML, which reads back as the same."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 100
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = StringIO()
+    yaml.dump(tree, stream)
+    return stream.getvalue()

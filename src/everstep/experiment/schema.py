@@ -1,0 +1,111 @@
+"""`ExperimentConfig`: what a config file of an experiment may say, with types and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep import services
+from everstep.errors import ConfigError, nearest
+from everstep.experiment.calls import Call, Problem
+from everstep.experiment.layers import Place
+
+FREE = {"free": True}
+"""Marks a field whose change touches no step of the training: shown at a resume, and used as given."""
+
+LATE = {"late": 1}
+"""Marks a call whose first argument is not the config's: the model's parameters, the optimizer."""
+
+
+MAIN = ("Best", "Checkpoints", "Console", "EarlyStop", "Evaluate", "NaNGuard", "StopAfter")
+"""The services that `everstep` itself exports; the others are in `everstep.services`."""
+
+
+class ServiceCall(Call):
+    """A service: `{Evaluate: {stream: valid}}`, by its name or by import path."""
+
+    @classmethod
+    def of(cls, given: Any) -> ServiceCall:
+        """From what a config has: a name, or a name with its arguments.
+
+        Raises:
+            ConfigError: no such service.
+        """
+        if isinstance(given, str):
+            given = {given: {}}
+        if not isinstance(given, Mapping) or len(given) != 1:
+            raise ConfigError(f"{given!r} is no service; give {{Name: {{argument: value}}}}")
+        ((name, arguments),) = given.items()
+        if not isinstance(arguments, Mapping | None):
+            raise ConfigError(f"the service {name} has {arguments!r}; give {{argument: value}}")
+        if ":" not in name:
+            known = [*MAIN, *services.__all__]
+            if name not in known:
+                raise ConfigError(f"no service {name!r}; {nearest(name, known)}")
+            name = f"{'everstep' if name in MAIN else 'everstep.services'}:{name}"
+        return cls(name, arguments or {})
+
+    @property
+    def name(self) -> str:
+        """As the config has it."""
+        return self.call.removeprefix("everstep.services:").removeprefix("everstep:")
+
+    def tree(self) -> dict[str, Any]:
+        """As `of` takes it."""
+        return {self.name: dict(self.arguments)}
+
+    def problems(self, place: Place, late: int = 0) -> list[Problem]:
+        """What is wrong with it; nothing is called."""
+        return super().problems((*place, self.name), late)
+
+
+@dataclass
+class TrainerConfig:
+    """Arguments of `Trainer`, by the same names."""
+
+    max_epoch: int | None = field(default=None, metadata=FREE)
+    max_step: int | None = field(default=None, metadata=FREE)
+    max_time: float | None = field(default=None, metadata=FREE)
+    steps_per_epoch: int | None = None
+    watch: str | tuple[str, str] | None = field(default=None, metadata=FREE)
+    default_services: bool = field(default=True, metadata=FREE)
+    init_from: str | dict[str, Any] | None = None
+    lock: bool = field(default=True, metadata=FREE)
+
+
+@dataclass
+class ExperimentConfig:
+    """What an experiment is.
+
+    Attributes:
+        task: makes the `Task`: its class, or a function.
+        streams: name to what makes the data; "train" is trained on.
+        model: makes the model, instead of the task's `build_model`.
+        optimizer: called with the model's parameters (with the model, if it has no `parameters()`),
+            instead of `build_optimizer`.
+        scheduler: called with the optimizer, instead of `build_scheduler`.
+        trainer: limits and the like.
+        services: evaluation, early stop, checkpoints ...; those that control training are compared by
+            themselves at a resume.
+        seed: of the run.
+        name: of the run directory below `runs/`; default: that of the config file.
+        run_dir: the run directory, instead.
+        project, group: recorded, to ask for.
+        profiles: name to what is laid over the config for it: "eval" for `everstep eval`, "predict" for
+            `everstep predict`, others by `--profile`.
+    """
+
+    task: Call
+    streams: dict[str, Call]
+    model: Call | None = None
+    optimizer: Call | None = field(default=None, metadata=LATE)
+    scheduler: Call | None = field(default=None, metadata=LATE)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    services: list[ServiceCall] = field(default_factory=list, metadata=FREE)
+    seed: int | None = None
+    name: str | None = field(default=None, metadata=FREE)
+    run_dir: str | None = field(default=None, metadata=FREE)
+    project: str | None = field(default=None, metadata=FREE)
+    group: str | None = field(default=None, metadata=FREE)
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)

@@ -1,0 +1,99 @@
+"""What a run is configured with: recorded with each start, kept in each checkpoint, compared at a resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.contracts import Json
+from everstep.errors import ConfigError
+
+NONE = "none"
+"""Stands for a value that one of the two sides has not."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A run's configuration.
+
+    Attributes:
+        tree: a dictionary of JSON values; queries find them as `config.NAME`.
+        free: dotted paths of what may change without touching the training: shown, and used as given.
+        code: folder of the program that it belongs to, whose git state is recorded; None: the script's.
+    """
+
+    tree: Mapping[str, Json]
+    free: tuple[str, ...] = ()
+    code: Path | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Configuration | None:
+        """From what a user may pass as `config=`.
+
+        Raises:
+            ConfigError: it is no dictionary, or a value in it is none of JSON's.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"config={given!r}: give a dictionary, as vars(parser.parse_args()) is one")
+        return cls({str(name): _json(value, f"config[{name!r}]") for name, value in given.items()})
+
+    def is_free(self, path: str) -> bool:
+        """Whether a change at a dotted path touches no step of the training."""
+        return any(path == free or path.startswith(f"{free}.") for free in self.free)
+
+
+class Difference(NamedTuple):
+    """A value that is not as it is stored."""
+
+    path: str
+    stored: object
+    given: object
+
+    def __str__(self) -> str:
+        return f"{self.path}: stored {self.stored}, given {self.given}"
+
+
+def told(differences: Iterable[Difference]) -> str:
+    """Differences after a colon: one in the line, several in lines of their own; and the end of that line."""
+    lines = list(map(str, differences))
+    return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
+
+
+def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[Difference]:
+    """The leaves in which two trees differ, by dotted path; `NONE` where one has nothing."""
+    before, now = dict(_leaves(stored, "")), dict(_leaves(given, ""))
+    found = []
+    for path in [*before, *(path for path in now if path not in before)]:
+        old, new = before.get(path), now.get(path)  # nothing and None are the same
+        if old != new or isinstance(old, bool) != isinstance(new, bool):
+            found.append(Difference(path, *(NONE if value is None else value for value in (old, new))))
+    return found
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping):
+        parts = tree.items()
+    elif isinstance(tree, list):
+        parts = enumerate(tree)
+    below = [leaf for key, part in parts for leaf in _leaves(part, f"{path}.{key}" if path else str(key))]
+    yield from below or [(path, tree)]
+
+
+def _json(value: Any, where: str) -> Json:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}, which JSON lacks; give None, or a text")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _json(part, f"{where}[{name!r}]") for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(part, f"{where}[{at}]") for at, part in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    raise ConfigError(f"{where} is {value!r}; give numbers, texts, lists and dictionaries of them")

@@ -1,0 +1,301 @@
+"""A config: files over defaults, overrides over files, types, calls; and what is said of each mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import everstep
+from everstep.errors import ConfigError
+from everstep.experiment.config import Call, as_yaml, free, resolve
+from everstep.experiment.schema import MAIN, ExperimentConfig
+from everstep.schedule import At, Every, Never, Schedule
+
+HERE = __name__
+
+
+@dataclass
+class Layer:
+    width: int = 8
+    rates: tuple[float, ...] = (0.5,)
+
+
+@dataclass
+class Config:
+    """What the tests resolve."""
+
+    lr: float = 0.1
+    steps: int | None = None
+    mode: Literal["min", "max"] = "min"
+    layer: Layer = field(default_factory=Layer)
+    layers: list[Layer] = field(default_factory=list)
+    named: dict[str, Layer] = field(default_factory=dict)
+    folder: Path | None = None
+    net: Call | None = None
+    late: Call | None = field(default=None, metadata={"late": 1, "free": True})
+
+
+class Net:
+    """What a config makes."""
+
+    def __init__(
+        self,
+        width: int = 1,
+        *,
+        layer: Layer | None = None,
+        act: Callable[[float], float] | None = None,
+        every: Schedule | None = None,
+        inner: Net | None = None,
+        parts: list[Net] | None = None,
+    ) -> None:
+        self.width, self.layer, self.act, self.every = width, layer, act, every
+        self.inner, self.parts = inner, parts
+
+
+def needs(first: object, scale: float) -> tuple[object, float]:
+    return first, scale
+
+
+def anything(**arguments: object) -> Mapping[str, object]:
+    return arguments
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "a.yaml") -> str:
+        Path(name).write_text(text)
+        return name
+
+    return write
+
+
+def given(*overrides: str, **options: Any) -> Config:
+    return resolve(Config, (), overrides, **options).config
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+def test_files_lie_over_defaults_later_ones_over_earlier_ones(
+    write: Callable[..., str],
+) -> None:
+    first = write("lr: 1e-3\nlayer: {width: 4, rates: [1, 2]}\nnamed: {a: {width: 1}, b: {width: 2}}\n")
+    second = write("layer:\n  width: 5\nnamed:\n  b: {rates: [3]}\n", "b.yaml")
+    found = resolve(Config, [first, second], ["steps=7"]).config
+    assert (found.lr, found.steps, found.mode) == (1e-3, 7, "min")
+    assert found.layer == Layer(5, (1.0, 2.0))
+    assert found.named == {"a": Layer(1), "b": Layer(2, (3.0,))}
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("lr=0.1", "lr", 0.1),
+        ("lr=1e-3", "lr", 1e-3),
+        ("lr=1", "lr", 1.0),
+        ("steps=null", "steps", None),
+        ("steps=", "steps", None),
+        ("mode=max", "mode", "max"),
+        ("layer.width=3", "layer", Layer(3)),
+        ("layer={rates: [1]}", "layer", Layer(8, (1.0,))),
+        ("layers=[{width: 1}, {}]", "layers", [Layer(1), Layer()]),
+        ("named.new.width=2", "named", {"new": Layer(2)}),
+        ("folder=a/b", "folder", Path("a/b")),
+    ],
+)
+def test_an_override_has_the_type_of_the_schema(override: str, name: str, value: object) -> None:
+    found = getattr(given(override), name)
+    assert found == value and type(found) is type(value)
+
+
+def test_an_override_reaches_into_a_list_and_replaces_what_it_names(write: Callable[..., str]) -> None:
+    file = write("layers: [{width: 1}, {width: 2, rates: [9]}]\nlayer: {width: 1, rates: [9]}\n")
+    found = resolve(Config, [file], ["layers.1.width=5", "layer={width: 3}"]).config
+    assert found.layers == [Layer(1), Layer(5, (9.0,))]
+    assert found.layer == Layer(3)
+
+
+def test_anchors_and_merge_keys(write: Callable[..., str]) -> None:
+    text = "layer: &l {width: 3, rates: [1]}\nnamed:\n  a: *l\n  b:\n    <<: *l\n    width: 4\n"
+    found = resolve(Config, [write(text)]).config
+    assert found.named == {"a": Layer(3, (1.0,)), "b": Layer(4, (1.0,))}
+
+
+def test_the_resolved_tree_is_yaml_that_resolves_to_the_same(write: Callable[..., str]) -> None:
+    text = f"lr: 3e-5\nnet: {{call: '{HERE}:Net', width: 3, layer: {{width: 2}}}}\nmode: max\nlayers: [{{}}]"
+    found = resolve(Config, [write(text)])
+    again = resolve(Config, [write(as_yaml(found.tree), "again.yaml")])
+    assert again == found
+    assert resolve(Config, base=found.tree) == found
+    assert found.tree["layer"] == {"width": 8, "rates": [0.5]}  # defaults are filled in
+
+
+def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
+    tree = {
+        "task": f"{HERE}:Net",
+        "streams": {"train": {"call": f"{HERE}:Net", "width": 2}},
+        "services": [{"Evaluate": {}}, {"Best": {"metric": "loss"}}],
+        "profiles": {"eval": {"services": ["Console"], "streams": {"train": {"width": 5}}}},
+    }
+    plain, profiled = (resolve(ExperimentConfig, base=tree, profile=p).config for p in (None, "eval"))
+    assert [service.name for service in plain.services] == ["Evaluate", "Best"]
+    assert [service.name for service in profiled.services] == ["Console"]
+    assert profiled.streams["train"].arguments == {"width": 5} and profiled.task == plain.task
+    with pytest.raises(ConfigError, match="no profile 'evl'; did you mean 'eval'"):
+        resolve(ExperimentConfig, base=tree, profile="evl")
+
+
+# ------------------------------------------------------------------------------------------ calls
+
+
+def test_a_call_gets_its_arguments_with_the_types_of_its_signature() -> None:
+    made = given(
+        f"net={{call: {HERE}:Net, width: 3, layer: {{width: 2, rates: [1, 2]}}, act: math:sin, "
+        f"every: {{steps: 5}}, inner: {{call: {HERE}:Net, width: 4}}, parts: [{{call: {HERE}:Net}}]}}"
+    ).net
+    assert made is not None
+    net = made()
+    assert (net.width, net.layer, net.act(0.0)) == (3, Layer(2, (1.0, 2.0)), 0.0)
+    assert (net.every, net.inner.width, net.parts[0].width) == (Every(steps=5), 4, 1)
+    assert given(f"net={HERE}:Net").net == Call(f"{HERE}:Net")
+    assert Call(f"{HERE}:anything", {"a": 1})() == {"a": 1}
+    assert Call("builtins:dict", {"a": 1})() == {"a": 1}  # written in C
+
+
+def test_what_comes_late_is_not_the_configs() -> None:
+    late = given(f"late={{call: {HERE}:needs, scale: 2}}").late
+    assert late is not None and late("first") == ("first", 2.0)
+    with pytest.raises(ConfigError, match="has no argument 'first'"):
+        given(f"late={{call: {HERE}:needs, scale: 2, first: 1}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("{epochs: 2}", Every(epochs=2)),
+        ("{at: [3, 5]}", At(3, 5)),
+        ("never", Never()),
+        ("[{epochs: 1}, {steps: 10}]", Every(epochs=1) | Every(steps=10)),
+    ],
+)
+def test_schedules(text: str, schedule: Schedule) -> None:
+    net = given(f"net={{call: {HERE}:Net, every: {text}}}").net
+    assert net is not None and net().every == schedule
+
+
+def test_another_function_does_not_get_the_arguments_of_the_one_before(write: Callable[..., str]) -> None:
+    file = write(f"late: {{call: '{HERE}:needs', scale: 2}}\n")
+    over = write(f"late: {{call: '{HERE}:anything', a: 1}}\n", "b.yaml")
+    for layers in ([file, over], []), ([file], [f"late.call={HERE}:anything", "late.a=1"]):
+        found = resolve(Config, *layers).config.late
+        assert found == Call(f"{HERE}:anything", {"a": 1})
+    again = resolve(Config, [file], [f"late.call={HERE}:needs", "late.scale=3"]).config.late
+    assert again == Call(f"{HERE}:needs", {"scale": 3})
+
+
+def test_every_service_of_the_door_has_its_name() -> None:
+    doors = {name for name in everstep.__all__ if isinstance(getattr(everstep, name), type)}
+    exported = {name for name in doors if issubclass(getattr(everstep, name), everstep.Service)}
+    assert exported - {"Service"} == set(MAIN)
+
+
+# --------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr: 1\nlayre: {}\n", r"a.yaml, line 2: layre: unknown key 'layre'; did you mean 'layer'"),
+        (
+            "layer:\n  width: 3\n  widht: 4\n",
+            r"line 3: layer.widht: unknown key .* mean 'width'.*known: rates",
+        ),
+        ("layers:\n- {}\n- {widht: 4}\n", r"line 3: layers.1.widht: unknown key .* mean 'width'"),
+        ("named:\n  a:\n    widht: 4\n", r"line 3: named.a.widht: unknown key .* mean 'width'"),
+        ("lr: fast\n", r"line 1: lr: 'fast' is a text; give a valid number"),
+        ("lr: '0.1'\n", r"line 1: lr: '0.1' is a text; give a valid number"),
+        ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give a valid integer"),
+        ("steps: true\n", r"line 1: steps: True is true or false; give a valid integer"),
+        ("mode: mni\n", r"line 1: mode: 'mni' is a text; give 'min' or 'max'"),
+        ("layer: 3\n", r"line 1: layer: 3 is an integer; give"),
+        ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a text; give a valid number"),
+        ("net: 3\n", r"line 1: net: 3 names nothing to call; give {call: module:name"),
+        ("net: {width: 3}\n", r"line 1: net: .*names nothing to call"),
+        ("net: numpy\n", r"net.call: 'numpy' is no import path; give module:name"),
+        ("net: nowhere_at_all:x\n", r"net.call: .*importing nowhere_at_all failed .*correct the path"),
+        (f"net: {HERE}:Nte\n", r"net.call: .*no 'Nte' in .*did you mean 'Net'"),
+        (f"net: {HERE}:HERE\n", r"net.call: .*give a function or a class"),
+        (f"net:\n  call: {HERE}:Net\n  widht: 3\n", r"line 3: net.widht: Net\(\) has no .*mean 'width'"),
+        (
+            f"net:\n  call: {HERE}:Net\n  width: x\n",
+            r"line 3: net.width: 'x' is a text; give a valid integer",
+        ),
+        (
+            f"net: {{call: '{HERE}:Net', layer: {{widht: 1}}}}\n",
+            r"layer.widht: unknown key.*mean 'width'",
+        ),
+        (f"net: {{call: '{HERE}:Net', inner: {{call: '{HERE}:Nte'}}}}\n", r"net.inner.call: .*mean 'Net'"),
+        (f"net: {{call: '{HERE}:Net', act: 'math:sni'}}\n", r"net.act: .*did you mean 'sin'"),
+        (f"net: {{call: '{HERE}:Net', every: 5}}\n", r"net.every: 5 is no schedule; give {steps: 100}"),
+        (f"net: {{call: '{HERE}:Net', every: {{step: 5}}}}\n", r"net.every: .*'step'; did you mean 'steps'"),
+        (f"late: {HERE}:needs\n", r"line 1: late: needs\(\) needs 'scale'; give it"),
+        ("lr: 1\nlr: 2\n", r'a.yaml, line 2: found duplicate key "lr"'),
+        ("lr: [1\n", r"a.yaml, line \d: .*correct the YAML"),
+        ("1: 2\n", r"a.yaml, line 1: the key 1 is no text"),
+        ("- 1\n", r"a.yaml holds \[1\]; give keys and values"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(write: Callable[..., str], text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(Config, [write(text)])
+
+
+def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="3 things are wrong") as raised:
+        resolve(Config, [write("lr: x\nmod: min\n")], ["layer.width=y"])
+    lines = str(raised.value).splitlines()[1:]
+    assert [re.sub(": .*", "", line) for line in sorted(lines)] == [
+        "  a.yaml, line 1",
+        "  a.yaml, line 2",
+        "  override 'layer.width=y'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("layer.widht=3", r"override 'layer.widht=3': layer.widht: unknown key .*did you mean 'width'"),
+        ("layr.width=3", r"layr: unknown key 'layr'; did you mean 'layer'"),
+        ("lr.x=3", r"lr: {'x': 3} is a mapping; give a valid number"),
+        ("layers.2.width=3", r"layers: .*is a mapping; give"),
+        ("lr", r"'lr' is no override; give PATH=VALUE"),
+        (".lr=1", r"is no override"),
+        ("lr=[1", r"override 'lr=\[1', line 1: .*correct the YAML"),
+    ],
+)
+def test_a_wrong_override_is_told(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        given(override)
+
+
+def test_a_place_that_a_list_has_not(write: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="layers has 1 entries and none at 2; give a number from 0 to 0"):
+        resolve(Config, [write("layers: [{}]")], ["layers.2.width=3"])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read .*give a YAML file"):
+        resolve(Config, [tmp_path / "none.yaml"])
+
+
+def test_what_is_free_to_change() -> None:
+    assert free(Config) == ["late"]
+    assert {"trainer.max_epoch", "services", "run_dir"} <= set(free(ExperimentConfig))
+    assert "trainer.steps_per_epoch" not in free(ExperimentConfig)

@@ -1,0 +1,73 @@
+"""`config=` of the doors: recorded, compared at a resume, never changed in silence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.errors import ChangedError, ConfigError
+from everstep.record import RunJournal
+from everstep.supervisor.configuration import Configuration, differences
+from tiny_runs import Tiny
+
+
+def train(path: Path, config: Any, epochs: int = 1, **arguments: Any) -> Tiny:
+    return Tiny(path, max_epoch=epochs, config=config, **arguments).train()
+
+
+def recorded(path: Path) -> list[Any]:
+    return [event.data["facts"]["config"] for event in RunJournal(path).events("segment", valid=False)]
+
+
+def test_it_is_recorded_with_each_start(tmp_path: Path) -> None:
+    train(tmp_path / "run", {"lr": 0.1, "layers": (1, 2), "out": Path("x")})
+    train(tmp_path / "run", None, 2)
+    assert recorded(tmp_path / "run") == [{"lr": 0.1, "layers": [1, 2], "out": "x"}, {}]
+
+
+def test_a_difference_is_refused_shown_or_chosen(tmp_path: Path) -> None:
+    before = {"optimizer": {"lr": 0.1, "decay": 0}, "seed": 1}
+    now = {"optimizer": {"lr": 0.2, "decay": 0}, "seed": 1, "more": None, "new": 3}
+    train(tmp_path / "run", before)
+    with pytest.raises(ChangedError) as raised:
+        train(tmp_path / "run", now, 2)
+    assert "\n  config.optimizer.lr: stored 0.1, given 0.2\n  config.new: stored none, given 3\n" in str(
+        raised.value
+    )
+    assert 'on_change="override"' in str(raised.value) and "more" not in str(raised.value)
+    tiny = train(tmp_path / "run", now, 2, on_change="override")
+    assert any("config.optimizer.lr: stored 0.1, given 0.2" in line for line in tiny.lines)
+    assert not any("config." in line for line in train(tmp_path / "run", now, 3).lines)
+
+
+def test_what_touches_no_step_is_shown_and_used(tmp_path: Path) -> None:
+    train(tmp_path / "run", Configuration({"limits": {"epochs": 1}, "lr": 1}, free=("limits",)))
+    config = Configuration({"limits": {"epochs": 2}, "lr": 1}, free=("limits",))
+    tiny = train(tmp_path / "run", config, 2)
+    assert any("used as given: config.limits.epochs: stored 1, given 2" in line for line in tiny.lines)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ([1], r"config=\[1\]: give a dictionary"),
+        ({"a": {"b": [object()]}}, r"config\['a'\]\['b'\]\[0\] is <object.*; give numbers"),
+        ({"a": math.inf}, r"config\['a'\] is inf, which JSON lacks"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(tmp_path: Path, config: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "run", config)
+
+
+def test_differences_are_leaves() -> None:
+    found = differences({"a": [1, {"b": 2}], "c": True, "d": {}}, {"a": [1, {"b": 3}, 4], "c": 1, "d": None})
+    assert [tuple(each) for each in found] == [
+        ("a.1.b", 2, 3),
+        ("c", True, 1),
+        ("d", {}, "none"),
+        ("a.2", "none", 4),
+    ]
