@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from everstep import (
         data as data,
         errors as errors,
+        experiment as experiment,
         schedule as schedule,
         services as services,
         testing as testing,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Stream as Stream,
         Task as Task,
     )
+    from everstep.experiment.experiment import Experiment as Experiment
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
@@ -74,6 +76,7 @@ _HOMES = {
         "Stream",
         "Task",
     ),
+    "experiment.experiment": ("Experiment",),
     "loop": ("TrainLoop",),
     "metrics": ("MetricFormatter",),
     "record": ("Evaluation", "evaluations"),
@@ -94,6 +97,7 @@ _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in
 _ROOMS = {
     "data": "everstep.data",
     "errors": "everstep.errors",
+    "experiment": "everstep.experiment",
     "schedule": "everstep.schedule",
     "services": "everstep.services",
     "testing": "everstep.testing",

@@ -1,0 +1,37 @@
+"""The fourth door: typed configs, and experiments that are run by them (extra `experiment`)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.experiment.calls import Call as Call
+    from everstep.experiment.config import Resolved as Resolved
+    from everstep.experiment.config import as_yaml as as_yaml
+    from everstep.experiment.config import resolve as resolve
+    from everstep.experiment.experiment import Experiment as Experiment
+    from everstep.experiment.opening import open_config as open_config
+    from everstep.experiment.opening import open_run as open_run
+    from everstep.experiment.schema import ExperimentConfig as ExperimentConfig
+
+_HOMES = {
+    "calls": ("Call",),
+    "config": ("Resolved", "as_yaml", "resolve"),
+    "experiment": ("Experiment",),
+    "opening": ("open_config", "open_run"),
+    "schema": ("ExperimentConfig",),
+}
+_NAMES = {name: f"everstep.experiment.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = [*_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        from everstep.errors import nearest
+
+        raise AttributeError(
+            f"module 'everstep.experiment' has no attribute {name!r}; {nearest(name, __all__)}"
+        )
+    return getattr(importlib.import_module(_NAMES[name]), name)

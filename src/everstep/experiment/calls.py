@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import types
@@ -15,8 +14,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import core_schema
 
-from everstep.errors import ConfigError, alike, nearest
+from everstep.errors import ConfigError, nearest
 from everstep.experiment.layers import CALL, Place
+from everstep.experiment.paths import imported
 from everstep.schedule import At, Every, Never, Schedule
 
 
@@ -95,33 +95,6 @@ class Call:
         )
 
 
-def imported(path: str) -> Any:
-    """What an import path names.
-
-    Raises:
-        ConfigError: it has another form, its module cannot be imported, or has no such name.
-    """
-    module, colon, names = path.partition(":")
-    if not colon or not module or not names:
-        raise ConfigError(f"{path!r} is no import path; give module:name, as in torch.optim:AdamW")
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:
-        raise ConfigError(
-            f"{path!r}: importing {module} failed with {type(error).__name__}: {error}; correct the path, or "
-            "put the module beside the config file or where Python finds it"
-        ) from error
-    for name in names.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            known = [each for each in dir(found) if not each.startswith("_")]
-            raise ConfigError(
-                f"{path!r}: there is no {name!r} in {module}; {alike(name, known, 0.5) or 'check the name'}"
-            ) from None
-    return found
-
-
 def checked(target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0) -> dict[str, Any]:
     """The arguments as `target` takes them: by its signature, with calls inside as `Call`.
 
@@ -178,10 +151,10 @@ def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem
     if _has_calls(value):
         return _with_calls(value, place, problems)
     types_ = set(_alternatives(annotation))
-    if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
-        return _attempt(lambda: schedule(value), place, problems)
     if isinstance(value, str) and ":" in value and types_ & _CALLABLES:
         return _attempt(lambda: imported(value), place, problems)
+    if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
+        return _attempt(lambda: schedule(value), place, problems)
     if annotation in (Any, inspect.Parameter.empty) or types_ & _ITERABLES:
         return value
     try:

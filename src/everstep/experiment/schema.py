@@ -92,6 +92,7 @@ class ExperimentConfig:
         name: of the run directory below `runs/`; default: that of the config file.
         run_dir: the run directory, instead.
         project, group: recorded, to ask for.
+        schedules: arguments of the schedules of `Experiment`, by name of the schedule.
         profiles: name to what is laid over the config for it: "eval" for `everstep eval`, "predict" for
             `everstep predict`, others by `--profile`.
     """
@@ -108,4 +109,11 @@ class ExperimentConfig:
     run_dir: str | None = field(default=None, metadata=FREE)
     project: str | None = field(default=None, metadata=FREE)
     group: str | None = field(default=None, metadata=FREE)
+    schedules: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
+
+    def __post_init__(self) -> None:
+        if "train" not in self.streams:
+            raise ConfigError(
+                f"streams has no 'train', which is trained on; {nearest('train', self.streams)}"
+            )

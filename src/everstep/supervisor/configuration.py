@@ -22,12 +22,12 @@ class Configuration:
     Attributes:
         tree: a dictionary of JSON values; queries find them as `config.NAME`.
         free: dotted paths of what may change without touching the training: shown, and used as given.
-        code: folder of the program that it belongs to, whose git state is recorded; None: the script's.
+        code: folders of the program, recorded, the first one's git state, too; none: the script's.
     """
 
     tree: Mapping[str, Json]
     free: tuple[str, ...] = ()
-    code: Path | None = None
+    code: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, given: Any) -> Configuration | None:

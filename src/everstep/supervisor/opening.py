@@ -360,7 +360,9 @@ class Opening:
         """This start's segment of the journal."""
         config = self._start.config or Configuration({})
         frameworks = {b.name: b.describe() for b in backends.active()}
-        facts = run_facts(sys.argv, config.tree, recovered.progress.seed, frameworks, config.code)
+        code = next(iter(config.code), None)
+        facts = run_facts(sys.argv, config.tree, recovered.progress.seed, frameworks, code)
+        facts["code"] = list(map(str, config.code))
         facts["controllers"], facts["services"] = board.controllers(), [repr(s) for s in board]
         facts["resumed_from"] = recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")

@@ -1,0 +1,140 @@
+"""Which config counts where a run has another one than is given: keep, override, or fork."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from everstep.checkpoint import Checkpoint, Store, find_checkpoint
+from everstep.errors import ConfigError
+from everstep.experiment.config import Resolved, free, resolve
+from everstep.experiment.schema import ExperimentConfig
+from everstep.record import RunDir, located
+from everstep.supervisor.configuration import Configuration, Difference, differences, told
+
+OnChange = Literal["error", "keep", "override", "fork"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is run, and where.
+
+    Attributes:
+        resolved: the config that counts.
+        run_dir: the run directory that counts.
+        options: arguments of the Trainer that follow.
+        begin: what is to be done before training.
+    """
+
+    resolved: Resolved[ExperimentConfig]
+    run_dir: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    begin: Callable[[], object] = lambda: None
+
+
+def configuration(tree: Mapping[str, Any], code: tuple[Path, ...] = ()) -> Configuration:
+    """A config as runs record it."""
+    return Configuration(tree, tuple(free(ExperimentConfig)), code)
+
+
+def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnChange) -> Choice:
+    """Decide between the given config and that of a run's newest checkpoint; nothing is written.
+
+    With "error" and "override" the run itself compares, when it is entered.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    if on_change not in ("error", "keep", "override", "fork"):
+        raise ConfigError(f'on_change={on_change!r}: give "error", "keep", "override" or "fork"')
+    checkpoint = find_checkpoint(located(run_dir), print) if on_change in ("keep", "fork") else None
+    meta: Any = None if checkpoint is None else checkpoint.meta
+    if checkpoint is not None and meta.get("config"):
+        changes = _touching(meta["config"], resolved.tree)
+        if changes and on_change == "keep":
+            kept = _kept(meta["config"], resolved.tree)
+            say = partial(print, f"kept as stored:{told(changes).rstrip('. ')}")
+            return Choice(kept, run_dir, _inherited(run_dir), say)
+        if changes:
+            return _fork(resolved, run_dir, checkpoint)
+    options = {"on_change": "override"} if on_change == "override" else {}
+    return Choice(resolved, run_dir, options | _inherited(run_dir))
+
+
+def _touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
+    """The differences that touch the training."""
+    config = configuration(given)
+    return [each for each in differences(stored, given) if not config.is_free(each.path)]
+
+
+def _kept(stored: dict[str, Any], given: dict[str, Any]) -> Resolved[ExperimentConfig]:
+    """The stored config, with what touches no step from the given one."""
+    tree = copy.deepcopy(stored)
+    for path in free(ExperimentConfig):
+        *above, name = path.split(".")
+        ours, theirs = tree, given
+        for part in above:
+            ours, theirs = ours.setdefault(part, {}), theirs[part]
+        ours[name] = theirs[name]
+    return resolve(ExperimentConfig, base=tree)
+
+
+# ------------------------------------------------------------------------------------------ forks
+
+
+def _fork(resolved: Resolved[ExperimentConfig], run_dir: Path, checkpoint: Checkpoint) -> Choice:
+    """A run of its own that goes on from a checkpoint: a new one, or the one that was begun so before."""
+    parent = {
+        "run": RunDir.open(run_dir, create=False).id,
+        "path": str(checkpoint.path.absolute()),
+        "checkpoint": str(checkpoint.name),
+    }
+    about = {"parent": parent, "config": _digest(resolved.tree)}
+    number = 1
+    while (folder := run_dir.with_name(f"{run_dir.name}-fork-{number}")) and (facts := _facts(folder)):
+        same_run = facts.get("parent", {}).get("run") == parent["run"]
+        if same_run and facts.get("config") == about["config"]:
+            return Choice(
+                resolved, folder, _inherited(folder), partial(print, f"going on with the fork {folder}")
+            )
+        number += 1
+
+    def begin() -> None:
+        RunDir.open(folder, seed=_seed(run_dir), about=about)
+        print(f"forked from {checkpoint.path} into {folder}")
+
+    return Choice(resolved, folder, {"resume": parent["path"], "on_change": "override"}, begin)
+
+
+def _seed(run_dir: Path) -> int:
+    return RunDir.open(run_dir, create=False).seed
+
+
+def _inherited(run_dir: Path) -> dict[str, Any]:
+    """Arguments of the Trainer for a fork that has no checkpoint but its parent's yet; none for others."""
+    parent = _facts(run_dir).get("parent")
+    if parent is None:
+        return {}
+    newest = [str(name) for name in Store(located(run_dir), 0, lambda _: None).names()][-1:]
+    if not newest:
+        return {"resume": parent["path"], "on_change": "override"}
+    return {"on_change": "override"} if newest == [parent["checkpoint"]] else {}
+
+
+def _facts(run_dir: Path) -> dict[str, Any]:
+    """Of `run.json`; none where there is no run."""
+    folder = located(run_dir)
+    return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    """Of what touches the training."""
+    leaves = [[str(each.path), each.given] for each in _touching({}, tree)]
+    return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())

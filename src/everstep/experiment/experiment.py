@@ -1,0 +1,266 @@
+"""`Experiment`: what to train on what, built when it is needed, run by a schedule's name."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from everstep.contracts import Service, Task
+from everstep.errors import ConfigError, UsageError, nearest
+from everstep.experiment.paths import imported
+from everstep.keywords import checked_keywords, number, whole
+from everstep.record.provenance import code_folder, git_facts
+from everstep.state import isolated, seed_all
+from everstep.trainer import Trainer
+from everstep.trainer.trainer import RunResult
+from everstep.trainer.watching import Which
+
+Maker = Callable[[], Any] | str
+"""A function without arguments, or its import path `module:name`."""
+
+SCHEDULES = (
+    "train",
+    "evaluate",
+    "train_and_evaluate",
+    "continuous_eval",
+    "continuous_train_and_eval",
+    "test",
+)
+"""The schedules: methods of `Experiment`, which `run` and `everstep train --schedule` take by name."""
+
+
+class Experiment:
+    """A task, its streams, and schedules to run them by.  Nothing is called before a schedule is.
+
+        experiment = Experiment(Digits, train_data, valid_data, "runs/digits", max_epoch=20, seed=7)
+        experiment.train_and_evaluate()
+
+    Most experiments are config files: `everstep.experiment.open_config`, `everstep train`.
+    Carries on TensorFlow's Experiment and learn_runner, Model Garden's ExperimentConfig, and emloop's.
+
+    Args:
+        task: makes the `Task`: its class, or a function.  This and the next two may be import paths.
+        train_stream_fn: makes the data to train on.
+        eval_stream_fn: makes the data to evaluate, stream "valid"; or name to function, for several.
+        run_dir: the run's directory.
+        services: as for `Trainer`; a function among them makes one.
+        export_strategies: further ones, as `services.Export` is.
+        seed: of the run.  Given, the functions above draw random numbers that follow from it, each its own.
+        strict_git: refuse to train where the code has changes that are not committed and pushed.
+        skip_check: do not look.
+        trainer: more arguments of `Trainer`: max_epoch, max_step, max_time ...
+
+    Raises:
+        ConfigError: something to be called cannot be; `strict_git` and `skip_check` are both given.
+    """
+
+    @partial(checked_keywords, forwards_to=Trainer.__init__)
+    def __init__(
+        self,
+        task: Maker,
+        train_stream_fn: Maker,
+        eval_stream_fn: Maker | Mapping[str, Maker] | None = None,
+        run_dir: str | Path = "runs/experiment",
+        *,
+        services: Iterable[Service | Maker] = (),
+        export_strategies: Iterable[Service | Maker] = (),
+        seed: int | None = None,
+        strict_git: bool = False,
+        skip_check: bool = False,
+        **trainer: Any,
+    ) -> None:
+        if strict_git and skip_check:
+            raise ConfigError("strict_git and skip_check contradict each other; give one of them")
+        if eval_stream_fn is None:
+            eval_stream_fn = {}
+        elif not isinstance(eval_stream_fn, Mapping):
+            eval_stream_fn = {"valid": eval_stream_fn}
+        self.run_dir = run_dir
+        self._task = _maker("task", task)
+        makers = {"train": train_stream_fn, **eval_stream_fn}
+        self._streams = {name: _maker(f"stream {name!r}", maker) for name, maker in makers.items()}
+        self._services = [
+            each if isinstance(each, Service) else _maker("a service", each)
+            for each in (*services, *export_strategies)
+        ]
+        self._seed = whole("seed", seed, 0, none="to draw one")
+        self._strict_git, self._skip_check = strict_git, skip_check
+        self._options = trainer
+        """Further arguments of the Trainer."""
+        self._trainer: Trainer | None = None
+
+    # --------------------------------------------------------------------------------- what it makes
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer; made when it is first asked for, and then the same."""
+        if self._trainer is None:
+            task = self._made(self._task)
+            streams = {name: self.stream(name) for name in self._streams}
+            services = [each if isinstance(each, Service) else each() for each in self._services]
+            self._trainer = Trainer(
+                task, streams, self.run_dir, services=services, seed=self._seed, **self._options
+            )
+        return self._trainer
+
+    @property
+    def stream_names(self) -> list[str]:
+        """ "train", then those that are evaluated."""
+        return list(self._streams)
+
+    def stream(self, name: str) -> Any:
+        """Make the data of a stream.
+
+        Raises:
+            ConfigError: no stream has that name.
+        """
+        if name not in self._streams:
+            raise ConfigError(f"no stream is named {name!r}; {nearest(name, self._streams)}")
+        return self._made(self._streams[name])
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        if self._seed is None:
+            return make()
+        with isolated():
+            seed_all(self._seed)
+            return make()
+
+    def _check_code(self) -> None:
+        """Say, or refuse with `strict_git`, that the code of this run could not be had back.
+
+        Raises:
+            UsageError: `strict_git`, and changes, a commit that is nowhere else, or no repository.
+        """
+        if self._skip_check:
+            return
+        folder = self._code_folder()
+        missing = uncommitted(folder)
+        if self._strict_git and missing:
+            raise UsageError(
+                f"strict_git: {missing}, so that this run could not be made again; commit and push first"
+            )
+        if missing and git_facts(folder) is not None:
+            print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
+
+    def _code_folder(self) -> Path:
+        return code_folder(sys.argv)
+
+    # ------------------------------------------------------------------------------------- schedules
+
+    def run(self, schedule: str, **arguments: Any) -> RunResult:
+        """Run a schedule by its name.
+
+        Args:
+            arguments: of the method.
+
+        Raises:
+            ConfigError: there is no such schedule, or argument of it; names the nearest.
+        """
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+        result: RunResult = checked_keywords(getattr(self, schedule))(**arguments)
+        return result
+
+    def train(self) -> RunResult:
+        """Train, with the services as they are given; go on where the run stands."""
+        trainer = self._to_train()
+        return RunResult(trainer.run_training(), {})
+
+    def evaluate(self) -> RunResult:
+        """Evaluate the newest checkpoint: the streams of the `Evaluate` services, else "valid"."""
+        return self.trainer.run("eval")
+
+    def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
+        """Train, evaluating in between, and evaluate the end unless that was just done.
+
+        Args:
+            min_eval_frequency: steps from one evaluation to the next; None: when the `Evaluate` services
+                say; 0: only at the end.
+        """
+        whole("min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules")
+        trainer = self._to_train()
+        if min_eval_frequency is None:
+            return trainer.run("train_and_eval")
+        if min_eval_frequency == 0:
+            return trainer.run("train_then_eval")
+        return trainer.run("continuous_train_and_eval", steps_per_iteration=min_eval_frequency)
+
+    def continuous_eval(
+        self,
+        delay_secs: float = 0.0,
+        throttle_secs: float = 60.0,
+        every: Which = "newest",
+        timeout: float | None = None,
+    ) -> RunResult:
+        """Evaluate the checkpoints of this run while another process trains it, until it ends.
+
+        Args:
+            delay_secs: wait so long before the first.
+            throttle_secs: at least from one to the next.
+            every: "newest", or "each".
+            timeout: seconds after which a run is given up that nobody trains; None: never.
+        """
+        number("delay_secs", delay_secs, of="seconds", zero=True)
+        time.sleep(delay_secs)
+        metrics: dict[str, float] = {}
+        for found in self.continuously(throttle_secs, every, timeout):
+            print(found, flush=True)
+            metrics |= found.metrics
+        return RunResult(None, metrics)
+
+    def continuously(self, throttle_secs: float, every: Which, timeout: float | None) -> Iterator[Any]:
+        """What `continuous_eval` finds, one `Evaluation` after another."""
+        limit = self._options.get("max_step")
+        for found in self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout):
+            yield found
+            if limit is not None and found.step >= limit:
+                return
+
+    def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
+        """Train some steps, evaluate, and so on; the data goes on.
+
+        Args:
+            train_steps_per_iteration: None: a tenth of max_step, else 1000.
+        """
+        return self._to_train().run(
+            "continuous_train_and_eval", steps_per_iteration=train_steps_per_iteration
+        )
+
+    def test(self) -> RunResult:
+        """A smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""
+        self.trainer.smoke_test()
+        return RunResult(None, {})
+
+    def _to_train(self) -> Trainer:
+        self._check_code()
+        return self.trainer
+
+
+def uncommitted(folder: Path) -> str:
+    """What of the code in a folder could not be had back, in words; "" if all of it could."""
+    git = git_facts(folder)
+    if git is None:
+        return f"{folder} is in no git repository"
+    if "problem" in git:
+        return f"git cannot tell about {folder}: {git['problem']}"
+    faults = []
+    if git["dirty"] or git["commit"] is None:
+        faults.append(f"{folder} has changes that are not committed")
+    if git["commit"] is not None and not git["pushed"]:
+        faults.append(f"commit {git['commit'][:10]} is on no remote")
+    return " and ".join(faults)
+
+
+def _maker(what: str, given: Any) -> Callable[[], Any]:
+    if isinstance(given, str):
+        return lambda: imported(given)()
+    if isinstance(given, Task) or not callable(given):
+        raise ConfigError(
+            f"{what} is {given!r}; give a function that makes it (a class is one), or an import path"
+        )
+    make: Callable[[], Any] = given
+    return make

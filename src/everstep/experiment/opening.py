@@ -1,0 +1,191 @@
+"""Experiments from config files, and from what runs have stored."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from everstep.errors import ConfigError
+from everstep.experiment.calls import Call
+from everstep.experiment.choice import OnChange, choose, configuration
+from everstep.experiment.config import Resolved, resolve
+from everstep.experiment.experiment import Experiment
+from everstep.experiment.schema import ExperimentConfig
+from everstep.record import RunJournal, to_read
+from everstep.supervisor import InitFrom
+from everstep.trainer import Trainer
+from everstep.trainer.trainer import RunResult
+
+
+class Configured(Experiment):
+    """The experiment that a config describes.
+
+    Args:
+        resolved: the config.
+        run_dir: the run's directory.
+        code: folders of the config files.
+        on_change: as for `open_config`.
+        checks: strict_git and skip_check, as for `Experiment`.
+
+    Attributes:
+        config, tree: the config that counts, as an object and as JSON.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved[ExperimentConfig],
+        run_dir: Path,
+        code: tuple[Path, ...],
+        on_change: OnChange,
+        **checks: Any,
+    ) -> None:
+        chosen = choose(resolved, run_dir, on_change)
+        self.config: ExperimentConfig = chosen.resolved.config
+        self.tree = chosen.resolved.tree
+        self._chosen = chosen
+        self._code = code
+        config = self.config
+        settings = {name: value for name, value in vars(config.trainer).items() if value is not None}
+        if isinstance(config.trainer.init_from, dict):
+            settings["init_from"] = InitFrom(**config.trainer.init_from)
+        super().__init__(
+            partial(_task, config),
+            config.streams["train"],
+            {name: call for name, call in config.streams.items() if name != "train"},
+            chosen.run_dir,
+            services=config.services,
+            seed=config.seed,
+            config=configuration(self.tree, code),
+            **chosen.options,
+            **settings,
+            **checks,
+        )
+
+    def run(self, schedule: str, **arguments: Any) -> RunResult:
+        """Run a schedule by its name.
+
+        Args:
+            arguments: of the method; they win over those of the config's `schedules`.
+
+        Raises:
+            ConfigError: there is no such schedule, or argument of it; names the nearest.
+        """
+        return super().run(schedule, **{**self.config.schedules.get(schedule, {}), **arguments})
+
+    def _to_train(self) -> Trainer:
+        trainer = super()._to_train()
+        self._chosen.begin()
+        return trainer
+
+    def _code_folder(self) -> Path:
+        return self._code[0] if self._code else super()._code_folder()
+
+
+def _task(config: ExperimentConfig) -> Any:
+    """The config's task, whose model, optimizer and scheduler are those of the config, if it has them."""
+    task = config.task()
+    for what, call in (
+        ("model", config.model),
+        ("optimizer", config.optimizer),
+        ("scheduler", config.scheduler),
+    ):
+        if call is None:
+            continue
+        build = f"build_{what}"
+        if not hasattr(task, build):
+            raise ConfigError(f"{what}: {type(task).__name__} has no {build}; leave {what} out of the config")
+        setattr(task, build, partial(_parameters_first, call) if what == "optimizer" else call)
+    return task
+
+
+def _parameters_first(call: Call, model: Any) -> Any:
+    parameters = getattr(model, "parameters", None)
+    return call(parameters() if callable(parameters) else model)
+
+
+def open_config(
+    files: Iterable[str | Path] | str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    run_dir: str | Path | None = None,
+    on_change: OnChange = "error",
+    profile: str | None = None,
+    strict_git: bool = False,
+    skip_check: bool = False,
+) -> Configured:
+    """The experiment of one or more config files; modules that they name may lie beside them.
+
+        everstep.experiment.open_config("digits.yaml", ["optimizer.lr=3e-4"]).train()
+
+    Args:
+        overrides: PATH=VALUE each, as in `resolve`.
+        run_dir: instead of the config's.
+        on_change: where the run in that directory has another config than this one, in what touches
+            training: "error": show both and refuse; "keep": go on with the stored one; "override": go on
+            with this one; "fork": leave that run alone, and go on from its newest checkpoint in a run
+            directory of its own, RUN-fork-1, which the same call goes on with.
+        profile: one of the config's, laid over it.
+        strict_git, skip_check: as for `Experiment`.
+
+    Raises:
+        ConfigError: something in the config is wrong: file, line, key, value, and what to do.
+    """
+    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+    if not paths:
+        raise ConfigError("no config file was given; give one or more YAML files")
+    code = tuple(dict.fromkeys(path.absolute().parent for path in paths))
+    findable(code)
+    resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
+    config = resolved.config
+    folder = run_dir or config.run_dir or f"runs/{config.name or paths[-1].stem}"
+    return Configured(resolved, Path(folder), code, on_change, strict_git=strict_git, skip_check=skip_check)
+
+
+def open_run(
+    run_dir: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    on_change: OnChange = "error",
+    profile: str | None = None,
+    strict_git: bool = False,
+    skip_check: bool = False,
+) -> Configured:
+    """The experiment of a run, from the config that its newest start has recorded.
+
+    Args:
+        overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
+
+    Raises:
+        ConfigError: the run has no config: it was not made by an experiment.
+    """
+    tree, code = stored(run_dir)
+    findable(code)
+    resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
+    return Configured(resolved, Path(run_dir), code, on_change, strict_git=strict_git, skip_check=skip_check)
+
+
+def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """A run's config, of its newest start, and the folders of its code.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    starts = list(RunJournal(to_read(run_dir)).events("segment", valid=False))
+    facts = starts[-1].data.get("facts", {}) if starts else {}
+    tree = facts.get("config") or {}
+    if "task" not in tree or "streams" not in tree:
+        raise ConfigError(
+            f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
+            "its config file: everstep train FILE"
+        )
+    return tree, tuple(map(Path, facts.get("code") or ()))
+
+
+def findable(folders: Iterable[Path]) -> None:
+    """Let Python find modules in some folders, as it finds those beside a script."""
+    for folder in folders:
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
