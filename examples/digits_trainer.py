@@ -33,6 +33,10 @@ class Recognise(everstep.torch.Task):
         accuracy = (scores.argmax(1) == labels).float().mean()
         return {"loss": cross_entropy(scores, labels), "accuracy": accuracy}
 
+    def inference_step(self, batch: Any) -> Any:
+        images, _ = batch
+        return self.model(images).argmax(1)
+
 
 def streams() -> dict[str, Any]:
     """Name to batches of (images, labels)."""

@@ -23,7 +23,15 @@ class ConfigError(EverstepError, ValueError):
 
 
 class ChangedError(ConfigError):
-    """What was given differs from what the run has stored, where that changes training."""
+    """What was given differs from what the run has stored, where that changes training.
+
+    Attributes:
+        differences: in words.
+    """
+
+    def __init__(self, differences: str, remedy: str) -> None:
+        self.differences = differences
+        super().__init__(differences + remedy)
 
 
 class RunDirError(EverstepError, OSError):

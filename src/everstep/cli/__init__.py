@@ -1,7 +1,8 @@
-"""The command `everstep`: looks at runs.  It owns no logic of training.
+"""The command `everstep`: it owns no logic of training.
 
 Exit status: 0 done; 1 something was found wrong or went wrong; 2 wrong usage (an unknown command, run,
-metric or option, a filter that is no comparison).
+metric or option, a filter that is no comparison, a config that cannot be right); of training also 3 the time
+budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals it goes on.
 """
 
 from __future__ import annotations

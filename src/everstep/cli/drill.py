@@ -11,11 +11,11 @@ import click
 
 HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the run never stopped.
 
-First SCRIPT runs undisturbed, twice; if those two differ, that is reported and nothing is killed. Then
-it is killed at random instants, during start-up, inside a checkpoint's commit, in the tail of an epoch,
-at an epoch's last step, in the head of the next one, during shutdown, three times in a row during resume,
-by SIGTERM, by SIGINT, by SIGTERM and SIGKILL, and its disk fills. Its run directories are moved into a
-folder of the drill's own.
+SCRIPT may be a config file, which `everstep train` takes.  First it runs undisturbed, twice; if those two
+differ, that is reported and nothing is killed.  Then it is killed at random instants, during start-up, inside
+a checkpoint's commit, in the tail of an epoch, at an epoch's last step, in the head of the next one, during
+shutdown, three times in a row during resume, by SIGTERM, by SIGINT, by SIGTERM and SIGKILL, and its disk
+fills.  Its run directories are moved into a folder of the drill's own.
 
 \b
 Exit status:

@@ -10,6 +10,12 @@ import click
 from everstep.errors import nearest
 
 COMMANDS = {
+    "train": "Train what a config file says, or go on with it.",
+    "resume": "Go on with a run, by the config that it has recorded.",
+    "eval": "Evaluate the newest checkpoint of a run.",
+    "predict": "Write what the newest checkpoint of a run predicts.",
+    "config": "Print a config as it counts, checked.",
+    "data": "Look at the first batches of a stream.",
     "runs": "List runs: filter, sort, choose columns.",
     "show": "Show one run: facts, starts, metrics, best, checkpoints.",
     "compare": "Differences of facts and of last and best metrics.",
@@ -49,7 +55,7 @@ class _Commands(click.Group):
 @click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")
 @click.version_option(package_name="everstep", prog_name="everstep")
 def commands(**_: Any) -> None:
-    """Looks at runs of everstep, and proves their promise.
+    """Trains from config files, looks at runs of everstep, and proves their promise.
 
     A RUN is a run directory, or the name of a run in the index (its beginning is enough).  The index
     is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.

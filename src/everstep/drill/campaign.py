@@ -43,7 +43,8 @@ def drill(
     whatever else it writes, it writes where it always does.
 
     Args:
-        script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.
+        script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.  A config file (.yaml) is
+            trained by `everstep train`.
         args: its arguments.
         kills: how many kills at random instants, 0 or more; each other hazard strikes once.
         seed: of what is drawn: instants, steps, operations.

@@ -179,8 +179,9 @@ class Program:
 
 
 def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
-    """How a script is started: by the Python that runs the drill."""
-    return (sys.executable, str(script), *args)
+    """How a script is started: by the Python that runs the drill; a config file by `everstep train`."""
+    program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
+    return (sys.executable, *program, str(script), *args)
 
 
 @contextmanager

@@ -54,6 +54,9 @@ class Experiment:
         skip_check: do not look.
         trainer: more arguments of `Trainer`: max_epoch, max_step, max_time ...
 
+    Attributes:
+        run_dir, seed: as given.
+
     Raises:
         ConfigError: something to be called cannot be; `strict_git` and `skip_check` are both given.
     """
@@ -87,7 +90,7 @@ class Experiment:
             each if isinstance(each, Service) else _maker("a service", each)
             for each in (*services, *export_strategies)
         ]
-        self._seed = whole("seed", seed, 0, none="to draw one")
+        self.seed = whole("seed", seed, 0, none="to draw one")
         self._strict_git, self._skip_check = strict_git, skip_check
         self._options = trainer
         """Further arguments of the Trainer."""
@@ -103,7 +106,7 @@ class Experiment:
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
             self._trainer = Trainer(
-                task, streams, self.run_dir, services=services, seed=self._seed, **self._options
+                task, streams, self.run_dir, services=services, seed=self.seed, **self._options
             )
         return self._trainer
 
@@ -123,10 +126,10 @@ class Experiment:
         return self._made(self._streams[name])
 
     def _made(self, make: Callable[[], Any]) -> Any:
-        if self._seed is None:
+        if self.seed is None:
             return make()
         with isolated():
-            seed_all(self._seed)
+            seed_all(self.seed)
             return make()
 
     def _check_code(self) -> None:

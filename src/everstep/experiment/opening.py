@@ -150,6 +150,7 @@ def open_run(
     *,
     on_change: OnChange = "error",
     profile: str | None = None,
+    default_profile: str | None = None,
     strict_git: bool = False,
     skip_check: bool = False,
 ) -> Configured:
@@ -157,12 +158,15 @@ def open_run(
 
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
+        default_profile: taken without `profile`, if the config has it.
 
     Raises:
         ConfigError: the run has no config: it was not made by an experiment.
     """
     tree, code = stored(run_dir)
     findable(code)
+    if profile is None and default_profile in (tree.get("profiles") or {}):
+        profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     return Configured(resolved, Path(run_dir), code, on_change, strict_git=strict_git, skip_check=skip_check)
 

@@ -309,8 +309,9 @@ class Opening:
                 progress.seed = self._start.seed
             return changed
         raise ChangedError(
-            f"this differs from the run in {self.run_dir.path}:{told(found)}Give what is stored, or pass "
-            'on_change="override" to go on with what is given, or use another directory for another run'
+            f"this differs from the run in {self.run_dir.path}:{told(found)}",
+            'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
+            "directory for another run",
         )
 
     def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:

@@ -1,0 +1,108 @@
+"""What the commands on experiments share: config files with overrides, and runs that have a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from everstep.cli.finding import find
+from everstep.errors import ChangedError, ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def training_options(function: F) -> F:
+    """What `train` and `resume` may be told."""
+    for option in (
+        click.option("--schedule", default="train", show_default=True, help="A schedule of Experiment."),
+        click.option(
+            "--on-change",
+            type=click.Choice(["error", "keep", "override", "fork"]),
+            default="error",
+            show_default=True,
+            help="Where this config and that of the run differ in what touches training: refuse, go on with "
+            "the run's, go on with this one, or go on with this one in a run of its own.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Make everything, run nothing, leave nothing."),
+        click.option("--strict-git", is_flag=True, help="Refuse code that is not committed and pushed."),
+        click.option("--skip-check", is_flag=True, help="Do not look at git."),
+    ):
+        function = option(function)
+    return function
+
+
+def profile_option(function: F) -> F:
+    """The option --profile."""
+    return click.option("--profile", metavar="NAME", help="Of the config's profiles, laid over it.")(function)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Config files, and overrides: those with a "=" that are no files."""
+    files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
+    overrides = [each for each in arguments if Path(each) not in files]
+    return files, overrides
+
+
+def needed(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """As `split`; there is a file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    files, overrides = split(arguments)
+    if not files:
+        raise click.UsageError("give a config FILE: a YAML file")
+    return files, overrides
+
+
+def run_of(text: str, index: Path | None) -> Path:
+    """The directory of the run that RUN means."""
+    return find(text, index).path
+
+
+def train(experiment: Any, schedule: str, dry_run: bool) -> None:
+    """Run a schedule, or say what would be run."""
+    with _choices():
+        if dry_run:
+            _describe(experiment, schedule)
+            return
+        result = experiment.run(schedule)
+    print_metrics(result.metrics)
+
+
+def print_metrics(metrics: Mapping[str, float]) -> None:
+    """Print what was evaluated, if anything was."""
+    if metrics:
+        click.echo("; ".join(f"{name}: {value:.6g}" for name, value in metrics.items()))
+
+
+@contextmanager
+def _choices() -> Iterator[None]:
+    try:
+        yield
+    except ChangedError as error:
+        raise ConfigError(
+            f"{error.differences}use --on-change keep (go on with what is stored), override (with what is "
+            "given), fork (with that, in a run directory of its own), or another --run-dir"
+        ) from None
+
+
+def _describe(experiment: Any, schedule: str) -> None:
+    from everstep.errors import nearest
+    from everstep.experiment.experiment import SCHEDULES
+
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+    trainer = experiment.trainer
+    state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
+    click.echo(f"run       {trainer.run_dir}")
+    click.echo(f"task      {type(trainer.task).__name__}: {state}")
+    for name, stream in trainer.streams.items():
+        click.echo(f"stream    {name}: {stream!r}")
+    for service in experiment.config.services:
+        click.echo(f"service   {service.name}")
+    click.echo(f"schedule  {schedule}: nothing was run (--dry-run)")

@@ -1,0 +1,42 @@
+"""`everstep predict`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from everstep.cli import experiments
+from everstep.cli.finding import index_option
+
+
+@click.command("predict")
+@click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
+@click.option("--stream", required=True, metavar="NAME", help="Which data.")
+@click.option(
+    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npy, .npz or .jsonl"
+)
+@experiments.profile_option
+@index_option
+def command(
+    run: str, overrides: tuple[str, ...], stream: str, out: Path, profile: str | None, index: Path | None
+) -> None:
+    """Write what the newest checkpoint of RUN predicts for a stream: `inference_step` of each batch.
+
+    \b
+    FILE.npy    an array, all batches one after another
+    FILE.npz    arrays by name, where a batch's predictions are a mapping; else "predictions"
+    FILE.jsonl  a line for each sample
+
+    The config is the run's, with its profile "predict" laid over it if it has one, and PATH=VALUE over that.
+    """
+    from everstep.experiment import open_run
+    from everstep.experiment.predictions import check, write
+
+    check(out)
+    experiment = open_run(
+        experiments.run_of(run, index), overrides, profile=profile, default_profile="predict"
+    )
+    samples = write(out, experiment.trainer.predict(stream))
+    click.echo(f"{out}: {samples} predictions for {stream!r}")

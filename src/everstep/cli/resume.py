@@ -1,0 +1,43 @@
+"""`everstep resume`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli import experiments
+from everstep.cli.finding import index_option
+
+
+@click.command("resume")
+@click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
+@experiments.training_options
+@index_option
+def command(
+    run: str,
+    overrides: tuple[str, ...],
+    on_change: Any,
+    schedule: str,
+    dry_run: bool,
+    strict_git: bool,
+    skip_check: bool,
+    index: Path | None,
+) -> None:
+    """Go on with RUN, by the config that it has recorded; PATH=VALUE changes it.
+
+    \b
+      everstep resume digits trainer.max_epoch=80
+    """
+    from everstep.experiment import open_run
+
+    experiment = open_run(
+        experiments.run_of(run, index),
+        overrides,
+        on_change=on_change,
+        strict_git=strict_git,
+        skip_check=skip_check,
+    )
+    experiments.train(experiment, schedule, dry_run)

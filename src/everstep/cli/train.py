@@ -1,0 +1,47 @@
+"""`everstep train`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli import experiments
+
+
+@click.command("train")
+@click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
+@experiments.profile_option
+@experiments.training_options
+def command(
+    arguments: tuple[str, ...],
+    run_dir: Path | None,
+    profile: str | None,
+    on_change: Any,
+    schedule: str,
+    dry_run: bool,
+    strict_git: bool,
+    skip_check: bool,
+) -> None:
+    """Train what config FILEs say, later ones laid over earlier ones, and PATH=VALUE over all.
+
+    \b
+      everstep train digits.yaml optimizer.lr=3e-4 'services.0.Evaluate.every={steps: 100}'
+
+    Stop it anywhere, by Ctrl-C or kill -9: the same line again goes on, and ends with the same bits.
+    """
+    files, overrides = experiments.needed(arguments)
+    from everstep.experiment import open_config
+
+    experiment = open_config(
+        files,
+        overrides,
+        run_dir=run_dir,
+        on_change=on_change,
+        profile=profile,
+        strict_git=strict_git,
+        skip_check=skip_check,
+    )
+    experiments.train(experiment, schedule, dry_run)

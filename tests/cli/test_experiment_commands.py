@@ -1,0 +1,210 @@
+"""train, resume, eval, predict, config, data: as a person starts them, wrong input included."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runs import everstep
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+from tiny_experiment import write
+
+from everstep.record import RunDir, RunJournal
+
+EVAL = """
+profiles:
+  eval: {streams: {valid: {count: 3}}, services: [Evaluate: {num_steps: 1}]}
+  big: {streams: {train: {count: 12}}}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with tiny.yaml and its module."""
+    write(tmp_path, EVAL)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    write(folder, EVAL)
+    everstep("train", "tiny.yaml", "optimizer.lr=1e-2", cwd=folder)
+    return folder
+
+
+def weights(run: Path) -> list[tuple[str, float]]:
+    return [(row.name, row.value) for row in RunJournal(run).rows() if not row.wall]
+
+
+def test_ctrl_c_and_the_same_line_again(here: Path, trained: Path) -> None:
+    line = ("train", "tiny.yaml", "optimizer.lr=1e-2")
+    everstep(*line, cwd=here, status=130, SIGINT_AT="5")
+    said, _ = everstep(*line, cwd=here)
+    assert "resuming epoch 2, step 5" in said and "max_epoch 3 is reached" in said
+    assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
+    assert "no step is run" in everstep(*line, cwd=here)[0]
+
+
+def test_resume_by_name_with_a_raised_limit(here: Path) -> None:
+    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
+    said, _ = everstep("resume", "tiny", "trainer.max_epoch=2", cwd=here)
+    assert "config.trainer.max_epoch: stored 1, given 2" in said and "step 8, finished" in said
+
+
+def test_a_changed_config_is_the_users_choice(here: Path) -> None:
+    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
+    line = ("train", "tiny.yaml", "optimizer.lr=0.2", "task.scale=2", "trainer.max_epoch=2")
+    _, refused = everstep(*line, cwd=here, status=2)
+    assert "\n  config.optimizer.lr: stored 0.1, given 0.2\n" in refused
+    assert "--on-change keep" in refused
+    said, _ = everstep(*line, "--on-change", "fork", cwd=here)
+    assert "into runs/tiny-fork-1" in said
+    said, _ = everstep(*line, "--on-change", "keep", cwd=here)
+    assert "kept as stored" in said
+    compared, _ = everstep("compare", "tiny", "runs/tiny-fork-1", cwd=here)
+    assert re.search(r"\n  config.optimizer.lr +0.1 +0.2\n", compared)
+    assert "config.trainer" not in compared
+    _, said = everstep("resume", "tiny", "task.scale=3", cwd=here, status=2)
+    assert "config.task.scale: stored 1.0, given 3" in said
+
+
+def test_queries_find_the_config(trained: Path) -> None:
+    said, _ = everstep("runs", "config.optimizer.lr<0.05", "--sort", "config.seed", cwd=trained)
+    assert "tiny-" in said and "0.01" in said
+
+
+def test_a_dry_run_leaves_nothing(here: Path) -> None:
+    said, _ = everstep("train", "tiny.yaml", "--dry-run", cwd=here)
+    assert "TinyTask: w (ndarray), momentum (ndarray)" in said and "nothing was run" in said
+    _, said = everstep("train", "tiny.yaml", "streams.train.count=x", "--dry-run", cwd=here, status=2)
+    assert "streams.train.count: 'x' is a text; give a valid integer" in said
+    assert not (here / "runs").exists()
+
+
+def test_schedules_by_name(here: Path) -> None:
+    arguments = "schedules={train_and_evaluate: {min_eval_frequency: 5}}"
+    said, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "train_and_evaluate", cwd=here)
+    assert RunJournal(here / "runs" / "tiny").series("valid/loss", "eval/valid")[0] == [5, 10]
+    assert re.fullmatch(r"valid/loss: [\d.]+", said.splitlines()[-1])
+    everstep("train", "tiny.yaml", "--run-dir", "runs/none", "--schedule", "test", cwd=here)
+    assert not (here / "runs" / "none").exists()
+
+
+def test_eval_with_its_profile_and_without(trained: Path) -> None:
+    found = json.loads(everstep("eval", "tiny", "--json", cwd=trained)[0])
+    whole = RunJournal(trained / "runs" / "tiny").series("valid/loss", "eval/valid")[1][-1]
+    assert found.keys() == {"valid/loss"} and found["valid/loss"] != whole
+    other = json.loads(everstep("eval", "tiny", "--profile", "big", "--json", cwd=trained)[0])
+    assert other == {"valid/loss": whole}
+    said, _ = everstep("eval", "runs/tiny", "--stream", "train", cwd=trained)
+    assert said.startswith("train/loss: ")
+
+
+def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
+    for name in ("a.npy", "a.npz", "a.jsonl"):
+        said, _ = everstep("predict", "tiny", "--stream", "valid", "--out", name, cwd=trained)
+        assert said == f"{name}: 5 predictions for 'valid'\n"
+    array = np.load(trained / "a.npy")
+    assert array.shape == (5,) and (np.load(trained / "a.npz")["predictions"] == array).all()
+    assert [json.loads(line) for line in (trained / "a.jsonl").read_text().splitlines()] == array.tolist()
+
+
+def test_config_prints_a_config_file(trained: Path) -> None:
+    by_file, _ = everstep("config", "tiny.yaml", "optimizer.lr=1e-2", cwd=trained)
+    by_run, _ = everstep("config", "tiny", cwd=trained)
+    assert by_file == by_run and "lr: 0.01" in by_file and "steps_per_epoch: null" in by_file
+    (trained / "again.yaml").write_text(by_run)
+    assert everstep("config", "again.yaml", cwd=trained)[0] == by_run
+    assert json.loads(everstep("config", "tiny", "--json", cwd=trained)[0])["seed"] == 7
+
+
+def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
+    said, _ = everstep("data", "tiny.yaml", "--stream", "valid", "-n", "3", cwd=here)
+    assert said == (
+        "valid, batch 1\n  [0]: int64 (2)  0, 1\nvalid, batch 2\n  [0]: int64 (2)  2, 3\n"
+        "valid, batch 3\n  [0]: int64 (1)  4\n"
+    )
+    said, _ = everstep("data", "tiny.yaml", "--profile", "big", "-n", "9", cwd=here)
+    assert said.count("batch") == 6
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (["train"], 2, "give a config FILE"),
+        (["train", "none.yaml"], 2, "none.yaml cannot be read"),
+        (["train", "tiny.yaml", "optimizr.lr=1"], 2, "did you mean 'optimizer'"),
+        (["train", "tiny.yaml", "optimizer.lrr=1"], 2, "Momentum() has no argument 'lrr'; did you mean 'lr'"),
+        (["train", "tiny.yaml", "--schedule", "trian"], 2, "did you mean 'train'"),
+        (["train", "tiny.yaml", "--on-change", "kepe"], 2, "keep"),
+        (["train", "tiny.yaml", "--profile", "bog"], 2, "did you mean 'big'"),
+        (["train", "tiny.yaml", "--strict-git", "--run-dir", "runs/strict"], 1, "commit and push first"),
+        (["resume", "tny"], 2, "there is no run 'tny'"),
+        (["resume", "tiny", "seed=x"], 2, "seed: 'x' is a text; give a valid integer"),
+        (["eval", "tiny", "--stream", "vald"], 2, "did you mean 'valid'"),
+        (["eval", "tny"], 2, "there is no run 'tny'"),
+        (["predict", "tiny", "--out", "a.npy"], 2, "Missing option '--stream'"),
+        (["predict", "tiny", "--stream", "valid", "--out", "a.txt"], 2, ".jsonl, .npy, .npz"),
+        (["predict", "tiny", "--stream", "valid", "--out", "no/a.npy"], 2, "is no folder"),
+        (["config", "tiny.yaml", "trainer.max_epoch=x"], 2, "give a valid integer"),
+        (["data", "tiny.yaml", "--stream", "vald"], 2, "did you mean 'valid'"),
+        (["data", "tiny.yaml", "-n", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_wrong_input_is_told(trained: Path, command: list[str], status: int, said: str) -> None:
+    assert said in everstep(*command, cwd=trained, status=status)[1]
+
+
+def git(folder: Path, *command: str) -> None:
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    names = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    subprocess.run(["git", *names, *command], cwd=folder, env=environment, capture_output=True, check=True)
+
+
+def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
+    line = ("train", "tiny.yaml", "trainer.max_step=1")
+    strict = (*line, "--strict-git")
+    git(here, "init", "-b", "main")
+    git(here, "add", ".")
+    assert "changes that are not committed" in everstep(*strict, cwd=here, status=1)[1]
+    git(here, "commit", "-m", "first")
+    assert "is on no remote" in everstep(*strict, cwd=here, status=1)[1]
+    assert not (here / "runs").exists()
+    assert "note: " in everstep(*line, cwd=here)[1]
+    assert everstep(*line, "--skip-check", cwd=here)[1] == ""
+    git(here, "clone", "--bare", ".", "../origin.git")
+    git(here, "remote", "add", "origin", "../origin.git")
+    git(here, "fetch", "origin")
+    git(here, "checkout", "--detach")
+    assert everstep(*strict, "--run-dir", "runs/detached", cwd=here)[1] == ""
+    (start,) = RunJournal(here / "runs" / "detached").events("segment")
+    assert start.data["facts"]["git"]["branch"] is None and start.data["facts"]["git"]["pushed"]
+    (here / "tiny.yaml").write_text((here / "tiny.yaml").read_text() + "group: changed\n")
+    assert "changes that are not committed" in everstep(*strict, cwd=here, status=1)[1]
+
+
+def test_a_config_is_drilled(here: Path) -> None:
+    said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
+    assert "exact" in said
+    assert not (here / "runs").exists()
+
+
+def test_a_killed_fork_is_the_fork(here: Path) -> None:
+    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
+    line = ("train", "tiny.yaml", "optimizer.lr=0.2", "--on-change", "fork")
+    everstep(*line, cwd=here, status=-9, SIGKILL_AT="2")
+    everstep(*line, cwd=here)
+    assert not (here / "runs" / "tiny-fork-2").exists()
+    everstep(*line, "--run-dir", "runs/tiny", cwd=here)
+    assert RunDir.open(here / "runs" / "tiny-fork-1", create=False).facts["parent"]["run"]
+    assert RunJournal(here / "runs" / "tiny-fork-1").ended() is not None

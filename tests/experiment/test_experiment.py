@@ -1,0 +1,318 @@
+"""`Experiment`: nothing at construction, every schedule, and what to do where a config changed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_experiment import TinyTask, noise, numbers, write
+
+import everstep
+from everstep.errors import ChangedError, ConfigError, NoCheckpointError, UsageError
+from everstep.experiment import ExperimentConfig, open_config, open_run, resolve
+from everstep.experiment.experiment import SCHEDULES
+from everstep.experiment.opening import Configured, stored
+from everstep.record import RunDir, RunJournal
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
+def experiment(**arguments: Any) -> everstep.Experiment:
+    arguments = {"max_epoch": 2, "seed": 7, "skip_check": True, **arguments}
+    return everstep.Experiment(TinyTask, lambda: numbers(8, shuffle=True), numbers, "runs/a", **arguments)
+
+
+def opened(file: Path, *overrides: str, **arguments: Any) -> Configured:
+    return open_config(file, overrides, skip_check=True, **arguments)
+
+
+def evaluated_at(run_dir: str) -> list[int]:
+    return RunJournal(run_dir).series("valid/loss", "eval/valid")[0]
+
+
+# -------------------------------------------------------------------------------------- when
+
+
+def test_nothing_is_called_at_construction() -> None:
+    made: list[str] = []
+
+    def fails() -> Any:
+        made.append("called")
+        raise AssertionError
+
+    everstep.Experiment(fails, fails, {"valid": fails}, "runs/a", services=[fails], seed=7)
+    everstep.Experiment("nowhere:Task", "nowhere:train")
+    assert not made and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"task": TinyTask()}, "task is .*give a function that makes it"),
+        ({"train_stream_fn": [1, 2]}, r"stream 'train' is \[1, 2\]; give a function"),
+        ({"max_epochs": 3}, "no argument 'max_epochs'; did you mean 'max_epoch'"),
+        ({"seed": -1}, "seed=-1: give a whole number"),
+        ({"strict_git": True, "skip_check": True}, "contradict each other"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_at_once(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        everstep.Experiment(**{"task": TinyTask, "train_stream_fn": numbers, **arguments})
+
+
+def test_import_paths_are_functions_too() -> None:
+    by_path = everstep.Experiment(
+        "tiny_experiment:TinyTask", "tiny_experiment:numbers", max_step=2, skip_check=True
+    )
+    assert by_path.run("train").ending.step == 2
+
+
+def test_what_is_made_follows_from_the_seed() -> None:
+    made = [experiment(seed=seed, skip_check=True).trainer for seed in (7, 7, 8)]
+    first, again, other = (trainer.task.model.tolist() for trainer in made)
+    assert first == again != other
+    drawn = [everstep.Experiment(TinyTask, noise, seed=7).stream("train") for _ in range(2)]
+    assert [list(b[0]) for b in drawn[0]] == [list(b[0]) for b in drawn[1]]
+
+
+# --------------------------------------------------------------------------------- schedules
+
+
+def test_every_schedule_has_a_name_and_a_wrong_one_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="no schedule 'trian'; did you mean 'train'"):
+        experiment().run("trian")
+    with pytest.raises(ConfigError, match="no argument 'min_eval_freq'; did you mean 'min_eval_frequency'"):
+        experiment().run("train_and_evaluate", min_eval_freq=3)
+    assert all(callable(getattr(everstep.Experiment, name)) for name in SCHEDULES)
+
+
+def test_train_is_the_trainer_and_goes_on() -> None:
+    assert experiment(max_epoch=1).train().ending.step == 4
+    assert experiment().train().ending.resumed_from == "epoch-0001-step-00000004"
+    other = everstep.Trainer(
+        TinyTask(),
+        {"train": numbers(8, shuffle=True), "valid": numbers()},
+        "runs/b",
+        max_epoch=2,
+        seed=7,
+    )
+    assert experiment().train().ending.digest == other.run_training().digest
+
+
+def test_evaluate_needs_a_checkpoint_and_says_what_training_found() -> None:
+    with pytest.raises(NoCheckpointError):
+        experiment().evaluate()
+    experiment().train()
+    found = experiment().evaluate().metrics
+    assert found["valid/loss"] == RunJournal("runs/a").series("valid/loss", "eval/valid")[1][-1]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "steps"), [(None, [4, 8]), (3, [3, 6, 8]), (0, [8])], ids=["own", "every 3", "at the end"]
+)
+def test_train_and_evaluate_evaluates_no_checkpoint_twice(frequency: int | None, steps: list[int]) -> None:
+    seen: list[int] = []
+
+    class Counting(TinyTask):
+        def eval_begin(self) -> None:
+            seen.append(1)
+
+    counted = everstep.Experiment(
+        Counting, lambda: numbers(8, shuffle=True), numbers, "runs/a", max_epoch=2, seed=7, skip_check=True
+    )
+    result = counted.run("train_and_evaluate", min_eval_frequency=frequency)
+    apart = [found.step for found in everstep.evaluations("runs/a")]
+    inside = evaluated_at("runs/a") if frequency != 0 else []
+    assert sorted(inside + apart) == steps
+    assert len(seen) == len(steps) and result.metrics.keys() == {"valid/loss"}
+
+
+def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
+    interrupted, plain = experiment(), experiment()
+    assert interrupted.continuous_train_and_eval(3).ending is not None
+    assert evaluated_at("runs/a") == [3, 6]
+    assert [found.step for found in everstep.evaluations("runs/a")] == [8]
+    plain.run_dir = "runs/b"
+    plain.train()
+    assert interrupted.trainer.task.model.tolist() == plain.trainer.task.model.tolist()
+
+
+def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
+    gate = threading.Event()
+
+    class Waiting(TinyTask):
+        def train_step(self, batch: Any) -> Any:
+            if self.steps == 4:
+                assert gate.wait(60)
+            return super().train_step(batch)
+
+    trained = everstep.Experiment(
+        Waiting, lambda: numbers(8), run_dir="runs/a", max_epoch=2, seed=7, skip_check=True
+    )
+    thread = threading.Thread(target=trained.train)
+    thread.start()
+    found = []
+    for each in experiment(max_step=8).continuously(0.0, "each", 60.0):
+        found.append(each.step)
+        gate.set()
+    thread.join()
+    assert found[-1] == 8 and found == sorted(set(found))
+
+
+def test_test_is_a_smoke_test_that_leaves_nothing() -> None:
+    experiment().run("test")
+    assert not Path("runs").exists()
+
+    class Broken(TinyTask):
+        def eval_step(self, batch: Any) -> Any:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        everstep.Experiment(Broken, numbers, numbers, "runs/a", skip_check=True).test()
+
+
+def test_export_strategies_are_services() -> None:
+    at: list[int] = []
+    strategy = everstep.Best("valid/loss", "min")
+    done = experiment(export_strategies=[strategy], services=[lambda: at_end(at)])
+    done.train()
+    assert strategy.value is not None and at
+
+
+def at_end(seen: list[int]) -> everstep.Service:
+    class AtEnd(everstep.Service):
+        moments = frozenset({everstep.Moment.EXIT_LOOP})
+
+        def run(self, boundary: everstep.Boundary) -> None:
+            seen.append(boundary.step)
+
+    return AtEnd("at end")
+
+
+# --------------------------------------------------------------------------- from a config file
+
+
+def test_a_config_makes_the_experiment(file: Path) -> None:
+    made = opened(file, "optimizer.lr=1e-2")
+    assert made.trainer.task.optimizer.lr == 0.01
+    assert made.train().ending.step == 12
+    assert str(made.run_dir) == "runs/tiny"  # the name of the file
+
+
+def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
+    first = opened(file, "optimizer.lr=1e-2", run_dir="runs/first").train().ending
+    tree, code = stored("runs/first")
+    assert tree["optimizer"] == {"call": "tiny_experiment:Momentum", "lr": 0.01} and code == (file.parent,)
+    assert resolve(ExperimentConfig, base=tree).tree == tree
+    Path("again.yaml").write_text(everstep.experiment.as_yaml(tree))
+    assert opened(Path("again.yaml"), run_dir="runs/again").train().ending.digest == first.digest
+    assert open_run("runs/first", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
+
+
+def test_a_stopped_and_resumed_run_is_the_undisturbed_one(file: Path) -> None:
+    opened(file, "trainer.max_step=5").train()
+    resumed = opened(file).train().ending
+    assert resumed.resumed_from is not None
+    assert resumed.digest == opened(file, run_dir="runs/other").train().ending.digest
+
+
+def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="scheduler: TinyTask has no build_scheduler"):
+        _ = opened(file, "scheduler={call: tiny_experiment:numbers}").trainer
+    (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: x:y}\n")
+    with pytest.raises(ConfigError, match=r"streams has no 'train'.*did you mean 'trian'"):
+        opened(tmp_path / "bad.yaml")
+    everstep.Trainer(TinyTask(), {"train": numbers()}, "runs/own", max_step=1).run_training()
+    with pytest.raises(ConfigError, match="has no config of an experiment"):
+        open_run("runs/own")
+
+
+# ------------------------------------------------------------------------------ a changed config
+
+
+def test_a_changed_config_is_refused_with_a_table(file: Path) -> None:
+    opened(file).train()
+    with pytest.raises(ChangedError) as raised:
+        opened(file, "optimizer.lr=0.2", "task.scale=2.0", "trainer.max_epoch=4").train()
+    lines = raised.value.differences.splitlines()[1:]
+    assert lines == [
+        "  config.task.scale: stored 1.0, given 2.0",
+        "  config.optimizer.lr: stored 0.1, given 0.2",
+    ]
+
+
+def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened(file).train()
+    kept = opened(file, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="keep").train().ending
+    assert "kept as stored: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
+    undisturbed = opened(file, "trainer.max_epoch=4", run_dir="runs/other").train().ending
+    assert kept.step == 16 and kept.digest == undisturbed.digest
+
+
+def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = opened(file).train().ending
+    changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
+    now = opened(file, *changed, on_change="override").train().ending
+    assert "config.optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
+    assert now.step == 16 and now.digest != first.digest
+    assert opened(file, *changed).train().ending.digest == now.digest  # it is the run's now
+
+
+def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parent = opened(file).train().ending
+    changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
+    forked = opened(file, *changed, on_change="fork").train().ending
+    said = capsys.readouterr().out
+    assert "into runs/tiny-fork-1" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
+    facts = RunDir.open("runs/tiny-fork-1", create=False).facts
+    assert facts["parent"]["run"] == RunDir.open("runs/tiny", create=False).id
+    assert facts["parent"]["checkpoint"] == "epoch-0003-step-00000012" and forked.step == 16
+    (start,) = RunJournal("runs/tiny-fork-1").events("segment")
+    assert start.data["facts"]["parent"] == facts["parent"]
+    again = opened(file, *changed, on_change="fork").train().ending  # the same line goes on with the fork
+    assert again.digest == forked.digest and not Path("runs/tiny-fork-2").exists()
+    assert open_run("runs/tiny-fork-1", skip_check=True).train().ending.digest == forked.digest
+    other = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=4", on_change="fork").train().ending
+    assert Path("runs/tiny-fork-2").exists() and other.digest != forked.digest
+    assert opened(file).train().ending.digest == parent.digest
+
+
+def test_a_fork_that_was_killed_at_once_goes_on_from_its_parent(file: Path) -> None:
+    opened(file).train()
+    changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
+    begun = opened(file, *changed, on_change="fork")
+    begun._to_train()  # the directory is made, and nothing more
+    assert [path.name for path in Path("runs/tiny-fork-1").iterdir() if path.suffix == ".json"]
+    resumed = opened(file, *changed, on_change="fork").train().ending
+    assert resumed.resumed_from == "epoch-0003-step-00000012" and resumed.step == 16
+
+
+def test_without_a_difference_there_is_no_fork(file: Path) -> None:
+    opened(file, "trainer.max_epoch=1").train()
+    assert opened(file, on_change="fork").train().ending.step == 12
+    assert not Path("runs/tiny-fork-1").exists()
+
+
+def test_an_unknown_choice(file: Path) -> None:
+    with pytest.raises(ConfigError, match='give "error", "keep", "override" or "fork"'):
+        opened(file, on_change="kepe")
+
+
+# -------------------------------------------------------------------------------- provenance
+
+
+def test_strict_git_without_git(file: Path) -> None:
+    with pytest.raises(UsageError, match=r"is in no git repository.*commit and push first"):
+        open_config(file, strict_git=True).train()
+    assert not Path("runs").exists()
+    assert open_config(file).train().ending.finished  # not asked for, nothing is said of it
