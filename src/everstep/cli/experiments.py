@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from everstep.cli.finding import find
 from everstep.errors import ChangedError, ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,6 +60,8 @@ def needed(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def run_of(text: str, index: Path | None) -> Path:
     """The directory of the run that RUN means."""
+    from everstep.cli.finding import find  # half of the time that a command takes to begin
+
     return find(text, index).path
 
 
