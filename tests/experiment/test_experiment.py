@@ -135,6 +135,10 @@ def test_train_and_evaluate_evaluates_no_checkpoint_twice(frequency: int | None,
     inside = evaluated_at("runs/a") if frequency != 0 else []
     assert sorted(inside + apart) == steps
     assert len(seen) == len(steps) and result.metrics.keys() == {"valid/loss"}
+    again = everstep.Experiment(
+        Counting, lambda: numbers(8, shuffle=True), numbers, "runs/a", max_epoch=2, seed=7, skip_check=True
+    )
+    assert again.train_and_evaluate(frequency).metrics == result.metrics and len(seen) == len(steps)
 
 
 def test_continuous_train_and_eval_goes_on_with_the_data() -> None:

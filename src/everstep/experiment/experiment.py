@@ -16,7 +16,7 @@ from everstep.keywords import checked_keywords, number, whole
 from everstep.record.provenance import code_folder, git_facts
 from everstep.state import isolated, seed_all
 from everstep.trainer import Trainer
-from everstep.trainer.trainer import RunResult
+from everstep.trainer.modes import RunResult
 from everstep.trainer.watching import Which
 
 Maker = Callable[[], Any] | str

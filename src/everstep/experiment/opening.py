@@ -17,7 +17,7 @@ from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunJournal, to_read
 from everstep.supervisor import InitFrom
 from everstep.trainer import Trainer
-from everstep.trainer.trainer import RunResult
+from everstep.trainer.modes import RunResult
 
 
 class Configured(Experiment):

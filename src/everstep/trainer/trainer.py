@@ -31,7 +31,7 @@ from everstep.errors import (
 )
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
-from everstep.record import Evaluation, RunDir, evaluations, located, record_evaluation, to_read
+from everstep.record import Evaluation, RunDir, RunJournal, evaluations, located, record_evaluation, to_read
 from everstep.record import facts as run_facts
 from everstep.schedule import Schedule
 from everstep.services.best import Best
@@ -41,6 +41,7 @@ from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.board import listed
+from everstep.supervisor.configuration import Configuration
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping, unchanged
 from everstep.trainer.inputs import Inputs
 from everstep.trainer.modes import RunResult, run_mode
@@ -464,7 +465,7 @@ class Trainer:
     def evaluate_all(self, *, newest: bool = False) -> dict[str, float]:
         """Evaluate each stream that an `Evaluate` is there for, else "valid"; the weights as for `evaluate`.
 
-        What a service has found on them in the loop is not found again.
+        What was found on them in the loop, or before on the end of the run, is not found again.
 
         Args:
             newest: whether to load the newest checkpoint.
@@ -477,9 +478,20 @@ class Trainer:
             how = self._how(name)
             at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
             if at != self._weights.step:
-                metrics = self.evaluate(name, self._num_steps(name))
-            found |= metrics
+                metrics = {} if newest else self._recorded(name, self._weights)
+            found |= metrics or self.evaluate(name, self._num_steps(name))
         return found
+
+    def _recorded(self, stream: str, weights: Loaded) -> dict[str, float]:
+        """What an earlier start has found on the same weights, nothing if none has."""
+        run_dir, num_steps = to_read(self.run_dir), self._num_steps(stream)
+        for each in reversed(evaluations(run_dir)):
+            if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
+                return each.metrics
+        if Path(weights.path).parent.name != "checkpoints":
+            return {}
+        rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
+        return {row.name: row.value for row in rows if row.step == weights.step}
 
     def _how(self, stream: str) -> Evaluate | None:
         """The first service that evaluates a stream."""
@@ -522,9 +534,10 @@ class Trainer:
     @cached_property
     def _facts(self) -> dict[str, Any]:
         """Where evaluations outside the loop are made."""
-        config = {"services": [repr(service) for service in self._services]}
+        config = Configuration.of(self._options.get("config")) or Configuration({})
         frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        return run_facts(sys.argv, config, self._stream_seed, frameworks)
+        facts = run_facts(sys.argv, config.tree, self._stream_seed, frameworks, next(iter(config.code), None))
+        return {**facts, "services": [repr(service) for service in self._services]}
 
     def _evaluate(
         self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
