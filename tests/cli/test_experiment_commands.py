@@ -193,6 +193,13 @@ def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     assert "changes that are not committed" in everstep(*strict, cwd=here, status=1)[1]
 
 
+def test_how_a_training_ended_is_its_exit_status(here: Path) -> None:
+    said, _ = everstep("train", "tiny.yaml", "trainer.max_time=1e-6", cwd=here, status=3)
+    assert "start again to go on" in said
+    required = "services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]"
+    everstep("train", "tiny.yaml", required, "--run-dir", "runs/b", cwd=here, status=4)
+
+
 def test_a_config_is_drilled(here: Path) -> None:
     said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
     assert "exact" in said

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +139,19 @@ def bare() -> dict[str, Any]:
     return {"everstep": everstep, "torch": torch, "np": np}
 
 
+def experiment() -> dict[str, Any]:
+    """The files of the page on experiments, digits.yaml and digits_task.py, as they stand there."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "guide" / "experiment.md").read_text()
+    for name, language in (("digits_task.py", "python"), ("digits.yaml", "yaml")):
+        Path(name).write_text(page.split(f"```{language}\n")[1].split("```")[0])
+    sys.path.insert(0, os.getcwd())
+    return {"everstep": everstep, "torch": torch}
+
+
 SETUPS = {
     setup.__name__: setup
-    for setup in (bare, digits, training, trained, exported, trained_with_best, task, dataset, evaluated)
+    for setup in (
+        *(bare, digits, training, trained, exported, trained_with_best, task, dataset, evaluated),
+        experiment,
+    )
 }

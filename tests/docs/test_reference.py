@@ -58,3 +58,7 @@ def test_every_argument_of_the_optimizers(name: str) -> None:
     given = arguments(getattr(everstep.torch, name).__init__)
     wanted = [key if default == "needed" else f"{key}={default.strip('`')}" for key, default in given.items()]
     assert call == ", ".join(wanted)
+
+
+def test_every_argument_of_an_experiment() -> None:
+    assert rows("Experiment") == arguments(everstep.Experiment.__init__)

@@ -62,7 +62,7 @@ def test_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.Monk
     names: dict[str, Any] = {"__name__": "__main__"}
     if snippet.setup is not None:
         names |= SETUPS[snippet.setup]()
-    code = compile("\n" * snippet.line + snippet.code, str(snippet.page), "exec")
+    code = compile("\n" * snippet.line + snippet.code, str(snippet.page), "exec", dont_inherit=True)
     if snippet.error is None:
         exec(code, names)
         return

@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "digits": ("--epochs", "2"),
     "digits_trainer": ("--epochs", "2"),
+    "digits.yaml": ("trainer.max_epoch=2", "--skip-check"),
     "gan": ("--epochs", "30"),
     "logistic_numpy": ("--steps", "600"),
     "transformer": ("--small",),
@@ -35,7 +36,8 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact(name: str, *hazards: str, seed: int = 0) -> DrillReport:
     """Drilled; what it leaves is in `kept`."""
-    report = drill(EXAMPLES / f"{name}.py", SMALL[name], kills=1, hazards=hazards, seed=seed, keep="kept")
+    file = EXAMPLES / (name if "." in name else f"{name}.py")
+    report = drill(file, SMALL[name], kills=1, hazards=hazards, seed=seed, keep="kept")
     assert report.exact, report
     assert {one.verdict for one in report.ordeals} <= {"exact", "no such place"}, report
     return report
@@ -58,6 +60,12 @@ def test_digits() -> None:
 
 def test_digits_through_a_trainer() -> None:
     exact("digits_trainer", "commit")
+    _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
+    assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
+
+
+def test_digits_from_a_config_file() -> None:
+    exact("digits.yaml", "last step")
     _, accuracies = RunJournal(run_dirs()[0]).series("valid/accuracy", "eval/valid")
     assert len(accuracies) == 3 and accuracies[0] < 0.3 and accuracies[-1] > 0.6
 

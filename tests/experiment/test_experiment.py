@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_experiment import TinyTask, noise, numbers, write
 
@@ -228,6 +230,24 @@ def test_a_stopped_and_resumed_run_is_the_undisturbed_one(file: Path) -> None:
     resumed = opened(file).train().ending
     assert resumed.resumed_from is not None
     assert resumed.digest == opened(file, run_dir="runs/other").train().ending.digest
+
+
+def test_weights_to_start_from(file: Path) -> None:
+    opened(file, run_dir="runs/first").train()
+    for given in ("runs/first", "{path: runs/first, include: ^w$, on_missing: skip}"):
+        warm = opened(file, f"trainer.init_from={given}", "trainer.max_epoch=null", run_dir="runs/warm")
+        with warm.trainer.open() as loop:
+            assert warm.trainer.task.model.tolist() == everstep_weights("runs/first") and loop.step == 0
+        shutil.rmtree("runs/warm")
+    with pytest.raises(ConfigError, match=r"InitFrom\(\) has no argument 'pth'; did you mean 'path'"):
+        opened(file, "trainer.init_from={pth: runs/first}")
+
+
+def everstep_weights(run_dir: str) -> list[float]:
+    state = {"w": np.zeros(3)}
+    everstep.load(run_dir, state)
+    weights: list[float] = state["w"].tolist()
+    return weights
 
 
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:

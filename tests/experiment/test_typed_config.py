@@ -295,6 +295,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
         resolve(Config, [tmp_path / "none.yaml"])
 
 
+def test_a_schema_whose_types_cannot_be_had() -> None:
+    @dataclass
+    class Local:
+        net: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+    @dataclass
+    class Strange:
+        net: Net
+
+    for schema in (Local, Strange):
+        with pytest.raises(ConfigError, match=r"is no schema: .*give a dataclass whose types"):
+            resolve(schema, (), ["net=1"])
+
+
 def test_what_is_free_to_change() -> None:
     assert free(Config) == ["late"]
     assert {"trainer.max_epoch", "services", "run_dir"} <= set(free(ExperimentConfig))

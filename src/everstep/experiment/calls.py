@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import core_schema
 
 from everstep.errors import ConfigError, nearest
@@ -159,9 +159,9 @@ def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem
         return value
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_config(annotation))
-    except (PydanticSchemaGenerationError, PydanticUserError, PydanticUndefinedAnnotation):
+        return validated(adapter, value, annotation, place, problems)
+    except (PydanticUserError, PydanticUndefinedAnnotation):
         return value  # a type that only the callee understands
-    return validated(adapter, value, annotation, place, problems)
 
 
 _CALLABLES = {Callable, typing.Callable, type, types.FunctionType}

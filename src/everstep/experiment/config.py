@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, Problem, validated
@@ -69,9 +70,16 @@ def resolve(
         layers = below
     if profile is not None:
         layers = _with_profile(layers, profile)
-    adapter: TypeAdapter[Any] = TypeAdapter(schema)
     problems: list[Problem] = []
-    config = validated(adapter, layers.tree, schema, (), problems)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(schema)
+        config = validated(adapter, layers.tree, schema, (), problems)
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        what = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
+            "and Call, in a module that imports them at run time"
+        ) from error
     if not problems:
         for place, call, late in calls(config):
             problems += call.problems(place, late)

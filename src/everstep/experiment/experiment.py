@@ -144,7 +144,8 @@ class Experiment:
         missing = uncommitted(folder)
         if self._strict_git and missing:
             raise UsageError(
-                f"strict_git: {missing}, so that this run could not be made again; commit and push first"
+                f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
+                "leave out strict_git"
             )
         if missing and git_facts(folder) is not None:
             print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)

@@ -73,7 +73,7 @@ def _bytes(path: Path, arrays: dict[str, Any]) -> bytes:
     if path.suffix == ".npz":
         np.savez(buffer, **arrays)
     elif len(arrays) > 1:
-        raise DataError(f"there are predictions named {', '.join(arrays)}; write them to .npz or .jsonl")
+        raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
     else:
         np.save(buffer, next(iter(arrays.values())), allow_pickle=False)
     return buffer.getvalue()

@@ -70,7 +70,7 @@ class TrainerConfig:
     steps_per_epoch: int | None = None
     watch: str | tuple[str, str] | None = field(default=None, metadata=FREE)
     default_services: bool = field(default=True, metadata=FREE)
-    init_from: str | dict[str, Any] | None = None
+    init_from: str | dict[str, Any] | None = field(default=None, metadata=FREE)
     lock: bool = field(default=True, metadata=FREE)
 
 
