@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
@@ -232,6 +233,37 @@ def test_a_stopped_and_resumed_run_is_the_undisturbed_one(file: Path) -> None:
     assert resumed.digest == opened(file, run_dir="runs/other").train().ending.digest
 
 
+class Line(everstep.torch.Task):
+    """A task whose model, optimizer and scheduler the config has."""
+
+    def forward(self, batch: Any) -> Any:
+        return {"loss": self.model(batch[0].reshape(-1, 1).to(torch.float32)).square().mean()}
+
+
+def tensors() -> Any:
+    return everstep.data.arrays(torch.arange(8.0), batch_size=2)
+
+
+def test_model_optimizer_and_scheduler_may_be_the_configs(tmp_path: Path) -> None:
+    (tmp_path / "line.yaml").write_text(
+        f"""
+task: {{call: '{__name__}:Line', clip: {{call: everstep.torch:Clip, norm: 1}}}}
+model: {{call: torch.nn:Linear, in_features: 1, out_features: 1}}
+optimizer: {{call: torch.optim:AdamW, lr: 0.5, betas: [0.5, 0.9]}}
+scheduler: {{call: torch.optim.lr_scheduler:StepLR, step_size: 2, gamma: 0.5}}
+streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
+services: [{{Evaluate: {{stats: {{loss: [std]}}, every: {{at: [2, 4]}}}}}}]
+trainer: {{max_step: 4}}
+seed: 7
+"""
+    )
+    made = opened(tmp_path / "line.yaml")
+    assert made.train().ending.step == 4
+    (group,) = made.trainer.task.optimizer.param_groups
+    assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
+    assert RunJournal("runs/line").series("valid/loss/std", "eval/valid")[0] == [2, 4]
+
+
 def test_weights_to_start_from(file: Path) -> None:
     opened(file, run_dir="runs/first").train()
     for given in ("runs/first", "{path: runs/first, include: ^w$, on_missing: skip}"):
@@ -256,6 +288,8 @@ def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("task: tiny_experiment:TinyTask\nstreams: {trian: x:y}\n")
     with pytest.raises(ConfigError, match=r"streams has no 'train'.*did you mean 'trian'"):
         opened(tmp_path / "bad.yaml")
+    with pytest.raises(ConfigError, match="schedules has 'trian', which is none; did you mean 'train'"):
+        opened(file, "schedules={trian: {}}")
     everstep.Trainer(TinyTask(), {"train": numbers()}, "runs/own", max_step=1).run_training()
     with pytest.raises(ConfigError, match="has no config of an experiment"):
         open_run("runs/own")
@@ -309,6 +343,22 @@ def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.Cap
     other = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=4", on_change="fork").train().ending
     assert Path("runs/tiny-fork-2").exists() and other.digest != forked.digest
     assert opened(file).train().ending.digest == parent.digest
+
+
+def test_what_controls_the_training_is_kept_or_forked_too(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopper = "services=[Evaluate, {{EarlyStop: {{metric: valid/loss, patience: {}}}}}]"
+    opened(file, stopper.format(5)).train()
+    with pytest.raises(ChangedError, match="patience"):
+        opened(file, stopper.format(6)).train()
+    kept = opened(file, stopper.format(6).replace("[", "[{Throughput: {samples: 2}}, "), on_change="keep")
+    kept.train()
+    assert "services.0.EarlyStop.patience: stored 5, given 6" in capsys.readouterr().out
+    assert [each.name for each in kept.config.services] == ["Throughput", "Evaluate", "EarlyStop"]
+    assert kept.config.services[-1].arguments["patience"] == 5
+    forked = opened(file, stopper.format(6), "trainer.max_epoch=4", on_change="fork")
+    assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
 
 
 def test_a_fork_that_was_killed_at_once_goes_on_from_its_parent(file: Path) -> None:

@@ -15,7 +15,8 @@ import xxhash
 from everstep.checkpoint import Checkpoint, Store, find_checkpoint
 from everstep.errors import ConfigError
 from everstep.experiment.config import Resolved, free, resolve
-from everstep.experiment.schema import ExperimentConfig
+from everstep.experiment.paths import imported
+from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
 from everstep.supervisor.configuration import Configuration, Difference, differences, told
 
@@ -69,9 +70,20 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
 
 
 def _touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """The differences that touch the training."""
-    config = configuration(given)
-    return [each for each in differences(stored, given) if not config.is_free(each.path)]
+    """The differences that touch the training; of the services, those among what controls it."""
+    free = [path for path in configuration(given).free if path != "services"]
+    config = Configuration(given, tuple(free))
+    both = ({**tree, "services": _controllers(tree)} for tree in (stored, given))
+    return [each for each in differences(*both) if not config.is_free(each.path)]
+
+
+def _controllers(tree: Mapping[str, Any], controlling: bool = True) -> list[Any]:
+    """The services of a config that control the training, or those that only look."""
+    return [
+        each
+        for each in tree.get("services") or ()
+        if bool(getattr(imported(ServiceCall.of(each).call), "controller", True)) == controlling
+    ]
 
 
 def _kept(stored: dict[str, Any], given: dict[str, Any]) -> Resolved[ExperimentConfig]:
@@ -83,6 +95,7 @@ def _kept(stored: dict[str, Any], given: dict[str, Any]) -> Resolved[ExperimentC
         for part in above:
             ours, theirs = ours.setdefault(part, {}), theirs[part]
         ours[name] = theirs[name]
+    tree["services"] = _controllers(given, controlling=False) + _controllers(stored)
     return resolve(ExperimentConfig, base=tree)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from everstep import services
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, Problem
+from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.layers import Place
 
 FREE = {"free": True}
@@ -18,8 +20,10 @@ LATE = {"late": 1}
 """Marks a call whose first argument is not the config's: the model's parameters, the optimizer."""
 
 
-MAIN = ("Best", "Checkpoints", "Console", "EarlyStop", "Evaluate", "NaNGuard", "StopAfter")
-"""The services that `everstep` itself exports; the others are in `everstep.services`."""
+def main_services() -> list[str]:
+    """The services that `everstep` itself exports; the others are in `everstep.services`."""
+    homes = importlib.import_module("everstep")._HOMES
+    return [name for home, names in homes.items() if home.startswith("services.") for name in names]
 
 
 class ServiceCall(Call):
@@ -40,10 +44,11 @@ class ServiceCall(Call):
         if not isinstance(arguments, Mapping | None):
             raise ConfigError(f"the service {name} has {arguments!r}; give {{argument: value}}")
         if ":" not in name:
-            known = [*MAIN, *services.__all__]
-            if name not in known:
-                raise ConfigError(f"no service {name!r}; {nearest(name, known)}")
-            name = f"{'everstep' if name in MAIN else 'everstep.services'}:{name}"
+            homes = dict.fromkeys(services.__all__, "everstep.services")
+            homes |= dict.fromkeys(main_services(), "everstep")
+            if name not in homes:
+                raise ConfigError(f"no service {name!r}; {nearest(name, homes)}")
+            name = f"{homes[name]}:{name}"
         return cls(name, arguments or {})
 
     @property
@@ -113,6 +118,9 @@ class ExperimentConfig:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
 
     def __post_init__(self) -> None:
+        for name in self.schedules:
+            if name not in SCHEDULES:
+                raise ConfigError(f"schedules has {name!r}, which is none; {nearest(name, SCHEDULES)}")
         if "train" not in self.streams:
             raise ConfigError(
                 f"streams has no 'train', which is trained on; {nearest('train', self.streams)}"
