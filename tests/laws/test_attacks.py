@@ -389,3 +389,32 @@ def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
     after.load_gradients(saved)
     assert saved == after.gradients() == {"grad": {}, "reused": {"optimizer": [False, False]}}
     before.close(), after.close()
+
+
+def test_a_resume_after_the_first_update_knows_that_there_was_one() -> None:
+    """The second update of all then tells whether gradients are used again, as in an undisturbed run."""
+
+    def watched() -> Any:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return model, optimizer, get("torch").watch_updates({"optimizer": optimizer})
+
+    def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer, undisturbed = watched()
+    fresh = undisturbed.gradients()
+    update(model, optimizer)
+    once = undisturbed.gradients()
+    update(model, optimizer)
+    for saved, updates in ((fresh, 2), (once, 1)):
+        model, optimizer, resumed = watched()
+        resumed.load_gradients(saved)
+        assert resumed.gradients() == saved
+        for _ in range(updates):
+            update(model, optimizer)
+        assert resumed.gradients() == undisturbed.gradients()
+        resumed.close()
+    undisturbed.close()

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from law_support.training import Crash, CrashError, Program
 
@@ -124,5 +124,14 @@ def test_crashed_anywhere(**chosen: Any) -> None:
 
 @settings(deadline=None, max_examples=10)
 @given(data=st.sampled_from(WITH_WORKERS), **choices)
+@example(
+    data="loader, 2 workers",
+    shape="epochs across passes",
+    accumulate=3,
+    evaluate="isolated",
+    services="best",
+    cadence="3 steps",
+    crashes=[Crash("tail", 6), Crash("start", 7), Crash("start", 10)],
+)
 def test_crashed_anywhere_with_workers(**chosen: Any) -> None:
     check(**chosen)

@@ -153,7 +153,7 @@ class TorchUpdateWatch:
             if parameter.grad is not None and owner not in used_up:
                 tree.setdefault(owner, {})[key] = parameter.grad
         reused = {  # gradients that are not saved are nobody's after a resume
-            owner: [watched.reused, owner not in used_up and watched.holds()]
+            owner: [watched.reused, watched.held() if owner not in used_up else False]
             for owner, watched in self._own.items()
         }
         return {"grad": tree, "reused": reused} if tree or reused else None
@@ -170,7 +170,7 @@ class TorchUpdateWatch:
             grad = saved.pop((owner, key), None)
             parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
         for owner, watched in self._own.items():
-            watched.resume(*tree["reused"].get(owner, (None, False)))
+            watched.resume(*tree["reused"].get(owner, (None, None)))
         if saved:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
@@ -208,11 +208,14 @@ class _Watched:
         self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
+        self.gone = False
+        """Whether the last update was made before a resume, and its gradients are no longer there."""
 
     def stepped(self) -> None:
         """Remember the sentinels' gradients: weakly, for an address alone may be used again."""
-        if self.marks and self.marks[0] is not None and not self.reused:
-            self.reused = self.holds()
+        held, self.gone = self.held(), False
+        if held is not None and not self.reused:
+            self.reused = held
         self.marks = [
             None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
             for parameter in self.sentinels
@@ -226,9 +229,14 @@ class _Watched:
         grad = self.sentinels[0].grad if last is not None else None
         return last is not None and grad is not None and last[0]() is grad
 
-    def resume(self, reused: bool | None, held: bool) -> None:
+    def held(self) -> bool | None:
+        """The same; None before the first update."""
+        begun = self.gone or (bool(self.marks) and self.marks[0] is not None)
+        return self.holds() if begun else None
+
+    def resume(self, reused: bool | None, held: bool | None) -> None:
         """Go on from what was saved; the restored gradients are to be used, whatever they were."""
-        self.reused, self.marks = reused, []
+        self.reused, self.marks, self.gone = reused, [], held is False
         if held and self._choose():
             self.marks = [(weakref.ref(p.grad), -1) for p in self.sentinels if p.grad is not None]
 
