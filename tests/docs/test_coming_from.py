@@ -36,9 +36,13 @@ def test_every_name_is_in_a_table(page: str) -> None:
     assert not missing
 
 
+def codes_of(page: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", (FOLDER / f"{page}.md").read_text())
+
+
 def paths_of(page: str) -> Iterator[str]:
     """What the page calls everstep's own: `everstep.Name`, `services.Name` and `Moment.NAME` in code."""
-    for code in re.findall(r"`([^`\n]+)`", (FOLDER / f"{page}.md").read_text()):
+    for code in codes_of(page):
         for path in re.findall(r"\beverstep((?:\.[A-Za-z_]\w*)+)", code):
             yield path[1:]
         for path in re.findall(r"(?<!\.)\b((?:services|data|Moment)\.[A-Za-z_]\w*)", code):
@@ -51,3 +55,35 @@ def test_what_an_answer_names_is_there(page: str) -> None:
         found: Any = everstep
         for name in path.split("."):
             found = getattr(found, name)
+
+
+class Idle(everstep.Task):
+    def build(self) -> None:
+        """Nothing."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_an_answer_does_with_a_door_can_be_done(page: str, tmp_path: Path) -> None:
+    """`trainer.run(mode)`, `loop.step`, `sv.stream(data)`."""
+    doors = {
+        "trainer": everstep.Trainer(Idle(), {}, tmp_path / "trainer"),
+        "loop": everstep.TrainLoop(tmp_path / "loop"),
+        "sv": everstep.Supervisor(tmp_path / "sv"),
+    }
+    for code in codes_of(page):
+        for door, name in re.findall(r"(?<![\w.])(trainer|loop|sv)\.([A-Za-z_]\w*)", code):
+            assert name in dir(doors[door]), code
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_ours_have_their_home(page: str) -> None:
+    """In the columns of answers; without it the tests above would not see them."""
+    ours = "|".join(name for name in [*everstep.__all__, *everstep.services.__all__] if name[0].isupper())
+    rows = [line for line in (FOLDER / f"{page}.md").read_text().splitlines() if line.startswith("| ")]
+    for row in rows:
+        for code in re.findall(r"`([^`]+)`", "|".join(re.split(r"(?<!\\)\|", row)[2:])):
+            bare = re.search(rf"(?<![\w.\"'])(?!Moment)({ours})\b", code)
+            assert bare is None, f"{bare[0]} in {code}"
