@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
@@ -12,8 +12,7 @@ from everstep.errors import ConfigError, DataError, MetricError, UsageError, nea
 from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
 from everstep.services.evaluate import Evaluate
-from everstep.state import decode, encode, isolated, make_entry, seed_all
-from everstep.supervisor.user_state import UserState
+from everstep.state import isolated, make_entry, seed_all
 
 _READ_AFTER = 1000
 """Batches whose numbers wait on their device to be read together."""
@@ -53,25 +52,6 @@ def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
         for stream in streams:
             stack.enter_context(getattr(stream, "drawn_again", nullcontext)())
         yield
-
-
-@contextmanager
-def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
-    """Whatever is trained inside, the task's state, its gradients, data and random state come back."""
-    user = UserState(task.state())
-    with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
-        user.open(stack)
-        for stream in streams:
-            stack.callback(getattr(stream, "end_workers", _nothing))
-        before = encode(user.save())
-        try:
-            yield
-        finally:
-            user.load(decode(before), 0)
-
-
-def _nothing() -> None:
-    """Of data without workers."""
 
 
 def evaluate(

@@ -3,113 +3,40 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from everstep import backends
-from everstep.checkpoint import read_manifest
-from everstep.contracts import EvalStep, Moment, Service, Stream, Task
-from everstep.data import as_stream
+from everstep.contracts import Service, Stream, Task
 from everstep.errors import (
     CheckpointError,
     ConfigError,
-    MetricError,
     NoCheckpointError,
     RolledBack,
     RunDirError,
     UsageError,
-    nearest,
 )
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
-from everstep.record import Evaluation, RunDir, RunJournal, evaluations, located, record_evaluation, to_read
-from everstep.record import facts as run_facts
+from everstep.record import Evaluation, RunDir, located, to_read
 from everstep.schedule import Schedule
-from everstep.services.best import Best
 from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
 from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.board import listed
-from everstep.supervisor.configuration import Configuration
-from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping, unchanged
-from everstep.trainer.inputs import Inputs
+from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
+from everstep.trainer.loop import TrainerLoop
 from everstep.trainer.modes import RunResult, run_mode
+from everstep.trainer.recorded import Recorded
+from everstep.trainer.smoke import scratch, unchanged
+from everstep.trainer.streams import Data, Streams
 from everstep.trainer.watching import Watched, Which
-
-Data = Any
-"""A stream, a DataLoader, anything iterable (`everstep.data`)."""
-
-
-class TrainerLoop(TrainLoop):
-    """The loop that a Trainer opens: it has moments of evaluations, too."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._found: set[str] = set()
-        """Metrics that the program's own evaluations found."""
-
-    def poll_evaluation(self) -> None:
-        """Between two batches of an evaluation: where the run is to be interrupted, it is left at once."""
-        if self._boundary_began is not None or self._may_abandon:
-            self._poll_evaluation()
-        else:
-            self._poll()
-
-    def look_at(self, step: EvalStep) -> None:
-        """Show a batch of an evaluation to the observers."""
-        self._announce(Moment.AFTER_EVAL_STEP, step)
-
-    def collect_found(self, found: Mapping[str, float]) -> None:
-        """Collect what an evaluation of the program's found."""
-        if not self._replaying:
-            self._require_new(found)
-        self._found.update(found)
-        self.collect_metrics(found)
-
-    def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
-        """A service has evaluated, which is no time of steps; the boundary at which it did goes on."""
-        self._require_new(found)
-        self._estimator.exclude(seconds)
-        self._evaluated += seconds
-        self._at_boundaries -= seconds
-        self._fire(Moment.AFTER_EVALUATION, found)
-
-    def _require_new(self, found: Mapping[str, float]) -> None:
-        """A name of an evaluation's is nobody else's: best values and early stops would mix them."""
-        if clash := found.keys() & (self._collector.given() - self._found):
-            raise MetricError(
-                f"{min(clash)!r} is what an evaluation found and a metric that the program collects itself; "
-                "give one of them another name, or leave it to the evaluation"
-            )
-
-    @property
-    def bests(self) -> list[Best]:
-        """The services that track a best value, the default one included."""
-        return self._board.all(Best)
-
-    def left_with(self) -> Loaded | None:
-        """After a clean end: where the weights that the objects have now are saved."""
-        restored = next((best for best in self.bests if best.restore_at_end), None)
-        best = None if restored is None else self._best_record(restored)
-        if best is not None and best.path is not None:
-            digest = str(read_manifest(Path(best.path))["digest"])
-            return Loaded(best.path, best.step, best.epoch, digest, self.seed)
-        last = self._recovered.checkpoint if self._saver.last is None else str(self._saver.last.name)
-        if last is None:
-            return None
-        path, ending = self._opening.run_dir.checkpoints / last, self.ending
-        return Loaded(str(path), ending.step, ending.epoch, ending.digest or "", self.seed)
 
 
 class Trainer:
@@ -150,13 +77,8 @@ class Trainer:
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
-        self.streams = {name: as_stream(data) for name, data in _named(streams).items()}
-        self._unnamed: dict[str, tuple[Data, Stream]] = {}
-        """In a loop, data that was given where a name could be, by the name that it got, and its stream."""
-        self._inputs: dict[str, Inputs] = {}
-        """In a loop, what the steps get of each stream, where the task makes that of several batches."""
-        self._places: dict[int, tuple[Any, str, str]] = {}
-        """By id, what keeps its own place in the data, what it is used for, and as which stream."""
+        self._streams = Streams(streams)
+        self.streams = self._streams.named
         self._loop: TrainerLoop | None = None
         self._weights: Loaded | None = None
         """Where the task's objects come from, while they are as the run left them."""
@@ -171,6 +93,7 @@ class Trainer:
         """Options of the loop that goes on after a rollback."""
         self._build()
         TrainLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)  # refuses what is wrong
+        self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:
         with nullcontext() if self._seed is None else isolated():
@@ -182,12 +105,13 @@ class Trainer:
         given = [service for service in services if isinstance(service, Evaluate)]
         can = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
-            self._require_apart("train", self.streams["train"], "training")
+            self._streams.require_apart("train", self.streams["train"], "training")
         if defaults and not given and can and "valid" in self.streams:
             given = [Evaluate("valid")]
             services = [*given, *services]
         for service in given:
-            self._require_apart(service.stream, self._stream(service.stream), "evaluation")
+            stream = self._streams.get(service.stream)
+            self._streams.require_apart(service.stream, stream, "evaluation")
             service.evaluator = self._evaluate_due
         return [*services, self._line] if defaults else services
 
@@ -271,17 +195,14 @@ class Trainer:
             options["max_step"] = max_step
         loop = TrainerLoop(self.run_dir, self.task.state(), services=services, seed=self._seed, **options)
         self._line.bests = loop.bests
-        places = dict(self._places)
         self._weights = None
         self._found.clear()
         try:
-            with loop:
+            with self._streams.in_a_loop(), loop:
                 self._loop = loop
                 yield loop
         finally:
-            self._loop, self._places = None, places
-            self._unnamed.clear()
-            self._inputs.clear()
+            self._loop = None
         self._weights = loop.left_with()
 
     def epoch(
@@ -303,18 +224,20 @@ class Trainer:
         if loop is None:
             self._one_epoch(train_streams, eval_streams)
             return
-        for name, stream in self._chosen(train_streams, "train"):
-            self._require_apart(name, stream, "training")
+        for name, stream in self._streams.chosen(train_streams, "train"):
+            self._streams.require_apart(name, stream, "training")
             prefix = "" if name == "train" else f"{name}/"
+            if type(task).next_train_inputs is not Task.next_train_inputs:
+                stream = self._streams.inputs(name, stream, task.next_train_inputs)
             task.train_loop_begin()
-            for _, batch in loop.iter_steps(self._inputs_of(name, stream), name):
+            for _, batch in loop.iter_steps(stream, name):
                 metrics = task.train_step(batch)
                 if prefix or type(metrics) is not dict:
                     metrics = _prefixed(prefix, mapping(metrics, task, "train_step"))
                 loop.collect_metrics(metrics)
             if (last := task.train_loop_end()) is not None:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
-        for name, stream in self._chosen(eval_streams, "valid"):
+        for name, stream in self._streams.chosen(eval_streams, "valid"):
             with loop.evaluation():
                 loop.collect_found(self._evaluate(name, stream, how=self._how(name)))
 
@@ -323,15 +246,6 @@ class Trainer:
             for _ in loop.iter_epochs():
                 self.epoch(train_streams, eval_streams)
                 break  # the epoch is closed, and saved, where the loop is left; the run is not finished
-
-    def _inputs_of(self, name: str, stream: Stream) -> Stream:
-        """What the steps get of a stream, the same object in every epoch."""
-        if type(self.task).next_train_inputs is Task.next_train_inputs:
-            return stream
-        known = self._inputs.get(name)
-        if known is None or known.stream is not stream:
-            known = self._inputs[name] = Inputs(stream, self.task.next_train_inputs)
-        return known
 
     def smoke_test(self) -> None:
         """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
@@ -348,7 +262,7 @@ class Trainer:
             raise UsageError("smoke_test() inside the loop; call it before: trainer.smoke_test()")
         task = self.task
         evaluated = [service for service in self._services if isinstance(service, Evaluate)]
-        with unchanged(task, self.streams.values()), _scratch() as folder:
+        with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
             services += [Evaluate(each.stream, num_steps=1, name=each.name) for each in evaluated]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
@@ -381,7 +295,7 @@ class Trainer:
             NoCheckpointError: nothing was trained: random weights are not evaluated.
         """
         self._require_weights()
-        ((name, data),) = self._chosen([stream], "valid")
+        ((name, data),) = self._streams.chosen([stream], "valid")
         if self._loop is None and isinstance(stream, str):
             return self._evaluate_apart(name, steps(num_steps)).metrics
         return self._evaluate(name, data, steps(num_steps), self._how(name))
@@ -389,8 +303,8 @@ class Trainer:
     def predict(self, stream: Any = "test") -> Iterator[Any]:
         """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
         self._require_weights()
-        ((name, data),) = self._chosen([stream], "test")
-        self._require_apart(name, data, "evaluation")
+        ((name, data),) = self._streams.chosen([stream], "test")
+        self._require_apart(name, data)
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
             for batch in batches:
                 # not around the yield: what the caller does is not ours
@@ -436,11 +350,11 @@ class Trainer:
             streams = self._evaluated()
         names = [streams] if isinstance(streams, str) else list(streams)
         for name in names:
-            self._stream(name)
+            self._streams.get(name)
         return self._watch(watched, names)
 
     def _watch(self, watched: Watched, names: Sequence[str]) -> Iterator[Evaluation]:
-        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in _evaluations(watched.run_dir)}
+        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
         asked = {(name, self._num_steps(name)) for name in names}
         on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
         whole = [key for key, count in on.items() if count == len(asked)]
@@ -459,7 +373,7 @@ class Trainer:
         """The streams that are evaluated: those of services, else "valid"."""
         named = [service.stream for service in self._services if isinstance(service, Evaluate)]
         if not named:
-            self._stream("valid")
+            self._streams.get("valid")
         return list(dict.fromkeys(named)) or ["valid"]
 
     def evaluate_all(self, *, newest: bool = False) -> dict[str, float]:
@@ -475,23 +389,12 @@ class Trainer:
         assert self._weights is not None
         found: dict[str, float] = {}
         for name in self._evaluated():
-            how = self._how(name)
+            how, num_steps = self._how(name), self._num_steps(name)
             at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
             if at != self._weights.step:
-                metrics = {} if newest else self._recorded(name, self._weights)
-            found |= metrics or self.evaluate(name, self._num_steps(name))
+                metrics = {} if newest else self._recorded.find(name, num_steps, self._weights)
+            found |= metrics or self.evaluate(name, num_steps)
         return found
-
-    def _recorded(self, stream: str, weights: Loaded) -> dict[str, float]:
-        """What an earlier start has found on the same weights, nothing if none has."""
-        run_dir, num_steps = to_read(self.run_dir), self._num_steps(stream)
-        for each in reversed(evaluations(run_dir)):
-            if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
-                return each.metrics
-        if Path(weights.path).parent.name != "checkpoints":
-            return {}
-        rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
-        return {row.name: row.value for row in rows if row.step == weights.step}
 
     def _how(self, stream: str) -> Evaluate | None:
         """The first service that evaluates a stream."""
@@ -506,7 +409,7 @@ class Trainer:
         loop = self._loop
         assert loop is not None
         began = loop.clock()
-        found = self._evaluate(service.stream, self._stream(service.stream), service.num_steps, service)
+        found = self._evaluate(service.stream, self._streams.get(service.stream), service.num_steps, service)
         seconds = loop.clock() - began
         loop.evaluated(found, seconds)
         self._found[service.name] = (loop.step, found)
@@ -517,33 +420,15 @@ class Trainer:
         weights = self._weights
         assert weights is not None
         began = time.monotonic()
-        metrics = self._evaluate(name, self._stream(name), num_steps, self._how(name))
-        seconds = {f"{name}/eval_time": time.monotonic() - began}
-        path = Path(weights.path)
-        checkpoint = path.name if path.parent.name == "checkpoints" else "/".join(path.parts[-3:])
-        found = Evaluation(
-            name, checkpoint, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
-        )
-        lock = bool(self._options.get("lock", True))
-        try:
-            record_evaluation(to_read(self.run_dir), found, self._facts, seconds, lock=lock)
-        except OSError as error:
-            warnings.warn(f"an evaluation is not recorded: {error}; see to the disk", RuntimeWarning, 3)
-        return found
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        """Where evaluations outside the loop are made."""
-        config = Configuration.of(self._options.get("config")) or Configuration({})
-        frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        facts = run_facts(sys.argv, config.tree, self._stream_seed, frameworks, next(iter(config.code), None))
-        return {**facts, "services": [repr(service) for service in self._services]}
+        metrics = self._evaluate(name, self._streams.get(name), num_steps, self._how(name))
+        seconds = time.monotonic() - began
+        return self._recorded.add(name, num_steps, weights, self._stream_seed, metrics, seconds)
 
     def _evaluate(
         self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
     ) -> dict[str, float]:
         loop = self._loop
-        self._require_apart(name, stream, "evaluation")
+        self._require_apart(name, stream)
         comes_again = loop is not None or stream in self.streams.values()
         before = None if loop is None else loop.updates
         looks = () if loop is None else (loop.poll_evaluation, loop.look_at)
@@ -555,6 +440,11 @@ class Trainer:
                 "train_step, and leave optimizer.step() out of eval_step"
             )
         return _prefixed(f"{name}/", found)
+
+    def _require_apart(self, name: str, stream: Stream) -> None:
+        """In the loop, an evaluation must not move the training's data; outside, a resume brings it back."""
+        if self._loop is not None:
+            self._streams.require_apart(name, stream, "evaluation")
 
     @property
     def _stream_seed(self) -> int:
@@ -579,57 +469,6 @@ class Trainer:
                 f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
             ) from error
 
-    # -------------------------------------------------------------------------------- streams
-
-    def _require_apart(self, name: str, stream: Stream, use: str) -> None:
-        """Data that keeps its own place has one: an evaluation would move the training's.
-
-        Asked in a loop, and of what is known before it; outside, a checkpoint knows the place.
-        """
-        place = getattr(stream, "keeps_place", None)
-        if place is None or (self._loop is None and self._weights is not None):
-            return
-        _, its_use, its_name = self._places.setdefault(id(place), (place, use, name))
-        if its_use != use:
-            raise ConfigError(
-                f"the {use} on stream {name!r} reads the {type(place).__name__} that the {its_use} on "
-                f"stream {its_name!r} reads, which keeps its own place in the data and would lose it; "
-                "give a second one over the same samples as a stream of its own"
-            )
-
-    def _stream(self, name: str) -> Stream:
-        if name not in self.streams:
-            raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.streams)}")
-        return self.streams[name]
-
-    def _chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
-        """(name, stream) of each that was given by name, as data or as name to data."""
-        if isinstance(given, Mapping):
-            return [(name, self._stream_over(name, data)) for name, data in _named(given).items()]
-        if not isinstance(given, str | list | tuple):
-            raise ConfigError(
-                f"a {type(given).__name__} was given as the streams of an epoch; give a list, as in "
-                "[loader], a name, or names to data"
-            )
-        named: dict[str, Stream] = {}
-        for number, each in enumerate([given] if isinstance(given, str) else given, 1):
-            name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
-            stream = self._stream(name) if isinstance(each, str) else self._stream_over(name, each)
-            if named.setdefault(name, stream) is not stream:
-                raise ConfigError(
-                    f"two streams are called {name!r}; give names to data, as in {{'train': a, 'more': b}}"
-                )
-        return list(named.items())
-
-    def _stream_over(self, name: str, data: Data) -> Stream:
-        """The stream over data that was given where a name could be: in a loop the same for the same data."""
-        if self._loop is None:
-            return as_stream(data)
-        known = self._unnamed.get(name)
-        if known is None or known[0] is not data:
-            known = self._unnamed[name] = (data, as_stream(data))
-        return known[1]
-
 
 def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
     """The services with no evaluation among them, or with each at other times; True: as they are."""
@@ -644,36 +483,5 @@ def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Serv
     return chosen
 
 
-def _evaluations(run_dir: Path) -> list[Evaluation]:
-    """Those that are recorded, of a run that may not be there yet."""
-    try:
-        return evaluations(run_dir)
-    except RunDirError:
-        return []
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A directory for runs, also where EVERSTEP_ROOT moves them; gone afterwards."""
-    with TemporaryDirectory(prefix="everstep-smoke-") as folder:
-        moved = located(folder)
-        try:
-            yield moved
-        finally:
-            rmtree(moved, ignore_errors=True)
-
-
 def _prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {prefix + name: value for name, value in metrics.items()}
-
-
-def _named(streams: Any) -> Mapping[str, Data]:
-    if not isinstance(streams, Mapping):
-        raise ConfigError(
-            f"streams is a {type(streams).__name__}; give names to data, as in "
-            '{"train": train, "valid": valid}'
-        )
-    for name in streams:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ConfigError(f"stream name {name!r}: give a text without '/', not empty")
-    return streams

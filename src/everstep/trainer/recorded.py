@@ -1,0 +1,98 @@
+"""Evaluations outside the loop: recorded beside the run, and found again by later starts."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep import backends
+from everstep.contracts import Service
+from everstep.errors import RunDirError
+from everstep.record import Evaluation, RunJournal, evaluations, facts, located, record_evaluation, to_read
+from everstep.supervisor import Loaded
+from everstep.supervisor.configuration import Configuration
+
+
+class Recorded:
+    """The evaluations of a run that were made outside its loop.
+
+    Args:
+        run_dir: as the user gave it.
+        services: of the Trainer, for the record.
+        config: of the run, for the record.
+        lock: False where the file system has no locks.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        services: Sequence[Service],
+        config: Mapping[str, Any] | Configuration | None,
+        lock: bool,
+    ) -> None:
+        self._run_dir, self._services, self._lock = run_dir, services, lock
+        self._config = Configuration.of(config) or Configuration({})
+        self._facts: dict[str, Any] | None = None
+
+    def add(
+        self,
+        stream: str,
+        num_steps: int,
+        weights: Loaded,
+        seed: int,
+        metrics: dict[str, float],
+        seconds: float,
+    ) -> Evaluation:
+        """Record what a stream came to; a disk that refuses is warned about.
+
+        Args:
+            num_steps: batches that were asked for, -1 for all.
+            seed: the run's.
+            seconds: how long it took.
+        """
+        path = Path(weights.path)
+        checkpoint = path.name if _of_the_loop(weights) else "/".join(path.parts[-3:])
+        found = Evaluation(
+            stream, checkpoint, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
+        )
+        if self._facts is None:
+            self._facts = self._where_made(seed)
+        wall = {f"{stream}/eval_time": seconds}
+        try:
+            record_evaluation(to_read(self._run_dir), found, self._facts, wall, lock=self._lock)
+        except OSError as error:
+            warnings.warn(f"an evaluation is not recorded: {error}; see to the disk", RuntimeWarning, 4)
+        return found
+
+    def all(self) -> list[Evaluation]:
+        """Oldest first, of a run that may not be there yet."""
+        try:
+            return evaluations(located(self._run_dir))
+        except RunDirError:
+            return []
+
+    def find(self, stream: str, num_steps: int, weights: Loaded) -> dict[str, float]:
+        """What an earlier start has found on the same weights, in its loop or outside; empty if none has."""
+        run_dir = to_read(self._run_dir)
+        for each in reversed(evaluations(run_dir)):
+            if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
+                return each.metrics
+        if not _of_the_loop(weights):
+            return {}
+        rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
+        return {row.name: row.value for row in rows if row.step == weights.step}
+
+    def _where_made(self, seed: int) -> dict[str, Any]:
+        frameworks = {backend.name: backend.describe() for backend in backends.active()}
+        config = self._config
+        told = facts(sys.argv, config.tree, seed, frameworks, next(iter(config.code), None))
+        return {**told, "services": [repr(service) for service in self._services]}
+
+
+def _of_the_loop(weights: Loaded) -> bool:
+    """Whether they are those of a checkpoint; else they are best weights, or another copy."""
+    return Path(weights.path).parent.name == "checkpoints"

@@ -1,0 +1,42 @@
+"""Trying a training out: in a directory of its own, and nothing is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+
+from everstep.contracts import Stream, Task
+from everstep.record import located
+from everstep.state import decode, encode, isolated
+from everstep.supervisor.user_state import UserState
+from everstep.trainer.evaluation import drawn_again, places_kept
+
+
+@contextmanager
+def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
+    """Whatever is trained inside, the task's state, its gradients, data and random state come back."""
+    user = UserState(task.state())
+    with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
+        user.open(stack)
+        for stream in streams:
+            if (end_workers := getattr(stream, "end_workers", None)) is not None:
+                stack.callback(end_workers)
+        before = encode(user.save())
+        try:
+            yield
+        finally:
+            user.load(decode(before), 0)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for runs, also where EVERSTEP_ROOT moves them; gone afterwards."""
+    with TemporaryDirectory(prefix="everstep-smoke-") as folder:
+        moved = located(folder)
+        try:
+            yield moved
+        finally:
+            rmtree(moved, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""A Trainer's streams, and data that its loop is given where a name could be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from everstep.contracts import Stream
+from everstep.data import as_stream
+from everstep.errors import ConfigError, nearest
+from everstep.trainer.inputs import Fetch, Inputs
+
+Data = Any
+"""A stream, a DataLoader, anything iterable (`everstep.data`)."""
+
+
+class Streams:
+    """Streams by name, and what each that keeps its own place in the data is used for.
+
+    Args:
+        given: name to data.
+
+    Attributes:
+        named: name to stream.
+
+    Raises:
+        ConfigError: it is no mapping of names to data.
+    """
+
+    def __init__(self, given: Mapping[str, Data]) -> None:
+        self.named = {name: as_stream(data) for name, data in _checked(given).items()}
+        self._uses: dict[int, tuple[Any, str, str]] = {}
+        """By id, what keeps its own place in the data, what it is used for, and as which stream."""
+        self._unnamed: dict[str, tuple[Data, Stream]] | None = None
+        """In a loop, data that was given where a name could be, by the name that it got, and its stream."""
+        self._inputs: dict[str, Inputs] = {}
+        """In a loop, what the steps get of each stream, where the task makes that of several batches."""
+
+    @contextmanager
+    def in_a_loop(self) -> Iterator[None]:
+        """Data that the block gives is the same stream in every epoch; afterwards it is forgotten."""
+        uses = dict(self._uses)
+        self._unnamed = {}
+        try:
+            yield
+        finally:
+            self._uses, self._unnamed = uses, None
+            self._inputs.clear()
+
+    def get(self, name: str) -> Stream:
+        """The stream of a name.
+
+        Raises:
+            ConfigError: there is none; names the nearest.
+        """
+        if name not in self.named:
+            raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
+        return self.named[name]
+
+    def chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
+        """(name, stream) of each that was given by name, as data or as name to data."""
+        if isinstance(given, Mapping):
+            return [(name, self._over(name, data)) for name, data in _checked(given).items()]
+        if not isinstance(given, str | list | tuple):
+            raise ConfigError(
+                f"a {type(given).__name__} was given as the streams of an epoch; give a list, as in "
+                "[loader], a name, or names to data"
+            )
+        named: dict[str, Stream] = {}
+        for number, each in enumerate([given] if isinstance(given, str) else given, 1):
+            name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
+            stream = self.get(name) if isinstance(each, str) else self._over(name, each)
+            if named.setdefault(name, stream) is not stream:
+                raise ConfigError(
+                    f"two streams are called {name!r}; give names to data, as in {{'train': a, 'more': b}}"
+                )
+        return list(named.items())
+
+    def _over(self, name: str, data: Data) -> Stream:
+        """The stream over data that was given where a name could be: in a loop the same for the same data."""
+        if self._unnamed is None:
+            return as_stream(data)
+        known = self._unnamed.get(name)
+        if known is None or known[0] is not data:
+            known = self._unnamed[name] = (data, as_stream(data))
+        return known[1]
+
+    def inputs(self, name: str, stream: Stream, fetch: Fetch) -> Inputs:
+        """What `fetch` makes of a stream, as a stream: in a loop the same one in every epoch."""
+        known = self._inputs.get(name)
+        if known is None or known.stream is not stream:
+            known = self._inputs[name] = Inputs(stream, fetch)
+        return known
+
+    def require_apart(self, name: str, stream: Stream, use: str) -> None:
+        """Data that keeps its own place has one: an evaluation would move the training's.
+
+        Raises:
+            ConfigError: it is used for something else.
+        """
+        place = getattr(stream, "keeps_place", None)
+        if place is None:
+            return
+        _, its_use, its_name = self._uses.setdefault(id(place), (place, use, name))
+        if its_use != use:
+            raise ConfigError(
+                f"the {use} on stream {name!r} reads the {type(place).__name__} that the {its_use} on "
+                f"stream {its_name!r} reads, which keeps its own place in the data and would lose it; "
+                "give a second one over the same samples as a stream of its own"
+            )
+
+
+def _checked(streams: Any) -> Mapping[str, Data]:
+    if not isinstance(streams, Mapping):
+        raise ConfigError(
+            f"streams is a {type(streams).__name__}; give names to data, as in "
+            '{"train": train, "valid": valid}'
+        )
+    for name in streams:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"stream name {name!r}: give a text without '/', not empty")
+    return streams
