@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import index_option, json_option
+from everstep.cli.finding import find, index_option, json_option
 from everstep.cli.output import print_json
 
 
@@ -21,11 +21,11 @@ def command(arguments: tuple[str, ...], profile: str | None, index: Path | None,
 
     What is printed is a config file of the same experiment.
     """
-    files, overrides = experiments.needed(arguments)
+    files, overrides = experiments.split(arguments)
     from everstep.experiment import as_yaml, open_config, open_run
 
     if len(files) == 1 and not files[0].is_file() and files[0].suffix not in (".yaml", ".yml"):
-        tree = open_run(experiments.run_of(str(files[0]), index), overrides, profile=profile).tree
+        tree = open_run(find(str(files[0]), index).path, overrides, profile=profile).tree
     else:
         tree = open_config(files, overrides, profile=profile).tree
     if as_json:

@@ -16,7 +16,7 @@ from everstep.cli import experiments
 @experiments.profile_option
 def command(arguments: tuple[str, ...], stream: str, count: int, profile: str | None) -> None:
     """Look at the first batches of a stream of config FILEs: shapes, types, first values.  Trains nothing."""
-    files, overrides = experiments.needed(arguments)
+    files, overrides = experiments.split(arguments)
     from everstep.experiment import open_config
     from everstep.experiment.looking import batches, described
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import index_option, json_option
+from everstep.cli.finding import find, index_option, json_option
 from everstep.cli.output import print_json
 
 
@@ -33,7 +33,7 @@ def command(
     """
     from everstep.experiment import open_run
 
-    experiment = open_run(experiments.run_of(run, index), overrides, profile=profile, default_profile="eval")
+    experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="eval")
     if streams:
         found = {name: value for each in streams for name, value in experiment.trainer.evaluate(each).items()}
     else:

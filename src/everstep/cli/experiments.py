@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from everstep.errors import ChangedError, ConfigError
+from everstep.record import values_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,29 +41,15 @@ def profile_option(function: F) -> F:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Config files, and overrides: those with a "=" that are no files."""
-    files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
-    overrides = [each for each in arguments if Path(each) not in files]
-    return files, overrides
-
-
-def needed(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """As `split`; there is a file.
+    """Config files, and overrides: those with a "=" that are no files.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no file.
     """
-    files, overrides = split(arguments)
+    files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
     if not files:
         raise click.UsageError("give a config FILE: a YAML file")
-    return files, overrides
-
-
-def run_of(text: str, index: Path | None) -> Path:
-    """The directory of the run that RUN means."""
-    from everstep.cli.finding import find  # half of the time that a command takes to begin
-
-    return find(text, index).path
+    return files, [each for each in arguments if Path(each) not in files]
 
 
 def train(experiment: Any, schedule: str, dry_run: bool) -> None:
@@ -78,7 +65,7 @@ def train(experiment: Any, schedule: str, dry_run: bool) -> None:
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print what was evaluated, if anything was."""
     if metrics:
-        click.echo("; ".join(f"{name}: {value:.6g}" for name, value in metrics.items()))
+        click.echo(values_line(metrics))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import index_option
+from everstep.cli.finding import find, index_option
 
 
 @click.command("predict")
@@ -35,8 +35,6 @@ def command(
     from everstep.experiment.predictions import check, write
 
     check(out)
-    experiment = open_run(
-        experiments.run_of(run, index), overrides, profile=profile, default_profile="predict"
-    )
+    experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="predict")
     samples = write(out, experiment.trainer.predict(stream))
     click.echo(f"{out}: {samples} predictions for {stream!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import index_option
+from everstep.cli.finding import find, index_option
 
 
 @click.command("resume")
@@ -34,7 +34,7 @@ def command(
     from everstep.experiment import open_run
 
     experiment = open_run(
-        experiments.run_of(run, index),
+        find(run, index).path,
         overrides,
         on_change=on_change,
         strict_git=strict_git,

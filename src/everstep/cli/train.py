@@ -32,7 +32,7 @@ def command(
 
     Stop it anywhere, by Ctrl-C or kill -9: the same line again goes on, and ends with the same bits.
     """
-    files, overrides = experiments.needed(arguments)
+    files, overrides = experiments.split(arguments)
     from everstep.experiment import open_config
 
     experiment = open_config(

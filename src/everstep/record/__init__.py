@@ -1,6 +1,6 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
-from everstep.record.evaluation import Evaluation, evaluations, record_evaluation
+from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, values_line
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
@@ -41,4 +41,5 @@ __all__ = [
     "record_evaluation",
     "to_read",
     "user_path",
+    "values_line",
 ]

@@ -50,8 +50,12 @@ class Evaluation(NamedTuple):
     time: float
 
     def __str__(self) -> str:
-        found = "; ".join(f"{name}: {value:.6g}" for name, value in self.metrics.items())
-        return f"{self.checkpoint}: {found}"
+        return f"{self.checkpoint}: {values_line(self.metrics)}"
+
+
+def values_line(metrics: Mapping[str, float]) -> str:
+    """What was evaluated, as a line for a person."""
+    return "; ".join(f"{name}: {value:.6g}" for name, value in metrics.items())
 
 
 @checked_keywords

@@ -22,7 +22,7 @@ from everstep.errors import (
 )
 from everstep.keywords import checked_keywords
 from everstep.loop import TrainLoop
-from everstep.record import Evaluation, RunDir, located, to_read
+from everstep.record import Evaluation, RunDir, located, to_read, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console
 from everstep.services.epoch_line import EpochLine
@@ -275,7 +275,7 @@ class Trainer:
         """Evaluate all of a stream on the run's newest checkpoint, and print what was found."""
         self._load()
         found = self.evaluate(stream)
-        print("; ".join(f"{name}: {value:.6g}" for name, value in found.items()))
+        print(values_line(found))
         return found
 
     def evaluate(self, stream: Any = "valid", num_steps: int = -1) -> dict[str, float]:
