@@ -224,7 +224,7 @@ class TrainLoop(Supervisor):
         self._epoch_began = self.clock()
         if not self._replaying:
             self._epoch_lines.clear()
-        self._boundary_began = began = self.clock()
+        self._spent.begin_boundary()
         self._may_abandon = not self._progress.step  # then the checkpoint of step 0 is what to go on from
         try:
             self._fire(Moment.BEFORE_EPOCH)
@@ -233,8 +233,7 @@ class TrainLoop(Supervisor):
             self._leave(self._interruption)
         finally:
             self._may_abandon = False
-        self._at_boundaries += self.clock() - began
-        self._boundary_began = None
+        self._spent.end_boundary()
 
     def _close_epoch(self) -> None:
         """The tail is over: the after_epoch boundary."""
@@ -254,7 +253,7 @@ class TrainLoop(Supervisor):
         self._epoch_open = False
         self._lines.forget()
         self._boundary(Moment.AFTER_EPOCH)
-        self._check_watched()
+        self._watched.check(self._last_values.keys())
 
     def _record_times(self) -> None:
         """Times belong to ranges of steps, not to rows."""
@@ -595,9 +594,7 @@ class TrainLoop(Supervisor):
                 f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
                 f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
             )
-        seconds = self.clock() - began
-        self._evaluated += seconds
-        self._estimator.exclude(seconds)
+        self._note_evaluation(self.clock() - began)
         self._fire(Moment.AFTER_EVALUATION)
 
     def add_summary(self, summary: Any) -> None:

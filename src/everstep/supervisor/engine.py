@@ -43,7 +43,6 @@ from everstep.errors import (
     ServiceError,
     StateError,
     UsageError,
-    alike,
     nearest,
 )
 from everstep.keywords import checked_keywords, number, whole
@@ -72,10 +71,12 @@ from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.rollbacks import Rollbacks
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
+from everstep.supervisor.spent import Spent
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import whole_tree
 from everstep.supervisor.user_state import UserState
+from everstep.supervisor.watched import WatchedMetrics
 
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
@@ -185,17 +186,12 @@ class Run:
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
         """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
+        self._watched = WatchedMetrics(self._board, self._warn)
         self._targets: set[str] = set()
         """What services have set."""
-        self._missed: set[str] = set()
-        """Watched metrics without a value that were warned about."""
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
-        self._opened = 0.0
-        self._evaluated = self._at_boundaries = 0.0
-        """Seconds."""
-        self._boundary_began: float | None = None
-        """None between boundaries."""
+        self._spent = Spent(clock)
         self._ending: Ending | None = None
 
     def _add_services(self, given: list[Service], defaults: bool, max_time: float | None) -> None:
@@ -321,14 +317,7 @@ class Run:
 
     def spent(self) -> dict[str, float]:
         """Seconds of this start by part: "data", "step", "evaluation", "services"; together, all of them."""
-        now = self._clock()
-        began = now if self._boundary_began is None else self._boundary_began
-        parts = {
-            "data": self._data_wait(),
-            "evaluation": self._evaluated,
-            "services": self._at_boundaries + now - began,
-        }
-        return {**parts, "step": now - self._opened - sum(parts.values())}
+        return self._spent.parts(self._data_wait())
 
     def _data_wait(self) -> float:
         """Seconds that this start has waited for batches."""
@@ -383,7 +372,8 @@ class Run:
         stack.callback(self._saver.close)
         opening.check_disk(self._saver.encode(self._user.save()))
         self._estimator.start(self._progress.step)
-        self._phase, self._opened = "open", self._clock()
+        self._phase = "open"
+        self._spent.begin()
         stack.callback(self._close_services)
         if recovered.checkpoint is not None:
             self._board.load(recovered.services, self.println)
@@ -505,14 +495,14 @@ class Run:
             can_save: False where the state is not the one after the step (it was left by `break`).
             rest: of a boundary that an interruption had left open, the services that had not run.
         """
-        self._boundary_began = self._clock()
+        self._spent.begin_boundary()
         self._woken = False
         self._require_no_error()
         self._await_trial()
         self._announce_commits()
         asked = self._clock()
         self._collector.read()
-        self._at_boundaries -= self._clock() - asked  # the device's time, which is the steps'
+        self._spent.in_steps(self._clock() - asked)  # until the device is done with them
         at_epoch_end = moment is Moment.AFTER_EPOCH
         current = self._progress
         self._estimator.update(current.step)
@@ -544,8 +534,7 @@ class Run:
             self._reserve_buffers()
         self._board.fired(due, when)
         self._schedule_next()
-        self._at_boundaries += self._clock() - self._boundary_began
-        self._boundary_began = None
+        self._spent.end_boundary()
         if self._interruption is not None and can_save:
             self._leave(self._interruption)
 
@@ -586,6 +575,11 @@ class Run:
         self._interruption = self._interruption or next(iter(asked), None)
         if self._interruption is not None:
             raise Abandoned
+
+    def _note_evaluation(self, seconds: float) -> None:
+        """So long it took, which is no time of steps."""
+        self._spent.in_evaluation(seconds)
+        self._estimator.exclude(seconds)
 
     def _mark_best(self) -> None:
         """Let the live line show which value is the best so far."""
@@ -692,20 +686,6 @@ class Run:
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"
             )
-
-    def _check_watched(self, *, at_end: bool = False) -> None:
-        """Warn of each watched metric that never came; before the end, if another's name is like its own."""
-        watching: dict[str, list[str]] = {}
-        for service in self._board:
-            for metric in service.watches:
-                watching.setdefault(metric, []).append(repr(service.name))
-        others = self._last_values.keys() - watching.keys()
-        for metric, names in watching.items():
-            if metric in self._last_values or metric in self._missed:
-                continue
-            if hint := nearest(metric, self._last_values) if at_end else alike(metric, others).rstrip():
-                self._missed.add(metric)
-                self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
 
     # ---------------------------------------------------------------------------------- saving
 
@@ -1001,15 +981,7 @@ class Run:
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return None
         errors = [*errors, *_attempt(lambda: self._announce_commits(wait=True))]  # it may lie before
-        for error in errors:
-            if isinstance(error, RolledBack):  # decided where it failed
-                return error
-        bad = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
-        at, first = min(bad, key=lambda each: each[0])
-        rolled = self._rollbacks.decide(at, str(first))
-        if rolled is None and self._rollbacks.refused:
-            errors[0].add_note(self._rollbacks.refused)
-        return rolled
+        return self._rollbacks.undo(errors, step)
 
     def _leaving_instead(self) -> BaseException | None:
         """The run goes back, but not in this process: a signal, or the time budget, ends it."""
@@ -1035,10 +1007,10 @@ class Run:
         self._collector.read()
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
         final = self._viewer(Moment.AFTER_STEP, final=True)
-        self._boundary_began = self._clock()
+        self._spent.begin_boundary()
         self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
         if (self._progress.step, self._progress.epoch) != (self._recovered.step, self._recovered.epoch):
-            self._check_watched(at_end=True)
+            self._watched.check(self._last_values.keys(), at_end=True)
         if self._is_over():
             current = self._progress
             assert current.stop is not None
@@ -1196,7 +1168,7 @@ class Run:
     def _seconds(self) -> float:
         """Wall time of the whole run, over its starts."""
         before = float(self._recovered.wall.get("seconds", 0.0))
-        return before + self._clock() - self._opened
+        return before + self._spent.seconds
 
 
 def _attempt(action: Callable[[], object]) -> list[BaseException]:

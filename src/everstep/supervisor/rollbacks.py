@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from everstep import hazard
 from everstep.checkpoint import Store
-from everstep.errors import RolledBack
+from everstep.errors import BadStepError, RolledBack
 from everstep.record import Batch, Journal, Rollback
 from everstep.services.recovery import Drawn, Recovery
 from everstep.supervisor.streams import Streams
@@ -25,7 +25,6 @@ class Rollbacks:
 
     Attributes:
         decided: also by this start.
-        refused: why a failure that was to be undone was not, in words; "" if there was none.
     """
 
     def __init__(
@@ -40,7 +39,8 @@ class Rollbacks:
         self.decided = list(decided)
         self._recovery, self._store, self._streams = recovery, store, streams
         self._journal, self._say = journal, say
-        self.refused = ""
+        self._refused = ""
+        """Why a failure that was to be undone was not; empty if there was none."""
 
     def decide(self, step: int, reason: str) -> RolledBack | None:
         """Decide to go back from a failed step, durably; None if the failure is to stand."""
@@ -52,8 +52,8 @@ class Rollbacks:
         if isinstance(rollback, Rollback):
             rollback = self._recorded(rollback)
         if isinstance(rollback, str):
-            self.refused = f"step {step} is not undone: {rollback}{self._so_far()}"
-            self._say(self.refused)
+            self._refused = f"step {step} is not undone: {rollback}{self._so_far()}"
+            self._say(self._refused)
             return None
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
@@ -61,6 +61,23 @@ class Rollbacks:
         )
         self._say(text)
         return RolledBack(text, str(self._store.run_dir), rollback.number)
+
+    def undo(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
+        """The decision for what ended a loop: the one made where it failed, or one for the first bad step.
+
+        Args:
+            errors: the one that ended it first; it is told why, if the failure is to stand.
+            step: the one that was running, or the last.
+        """
+        for error in errors:
+            if isinstance(error, RolledBack):
+                return error
+        bad = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
+        at, first = min(bad, key=lambda each: each[0])
+        rolled = self.decide(at, str(first))
+        if rolled is None and self._refused:
+            errors[0].add_note(self._refused)
+        return rolled
 
     def _recorded(self, rollback: Rollback) -> Rollback | str:
         """The decision, once it is durable; or why it could not be made so."""

@@ -24,7 +24,7 @@ class TrainerLoop(TrainLoop):
 
     def poll_evaluation(self) -> None:
         """Between two batches of an evaluation: where the run is to be interrupted, it is left at once."""
-        if self._boundary_began is not None or self._may_abandon:
+        if self._spent.at_boundary:
             self._poll_evaluation()
         else:
             self._poll()
@@ -41,11 +41,9 @@ class TrainerLoop(TrainLoop):
         self.collect_metrics(found)
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
-        """A service has evaluated, which is no time of steps; the boundary at which it did goes on."""
+        """A service has evaluated; the boundary at which it did goes on."""
         self._require_new(found)
-        self._estimator.exclude(seconds)
-        self._evaluated += seconds
-        self._at_boundaries -= seconds
+        self._note_evaluation(seconds)
         self._fire(Moment.AFTER_EVALUATION, found)
 
     def _require_new(self, found: Mapping[str, float]) -> None:
