@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import as_stream
+from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError, DataError, nearest
 from everstep.keywords import checked_keywords, whole
 
@@ -154,11 +155,12 @@ def _has_length(part: Any) -> bool:
     return not isinstance(part, str | bytes) and hasattr(part, "__len__") and getattr(part, "shape", 1) != ()
 
 
-class CheckedStream:
+class CheckedStream(StreamAround):
     """See `checked`."""
 
     def __init__(self, stream: Stream, checks: _Checks) -> None:
-        self._stream, self._checks = stream, checks
+        super().__init__(stream)
+        self._checks = checks
 
     @property
     def may_be_empty(self) -> bool:
@@ -166,33 +168,28 @@ class CheckedStream:
         return self._checks.policies["empty_stream"] != "error"
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        cursor = self._stream.open(purpose, pass_index, position, seed=seed)
+        cursor = self.stream.open(purpose, pass_index, position, seed=seed)
         what = f"stream {purpose!r}, pass {pass_index}"
         if position is not None and not hasattr(cursor, "done"):
             what += " from the resume on"
         return CheckedCursor(cursor, self._checks, what)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)  # describe, generators: those of the data
 
-
-class CheckedCursor:
-    """A cursor that looks at what it hands out; the position is that of the data's."""
+class CheckedCursor(CursorAround):
+    """A cursor that looks at what it hands out."""
 
     def __init__(self, cursor: Cursor, checks: _Checks, what: str) -> None:
-        self._cursor, self._checks, self._what = cursor, checks, what
+        super().__init__(cursor)
+        self._checks, self._what = checks, what
         self._opened_at = getattr(cursor, "done", 0)
         self._drawn = 0
         self._empty = not self._opened_at
         """Nothing of this pass was handed out."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> Any:
         while True:
             try:
-                batch = next(self._cursor)
+                batch = next(self.cursor)
             except StopIteration:
                 self._report_end()
                 raise
@@ -208,8 +205,5 @@ class CheckedCursor:
 
     def remaining(self) -> int | None:
         """As of the data; unknown where batches may be left out."""
-        left = self._cursor.remaining()
+        left = self.cursor.remaining()
         return left if not left or not self._checks.leaves_out else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from everstep.contracts import Cursor
+from everstep.data.wrapping import CursorAround
 from everstep.errors import ConfigError
 
 
-class Sieve:
+class Sieve(CursorAround):
     """A cursor that knows the place of each batch in its pass, and passes over some.
 
     Args:
@@ -36,18 +37,16 @@ class Sieve:
                 f"{what}: a {type(cursor).__name__} at a position does not tell how many batches lie before "
                 "it, so none can be quarantined; give it the attribute done, or leave out Recovery"
             )
-        self._cursor, self._quarantined, self._drew = cursor, quarantined, drew
+        super().__init__(cursor)
+        self._quarantined, self._drew = quarantined, drew
         self._count = self.skipped = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         while (index := self._index) in self._quarantined:
-            next(self._cursor)
+            next(self.cursor)
             self._count += 1
             self.skipped += 1
-        batch = next(self._cursor)
+        batch = next(self.cursor)
         self._count += 1
         self._drew(index)
         return batch
@@ -55,14 +54,11 @@ class Sieve:
     @property
     def _index(self) -> int:
         """Of the batch that comes next."""
-        done: int = getattr(self._cursor, "done", self._count)
+        done: int = getattr(self.cursor, "done", self._count)
         return done
 
     def remaining(self) -> int | None:
-        left, index = self._cursor.remaining(), self._index
+        left, index = self.cursor.remaining(), self._index
         return (
             None if left is None else left - sum(index <= each < index + left for each in self._quarantined)
         )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)

@@ -6,38 +6,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everstep.contracts import Cursor, Stream
+from everstep.data.wrapping import CursorAround, StreamAround
 
 Fetch = Callable[[Iterator[Any]], Any]
 
 
-class Inputs:
+class Inputs(StreamAround):
     """A stream whose batches are what `fetch` draws from another's, which keeps the position."""
-
-    def __init__(self, stream: Stream, fetch: Fetch) -> None:
-        self.stream, self._fetch = stream, fetch
 
     sample_ids = None
     """How many batches an input takes is the task's."""
 
+    def __init__(self, stream: Stream, fetch: Fetch) -> None:
+        super().__init__(stream)
+        self._fetch = fetch
+
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)  # describe, generators: those of the data
 
-
-class _Cursor:
+class _Cursor(CursorAround):
     def __init__(self, cursor: Cursor, fetch: Fetch) -> None:
-        self._cursor, self._fetch = cursor, fetch
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
+        super().__init__(cursor)
+        self._fetch = fetch
 
     def __next__(self) -> Any:
-        return self._fetch(self._cursor)
+        return self._fetch(self.cursor)
 
     def remaining(self) -> int | None:
         return None  # how many batches it draws at a time is the task's
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
