@@ -15,7 +15,7 @@ from everstep.record.reading import (
     read_segment,
 )
 from everstep.record.replay import Replay
-from everstep.record.rollbacks import Batch, Rollback
+from everstep.record.rollback import Batch, Rollback
 from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [

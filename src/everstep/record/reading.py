@@ -21,7 +21,7 @@ from everstep.keywords import checked_keywords
 from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
 from everstep.record.paths import user_path
-from everstep.record.rollbacks import Rollback
+from everstep.record.rollback import Rollback
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""

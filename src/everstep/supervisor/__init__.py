@@ -4,7 +4,7 @@ from everstep.supervisor.door import Handle, Supervisor
 from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.loading import Loaded, best, load
-from everstep.supervisor.rollbacks import recovering
+from everstep.supervisor.rolling_back import recovering
 
 __all__ = [
     "BestRecord",

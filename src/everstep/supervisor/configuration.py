@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.contracts import Json
+from everstep import backends
+from everstep.contracts import Json, Service
 from everstep.errors import ConfigError
+from everstep.record import facts as run_facts
 
 NONE = "none"
 """Stands for a value that one of the two sides has not."""
@@ -41,6 +44,12 @@ class Configuration:
         if not isinstance(given, Mapping):
             raise ConfigError(f"config={given!r}: give a dictionary, as vars(parser.parse_args()) is one")
         return cls({str(name): _json(value, f"config[{name!r}]") for name, value in given.items()})
+
+    def facts(self, seed: int, services: Iterable[Service]) -> dict[str, Any]:
+        """Where a start, or an evaluation, comes from: see `everstep.record.facts`; and its services."""
+        frameworks = {backend.name: backend.describe() for backend in backends.active()}
+        told = run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None))
+        return {**told, "services": [repr(service) for service in services]}
 
     def is_free(self, path: str) -> bool:
         """Whether a change at a dotted path touches no step of the training."""

@@ -68,7 +68,7 @@ from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.lines import Lines
 from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Progress, StopRecord
-from everstep.supervisor.rollbacks import Rollbacks
+from everstep.supervisor.rolling_back import Rollbacks
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.spent import Spent

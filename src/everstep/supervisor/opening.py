@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from everstep import backends
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import ChangedError, DamagedCheckpointError, UsageError
@@ -24,9 +22,8 @@ from everstep.record import (
     to_read,
     user_path,
 )
-from everstep.record import facts as run_facts
 from everstep.state import Encoded, dropped, seed_all
-from everstep.supervisor import given
+from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.configuration import NONE, Configuration, Difference, differences, told
 from everstep.supervisor.init_from import InitFrom
@@ -189,7 +186,7 @@ class Opening:
         board: ServiceBoard,
         limits: Mapping[str, int | None],
     ) -> Recovered:
-        given.restore()
+        reused_data.restore()
         tree = saved_tree(checkpoint)
         progress = Progress.from_tree(tree["progress"])
         stored: Any = checkpoint.meta
@@ -360,11 +357,8 @@ class Opening:
     def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
         """This start's segment of the journal."""
         config = self._start.config or Configuration({})
-        frameworks = {b.name: b.describe() for b in backends.active()}
-        code = next(iter(config.code), None)
-        facts = run_facts(sys.argv, config.tree, recovered.progress.seed, frameworks, code)
-        facts["code"] = list(map(str, config.code))
-        facts["controllers"], facts["services"] = board.controllers(), [repr(s) for s in board]
+        facts = config.facts(recovered.progress.seed, board)
+        facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
         facts["resumed_from"] = recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")
         return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)

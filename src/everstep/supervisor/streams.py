@@ -12,7 +12,7 @@ from everstep.data.adapt import alive, as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.record import Batch
 from everstep.state import digest, encode, isolated, make_entry
-from everstep.supervisor.given import enter, leave
+from everstep.supervisor import reused_data
 from everstep.supervisor.quarantine import Sieve
 
 
@@ -126,7 +126,7 @@ class StreamSlot:
                     self._states = None
             self._varies = True
         if stream is not self.stream:
-            enter(stream)
+            reused_data.enter(stream)
         self.stream, self._what, self._resuming = stream, what, False
 
     def _accept(self, changes: str, override: bool) -> None:
@@ -495,7 +495,7 @@ class Streams:
         for slot in self._slots.values():
             slot.close()
             if slot.stream is not None:
-                leave(slot.stream)
+                reused_data.leave(slot.stream)
 
 
 def _unnoted(index: int) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from everstep import backends
 from everstep.contracts import Service
 from everstep.errors import RunDirError
-from everstep.record import Evaluation, RunJournal, evaluations, facts, located, record_evaluation, to_read
+from everstep.record import Evaluation, RunJournal, evaluations, located, record_evaluation, to_read
 from everstep.supervisor import Loaded
 from everstep.supervisor.configuration import Configuration
 
@@ -60,7 +58,7 @@ class Recorded:
             stream, checkpoint, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
         )
         if self._facts is None:
-            self._facts = self._where_made(seed)
+            self._facts = self._config.facts(seed, self._services)
         wall = {f"{stream}/eval_time": seconds}
         try:
             record_evaluation(to_read(self._run_dir), found, self._facts, wall, lock=self._lock)
@@ -85,12 +83,6 @@ class Recorded:
             return {}
         rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
         return {row.name: row.value for row in rows if row.step == weights.step}
-
-    def _where_made(self, seed: int) -> dict[str, Any]:
-        frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        config = self._config
-        told = facts(sys.argv, config.tree, seed, frameworks, next(iter(config.code), None))
-        return {**told, "services": [repr(service) for service in self._services]}
 
 
 def _of_the_loop(weights: Loaded) -> bool:
