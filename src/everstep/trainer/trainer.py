@@ -102,7 +102,7 @@ class Trainer:
             self.task.build()
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
-        given = [service for service in services if isinstance(service, Evaluate)]
+        given = _evaluates(services)
         can = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
             self._streams.require_apart("train", self.streams["train"], "training")
@@ -239,7 +239,7 @@ class Trainer:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._streams.chosen(eval_streams, "valid"):
             with loop.evaluation():
-                loop.collect_found(self._evaluate(name, stream, how=self._how(name)))
+                loop.collect_found(self._evaluate(name, stream, how=self._service_of(name)))
 
     def _one_epoch(self, train_streams: Iterable[Any] | str, eval_streams: Iterable[Any] | str) -> None:
         with self.open() as loop:
@@ -261,10 +261,11 @@ class Trainer:
         if self._loop is not None:
             raise UsageError("smoke_test() inside the loop; call it before: trainer.smoke_test()")
         task = self.task
-        evaluated = [service for service in self._services if isinstance(service, Evaluate)]
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [Evaluate(each.stream, num_steps=1, name=each.name) for each in evaluated]
+            services += [
+                Evaluate(each.stream, num_steps=1, name=each.name) for each in _evaluates(self._services)
+            ]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
             trainer.train(1)
             load(f"{folder}/run", task.state())
@@ -298,7 +299,7 @@ class Trainer:
         ((name, data),) = self._streams.chosen([stream], "valid")
         if self._loop is None and isinstance(stream, str):
             return self._evaluate_apart(name, steps(num_steps)).metrics
-        return self._evaluate(name, data, steps(num_steps), self._how(name))
+        return self._evaluate(name, data, steps(num_steps), self._service_of(name))
 
     def predict(self, stream: Any = "test") -> Iterator[Any]:
         """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
@@ -371,7 +372,7 @@ class Trainer:
 
     def _evaluated(self) -> list[str]:
         """The streams that are evaluated: those of services, else "valid"."""
-        named = [service.stream for service in self._services if isinstance(service, Evaluate)]
+        named = [service.stream for service in _evaluates(self._services)]
         if not named:
             self._streams.get("valid")
         return list(dict.fromkeys(named)) or ["valid"]
@@ -389,20 +390,19 @@ class Trainer:
         assert self._weights is not None
         found: dict[str, float] = {}
         for name in self._evaluated():
-            how, num_steps = self._how(name), self._num_steps(name)
+            how, num_steps = self._service_of(name), self._num_steps(name)
             at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
             if at != self._weights.step:
                 metrics = {} if newest else self._recorded.find(name, num_steps, self._weights)
             found |= metrics or self.evaluate(name, num_steps)
         return found
 
-    def _how(self, stream: str) -> Evaluate | None:
+    def _service_of(self, stream: str) -> Evaluate | None:
         """The first service that evaluates a stream."""
-        services = [service for service in self._services if isinstance(service, Evaluate)]
-        return next((service for service in services if service.stream == stream), None)
+        return next((each for each in _evaluates(self._services) if each.stream == stream), None)
 
     def _num_steps(self, stream: str) -> int:
-        how = self._how(stream)
+        how = self._service_of(stream)
         return -1 if how is None else how.num_steps
 
     def _evaluate_due(self, service: Evaluate) -> dict[str, float]:
@@ -420,7 +420,7 @@ class Trainer:
         weights = self._weights
         assert weights is not None
         began = time.monotonic()
-        metrics = self._evaluate(name, self._streams.get(name), num_steps, self._how(name))
+        metrics = self._evaluate(name, self._streams.get(name), num_steps, self._service_of(name))
         seconds = time.monotonic() - began
         return self._recorded.add(name, num_steps, weights, self._stream_seed, metrics, seconds)
 
@@ -468,6 +468,10 @@ class Trainer:
             raise NoCheckpointError(
                 f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
             ) from error
+
+
+def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
+    return [service for service in services if isinstance(service, Evaluate)]
 
 
 def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
