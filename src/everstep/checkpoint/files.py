@@ -32,6 +32,12 @@ _CAUSES = {
 }
 
 
+def write_new(path: Path, data: bytes) -> None:
+    """Write the new file `path`; its folder is not synced."""
+    with create(path) as file:
+        write(file, data)
+
+
 def make_dir(path: Path) -> None:
     """Create a folder durably unless it exists; its parent must."""
     if not path.is_dir():
@@ -94,8 +100,7 @@ def trial_write(run_dir: Path) -> None:
     path = temporary(run_dir / "trial")
     try:
         discard(path)
-        with create(path) as file:
-            write(file, bytes(4096))
+        write_new(path, bytes(4096))
         unlink(path)
         fsync_folder(run_dir)
     except OSError as error:

@@ -171,8 +171,7 @@ def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArra
     }
     made = {"versions": versions(), "created": datetime.now(UTC).isoformat()}
     manifest = _manifest({"format": FORMAT, **facts, **made, "arrays": described, "files": {ARRAYS: file}})
-    with files.create(folder / MANIFEST) as out:
-        files.write(out, manifest)
+    files.write_new(folder / MANIFEST, manifest)
     files.fsync_folder(folder)
     return int(file["bytes"]) + len(manifest)
 

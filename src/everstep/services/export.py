@@ -19,7 +19,7 @@ from everstep.metrics.collector import is_wall
 from everstep.record import RunDir
 from everstep.schedule import Schedule
 from everstep.services.condition import Condition, Trigger
-from everstep.state import Encoded, digest, encode, make_entry
+from everstep.state import Encoded, array_name, array_paths, digest, encode, make_entry
 
 FORMATS = ("safetensors", "torch.export")
 ABOUT = "export.json"
@@ -85,12 +85,12 @@ class Export(Service):
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
         self._kept: list[str] = []
         self._metrics: dict[str, float] = {}
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     @property
     def folder(self) -> Path:
         """Where the exports are, while the loop is open."""
-        assert self._run is not None
         return Path(self._run.run_dir) / "exports" / self.name
 
     def open(self, run: RunView) -> None:
@@ -104,7 +104,6 @@ class Export(Service):
         self._trigger.open(run)
 
     def run(self, boundary: Boundary) -> None:
-        assert self._run is not None
         for name in boundary.readings.names():
             stats = boundary.readings.stats(name)
             if stats is not None and not is_wall(name):
@@ -127,12 +126,12 @@ class Export(Service):
         return self._trigger.asked(boundary)
 
     def _export(self, boundary: Boundary) -> None:
-        assert self._run is not None
         obj = _plain(self._run.live_object(self.entry))
         entry = make_entry(self.entry, obj)
-        encoded = encode(entry.save())
-        arrays = {n: a for n, a in encoded.arrays.items() if "_buffers" not in n.split("/")}
-        if bad := [n for n, array in arrays.items() if entry.guarded(_path(n)) and not finite(array)]:
+        saved = entry.save()
+        arrays = {n: a for n, a in encode(saved).arrays.items() if "_buffers" not in n.split("/")}
+        guarded = {array_name(path) for path in array_paths(saved) if entry.guarded(path)}
+        if bad := [n for n, array in arrays.items() if n in guarded and not finite(array)]:
             self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")
             return
         name = CheckpointName(boundary.step)
@@ -161,7 +160,7 @@ class Export(Service):
             return lambda folder: write_arrays(folder / "model.safetensors", arrays)
         exporting = importlib.import_module("everstep.backends.torch.exporting")
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
-        return lambda folder: _write_file(folder / "model.pt2", data)
+        return lambda folder: files.write_new(folder / "model.pt2", data)
 
     def state_dict(self) -> Any:
         if self.schedule.wall:
@@ -185,10 +184,6 @@ def _plain(obj: Any) -> Any:
     return importlib.import_module("everstep.backends.torch.exporting").plain(obj)
 
 
-def _path(name: str) -> tuple[Any, ...]:
-    return tuple(int(part) if part.isdigit() else part for part in name.split("/"))
-
-
 def _about(folder: Path) -> Any:
     """What an export says of itself; None if there is none."""
     try:
@@ -199,11 +194,6 @@ def _about(folder: Path) -> Any:
 
 def _write(folder: Path, contents: Callable[[Path], object], about: dict[str, Any]) -> int:
     contents(folder)
-    _write_file(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+    files.write_new(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
     files.fsync_folder(folder)
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with files.create(path) as file:
-        files.write(file, data)

@@ -1,6 +1,6 @@
 """The state tree: what is saved, how it becomes JSON and arrays, and random state."""
 
-from everstep.state.codec import Buffers, Encoded, array_name, decode, digest, encode, leaves
+from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, digest, encode, leaves
 from everstep.state.entries import Slot, dropped, make_entry
 from everstep.state.random import capture, isolated, restore, seed_all
 
@@ -9,6 +9,7 @@ __all__ = [
     "Encoded",
     "Slot",
     "array_name",
+    "array_paths",
     "capture",
     "decode",
     "digest",

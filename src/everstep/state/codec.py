@@ -123,6 +123,18 @@ def array_name(path: Iterable[Any]) -> str:
     return "/".join(_component(encoder.frozen(key, "")) for key in path)
 
 
+def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys and indices that lead to each array of a tree."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from array_paths(value, (*path, key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from array_paths(value, (*path, index))
+    elif backends.of(tree) is not None:
+        yield path
+
+
 # ------------------------------------------------------------------------------------- encoding
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from everstep import backends
 from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
-from everstep.state import Slot, array_name, make_entry
+from everstep.state import Slot, array_name, array_paths, make_entry
 
 
 class UserState:
@@ -99,7 +99,7 @@ class UserState:
         found = {}
         for name, entry in self.entries.items():
             tree = _saved(name, entry)
-            for path in _array_paths(tree):
+            for path in array_paths(tree):
                 found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
         return found
 
@@ -108,7 +108,7 @@ class UserState:
         return frozenset(
             array_name(("user", name, *path))
             for name, tree in user.items()
-            for path in _array_paths(tree)
+            for path in array_paths(tree)
             if self.entries[name].guarded(path)
         )
 
@@ -245,14 +245,3 @@ def _named(state: Any) -> list[tuple[Any, Any]]:
             'objects, as in state={"model": model, "optimizer": optimizer}'
         )
     return [(name, value) for name, value in pairs]
-
-
-def _array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _array_paths(value, (*path, key))
-    elif isinstance(tree, list | tuple):
-        for index, value in enumerate(tree):
-            yield from _array_paths(value, (*path, index))
-    elif backends.of(tree) is not None:
-        yield path
