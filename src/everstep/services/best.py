@@ -111,7 +111,8 @@ class Best(Service):
         """The best first; one place a step."""
         self._waiting: int | None = None
         """The step at which a value came that has a place and no weights yet."""
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     @property
     def value(self) -> float | None:
@@ -143,7 +144,6 @@ class Best(Service):
         run.watch(self.metric, self._seen)
 
     def _seen(self, value: float) -> None:
-        assert self._run is not None
         if self._inferred and not self._top:
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
@@ -178,7 +178,6 @@ class Best(Service):
             return None
         if place.step == boundary.step:
             return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))
-        assert self._run is not None
         self._run.println(
             f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
             f"were trained on until step {boundary.step}: they are not kept; measure after the last step"

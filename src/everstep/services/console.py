@@ -72,7 +72,8 @@ class Console(Service):
         """None for no progress lines."""
         self._sink = sink
         self._lock = threading.RLock()
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
         self._log: _LogFile | None = None
         self._line: _LiveLine | None = None
         self._speed = _Speed()
@@ -92,7 +93,6 @@ class Console(Service):
             self._line.open()
 
     def run(self, boundary: Boundary) -> None:
-        assert self._run is not None
         now = self._run.clock()
         self._speed.update(now, boundary.step)
         if self._line is None and (self._next_plain is None or now < self._next_plain):
@@ -158,7 +158,6 @@ class Console(Service):
 
     def _plain_line(self, stats: dict[str, Stats]) -> str:
         run = self._run
-        assert run is not None
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         best = [name for name in stats if self._is_best(name, stats[name])]
         items = "; ".join(filter(None, (self._speed.text(), log_line("", stats, best))))
@@ -175,7 +174,6 @@ class Console(Service):
     def counters(self, bar: int = 0) -> list[Part]:
         """Where the run stands, from left to right; with a bar of so many cells."""
         run = self._run
-        assert run is not None
         parts = [] if run.max_epoch == 1 else [_counter("Epoch", run.epoch, run.max_epoch, rank=2)]
         parts.append(_counter("Step", run.step, run.max_step, rank=0))
         if bar and (progress := run.get_progress()) is not None:
@@ -190,7 +188,6 @@ class Console(Service):
     @property
     def progress(self) -> float | None:
         """The part of the run that is done, 0 to 1; None if it is unbounded."""
-        assert self._run is not None
         return self._run.get_progress()
 
     @property

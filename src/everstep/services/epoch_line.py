@@ -25,7 +25,8 @@ class EpochLine(Service):
     def __init__(self) -> None:
         super().__init__("epoch line")
         self.bests: Sequence[Best] = ()
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -37,7 +38,6 @@ class EpochLine(Service):
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
             return  # an epoch that a resume enters again has its values since its beginning
         readings, run = boundary.readings, self._run
-        assert run is not None
         stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
         readings.clear()
         if not stats:

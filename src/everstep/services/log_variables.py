@@ -41,13 +41,13 @@ class LogVariables(Service):
             raise ConfigError(f"LogVariables(metrics={metrics!r}): give a list of names, [{metrics!r}]")
         self.metrics, self.formatter = tuple(metrics), formatter or MetricFormatter()
         self.watches = tuple(metric for metric in self.metrics if not set("*?[") & set(metric))
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
 
     def run(self, boundary: Boundary) -> None:
-        assert self._run is not None
         readings = boundary.readings
         names = [n for n in readings.names() if any(fnmatchcase(n, p) for p in self.metrics)]
         stats = {name: found for name in names if (found := readings.stats(name)) is not None}

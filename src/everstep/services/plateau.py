@@ -66,7 +66,8 @@ class Plateau(Service):
         self.cooldown = long if cooldown is None else whole("cooldown", cooldown, 0)
         self._values: deque[float] = deque(maxlen=long)
         self._resting = 0
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     def config(self) -> Json:
         return {
@@ -91,7 +92,6 @@ class Plateau(Service):
         boundary.readings.clear()
         if not found:
             return None
-        assert self._run is not None
         self._run.println(f"plateau of {self.metric} at step {boundary.step}: {self.then}")
         return Outcome(actions=(self.then,))
 

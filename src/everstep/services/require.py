@@ -64,7 +64,8 @@ class Require(Service):
         self.mode, _ = direction(metric, mode)
         self.step, self.epoch = step, epoch
         self.best: float | None = None
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -98,7 +99,6 @@ class Require(Service):
         ending = boundary.payload
         if ending.finished and not ending.reason.startswith(self._unmet):
             reason = f"{self._unmet}, {self._found} ({ending.reason})"
-            assert self._run is not None
             self._run.println(reason)
             raise GuardStop(reason, NOT_MET)
 

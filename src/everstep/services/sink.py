@@ -63,14 +63,14 @@ class Sink(Service, ABC):
                 f"path={str(path)!r} of service {self.name!r} is a place of the run's own; give another one, "
                 'as in "logs/mine"'
             )
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
         self._follower: Follower | None = None
         self._said = False
 
     @property
     def path(self) -> Path:
         """Where it writes, while its loop is open."""
-        assert self._run is not None
         return Path(self._run.run_dir) / self._place
 
     def open(self, run: RunView) -> None:
@@ -80,7 +80,6 @@ class Sink(Service, ABC):
         self._catch_up()
 
     def close(self) -> None:
-        assert self._run is not None
         try:
             self._catch_up()
         except OSError as error:
@@ -90,7 +89,6 @@ class Sink(Service, ABC):
 
     def _catch_up(self) -> None:
         """Write what the journal holds and the files do not; after a failure, or damage, all of it anew."""
-        assert self._run is not None
         self._run.flush()
         try:
             if self._follower is None or not self._append_to(self._follower):
@@ -102,7 +100,6 @@ class Sink(Service, ABC):
 
     def _append_to(self, follower: Follower) -> bool:
         """Append what is new; False if somebody else has changed or deleted what was written before."""
-        assert self._run is not None
         if self._is_intact():
             self._add(follower.news())
             if self._is_intact():  # a file that was replaced by an equal one
@@ -116,7 +113,6 @@ class Sink(Service, ABC):
         return False
 
     def _begin_anew(self) -> None:
-        assert self._run is not None
         self._release()
         follower = Follower(Path(self._run.run_dir), self._run.segment)
         self.path.parent.mkdir(parents=True, exist_ok=True)

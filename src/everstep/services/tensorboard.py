@@ -118,7 +118,6 @@ class TensorBoard(Sink):
 
     def _take(self, summary: Any, name: str) -> None:
         """Note a summary in the journal: there it is saved, and superseded, with everything else."""
-        assert self._run is not None
         if isinstance(summary, Mapping):
             for key, value in summary.items():
                 self._take(value, f"{name}/{key}" if name else str(key))
@@ -141,7 +140,6 @@ class TensorBoard(Sink):
         """Keep a picture beside the journal, as a PNG; what the journal says of it."""
         from PIL import Image as Pillow
 
-        assert self._run is not None
         pixels = _as_bytes(pixels)
         file = io.BytesIO()
         Pillow.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
@@ -156,7 +154,6 @@ class TensorBoard(Sink):
     # ------------------------------------------------------------------------------ event files
 
     def _begin(self, older: Parts) -> None:
-        assert self._run is not None
         self.path.mkdir(exist_ok=True)
         self._last_step = -1
         wanted = set()
@@ -257,13 +254,11 @@ class TensorBoard(Sink):
         return encoded
 
     def _fill_image(self, image: Any, data: dict[str, Any]) -> None:
-        assert self._run is not None
         image.height, image.width, image.colorspace = data["height"], data["width"], data["channels"]
         with suppress(FileNotFoundError):  # somebody tidied up: the point stays, without its picture
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
 
     def _is_intact(self) -> bool:
-        assert self._run is not None
         path = self._event_file(self._run.segment)
         return self._file is not None and as_it_was_left(path, self._file)
 

@@ -31,7 +31,8 @@ class Throughput(Service):
     ) -> None:
         super().__init__(name or "throughput", Every(steps=100) if every is None else every)
         self.samples = whole("samples", samples, none="if it is not known")
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
         self._step = 0
         self._spent: dict[str, float] = {}
 
@@ -39,7 +40,6 @@ class Throughput(Service):
         self._run, self._step, self._spent = run, run.step, run.spent()
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        assert self._run is not None
         for backend in backends.active():
             backend.synchronize()
         spent = self._run.spent()

@@ -47,13 +47,13 @@ class GlobalStepWaiter(Service):
         self.step = whole("step", step)
         self.poll = number("poll", poll, of="seconds")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
-        self._run: RunView | None = None
+        self._run: RunView
+        """While the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
 
     def run(self, boundary: Boundary) -> None:
-        assert self._run is not None
         if self._newest() >= self.step:
             return
         self._run.println(f"waiting until the run in {self.run_dir} has a checkpoint of step {self.step}")
