@@ -117,10 +117,14 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
     return total.hexdigest()
 
 
+_ROOT = "array"
+"""The name of an array that is the whole tree."""
+
+
 def array_name(path: Iterable[Any]) -> str:
     """The name of the array at the keys and indices of `path` (where no other has the same)."""
     encoder = _Encoder({})
-    return "/".join(_component(encoder.frozen(key, "")) for key in path)
+    return "/".join(_component(encoder.frozen(key, "")) for key in path) or _ROOT
 
 
 def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -160,7 +164,7 @@ class _Encoder:
         return self.array(value, path)
 
     def array(self, value: Any, path: str) -> Json:
-        name = path or "array"
+        name = path or _ROOT
         while name in self.arrays or name == "__metadata__":
             name += "~"
         home = backends.of(value)
