@@ -11,10 +11,10 @@ import click
 
 from everstep.cli.output import note
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.database import Database
-from everstep.index.location import index_from_here
+from everstep.index.database import Database, IndexBusyError
+from everstep.index.location import FILE, Place, index_from_here, place, runs_of
 from everstep.index.queries import find_run
-from everstep.index.shipping import is_run, run_dirs, ship, sync
+from everstep.index.shipping import is_here, is_run, run_dirs, ship, sync
 
 GONE = "gone"
 """The status of a run whose directory is not there any more: moved, or deleted."""
@@ -27,8 +27,8 @@ def index_option(function: F) -> F:
     option = click.option(
         "--index",
         "index",
-        type=click.Path(path_type=Path),
-        help="The index, or the folder of runs that it lies in.",
+        metavar="PATH|URL",
+        help="The index: a file, the folder of runs that it lies in, or postgresql://USER@HOST/DATABASE.",
     )
     return option(function)
 
@@ -38,27 +38,29 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
-def index_path(index: Path | None) -> Path:
-    """The index's file."""
+def index_place(index: str | None) -> Place:
+    """Where the index is that --index names, or that is meant without it."""
     if index is None:
         return index_from_here()
-    return index.absolute() / "everstep.db" if index.is_dir() else index.absolute()
+    found = place(index)
+    return found / FILE if isinstance(found, Path) and found.is_dir() else found
 
 
-def open_index(index: Path | None) -> Database:
+def open_index(index: str | None) -> Database:
     """The index, brought up to what the journals beside it say.
 
     Raises:
         RunIndexError: there is neither an index nor a run.
     """
-    path = index_path(index)
-    if not path.exists() and not (path.parent.is_dir() and run_dirs(path.parent)):
-        raise RunIndexError(f"there are no runs in {path.parent}: go where they are, or pass --index")
-    database = Database(path)
+    found = index_place(index)
+    folder = runs_of(found)
+    if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
+        raise RunIndexError(f"there are no runs in {folder}: go where they are, or pass --index")
+    database = Database(found)
     try:
-        note(sync(database, [path.parent] if path.parent.is_dir() else []).problems)
+        note(sync(database, [folder] if folder.is_dir() else []).problems)
     except RunIndexError as error:
-        if not path.exists():
+        if not database.exists() or (database.shared and not isinstance(error, IndexBusyError)):
             raise
         note([f"the index may lack what is newest: {error}"])
     return database
@@ -81,17 +83,21 @@ class Found(NamedTuple):
         return Path(self.facts["path"])
 
 
-def as_it_stands(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's facts, with the status "gone" if its directory is not where the index has it."""
-    return {**facts, **({} if is_run(facts["path"]) else {"status": GONE})}
+def as_it_stands(database: Database, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's facts, with the status "gone" if its directory is not where the index has it.
+
+    Of a run on another machine that shares the index, the status is what was heard last.
+    """
+    gone = is_here(database, facts["host"]) and not is_run(facts["path"])
+    return {**facts, **({"status": GONE} if gone else {})}
 
 
-def find(text: str, index: Path | None) -> Found:
+def find(text: str, index: str | None) -> Found:
     """The run that RUN means: see `find_all`."""
     return find_all([text], index)[0]
 
 
-def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
+def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
     """The runs that are meant: directories, read from their journals alone, or names in the index.
 
     Raises:
@@ -104,7 +110,7 @@ def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                found.append(Found(database, as_it_stands(find_run(connection, text))))
+                found.append(Found(database, as_it_stands(database, find_run(connection, text))))
         else:
             found.append(_read_alone(Path(text).absolute()))
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from everstep.cli.finding import as_it_stands, index_option, json_option, open_index
@@ -26,7 +24,7 @@ def command(
     sort: str | None,
     columns: str | None,
     limit: int | None,
-    index: Path | None,
+    index: str | None,
     as_json: bool,
 ) -> None:
     """List runs, the newest start last.
@@ -43,7 +41,7 @@ def command(
     wanted = [condition.name for condition in asked] + shown + ([by] if by else [])
     database = open_index(index)
     with database.read() as connection:
-        found = where(map(as_it_stands, all_runs(connection, wanted)), asked)
+        found = where([as_it_stands(database, run) for run in all_runs(connection, wanted)], asked)
     if by and sort:
         found = ordered(found, by, sort.startswith("-"))
     found = found[:limit]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,7 +27,7 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 @click.option("--phase", help="Only rows of this phase (head, step, tail, epoch, eval/STREAM).")
 @index_option
 @json_option
-def command(run: str, metric: str | None, phase: str | None, index: Path | None, as_json: bool) -> None:
+def command(run: str, metric: str | None, phase: str | None, index: str | None, as_json: bool) -> None:
     """Show one RUN: facts, starts, metrics, best, checkpoints, evaluations outside its loop.
 
     A directory is read from its journal alone: no index is needed, nothing is written.

@@ -44,14 +44,14 @@ def all_runs(connection: Connection, wanted: Iterable[str] = ()) -> list[dict[st
             path into the facts of the newest start ("git.commit", "config.controllers").
 
     Returns:
-        A dict per run with the keys `FACTS` and those of `wanted` that it has.
+        A dict per run with the keys `FACTS`, host, and those of `wanted` that it has.
 
     Raises:
         ConfigError: no run has one of them; names the nearest.
     """
     found = {
-        row.id: {name: getattr(row, name) for name in FACTS}
-        for row in connection.execute(select(runs).order_by(runs.c.started, runs.c.id))
+        row.id: {name: getattr(row, name) for name in (*FACTS, "host")}
+        for row in connection.execute(select(runs).order_by(runs.c.started.nulls_first(), runs.c.name))
     }
     for name in dict.fromkeys(wanted):
         if name in FACTS:
