@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from everstep.index.database import Database
 from everstep.index.location import Place
-from postgres_server import Server, running_server
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """A PostgreSQL server that nobody stops."""
-    with running_server() as found:
-        yield found
+from postgres_server import Server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -25,3 +18,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         return tmp_path / "everstep.db"
     found: Server = request.getfixturevalue("server")
     return found.database()
+
+
+@pytest.fixture(scope="module")
+def both(server: Server) -> list[Database]:
+    """An empty index of each kind."""
+    return [Database(None), Database(server.database())]

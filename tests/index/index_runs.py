@@ -117,7 +117,7 @@ def everything(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
     names = {
         "runs": "name, path, created, seed, status, reason, started, step, epoch, host",
-        "fields": "r.name, at, f.path, element, kind, number, text",
+        "fields": "r.name, at, f.path, kind, number, text",
         "evaluations": "*",
         "segments": 'r.name, number, parent, parent_offset, valid_to, size, "end", g.step, facts, torn',
         "events": "r.name, segment, e.offset, kind, time, wall, data",

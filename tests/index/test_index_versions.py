@@ -64,7 +64,7 @@ def test_version_1_is_migrated_and_loses_nothing(old: Path) -> None:
     assert ask(old, "SELECT DISTINCT host FROM runs") == [("laptop",)]
     assert all(int(name[-8:]) == step for name, step in ask(old, "SELECT name, step FROM checkpoints"))
     newest = ask(old, "SELECT facts FROM segments WHERE run = 1 ORDER BY number")[-1][0]
-    fields = ask(old, "SELECT path, element, kind, number, text FROM fields WHERE run = 1 ORDER BY at")
+    fields = ask(old, "SELECT path, kind, number, text FROM fields WHERE run = 1 ORDER BY at")
     assert fields == list(fields_of(json.loads(newest)))
     assert len(index_rows(Database(old), "again")) == 18
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from everstep.cli.output import note
-from everstep.errors import ConfigError, RunIndexError
-from everstep.index.database import Database, IndexBusyError
-from everstep.index.location import FILE, Place, index_from_here, place, runs_of
-from everstep.index.queries import find_run
-from everstep.index.shipping import is_here, is_run, run_dirs, ship, sync
-
-GONE = "gone"
-"""The status of a run whose directory is not there any more: moved, or deleted."""
+from everstep.errors import ConfigError
+from everstep.index import asking
+from everstep.index.database import Database
+from everstep.index.queries import GONE, find_run
+from everstep.index.shipping import is_gone, run_dirs, ship
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,31 +35,14 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
-def index_place(index: str | None) -> Place:
-    """Where the index is that --index names, or that is meant without it."""
-    if index is None:
-        return index_from_here()
-    found = place(index)
-    return found / FILE if isinstance(found, Path) and found.is_dir() else found
-
-
 def open_index(index: str | None) -> Database:
-    """The index, brought up to what the journals beside it say.
+    """The index, brought up to what the journals beside it say; what is wrong with those is noted.
 
     Raises:
         RunIndexError: there is neither an index nor a run.
     """
-    found = index_place(index)
-    folder = runs_of(found)
-    if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
-        raise RunIndexError(f"there are no runs in {folder}: go where they are, or pass --index")
-    database = Database(found)
-    try:
-        note(sync(database, [folder] if folder.is_dir() else []).problems)
-    except RunIndexError as error:
-        if not database.exists() or (database.shared and not isinstance(error, IndexBusyError)):
-            raise
-        note([f"the index may lack what is newest: {error}"])
+    database, problems = asking.open_index(index)
+    note(problems)
     return database
 
 
@@ -83,15 +63,6 @@ class Found(NamedTuple):
         return Path(self.facts["path"])
 
 
-def as_it_stands(database: Database, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's facts, with the status "gone" if its directory is not where the index has it.
-
-    Of a run on another machine that shares the index, the status is what was heard last.
-    """
-    gone = is_here(database, facts["host"]) and not is_run(facts["path"])
-    return {**facts, **({"status": GONE} if gone else {})}
-
-
 def find(text: str, index: str | None) -> Found:
     """The run that RUN means: see `find_all`."""
     return find_all([text], index)[0]
@@ -110,7 +81,9 @@ def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                found.append(Found(database, as_it_stands(database, find_run(connection, text))))
+                run = find_run(connection, text)
+                status = GONE if is_gone(database, run) else run["status"]
+                found.append(Found(database, {**run, "status": status}))
         else:
             found.append(_read_alone(Path(text).absolute()))
     return found

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.finding import index_option, index_place, json_option
+from everstep.cli.finding import index_option, json_option
 from everstep.cli.output import note, print_json
+from everstep.index.asking import index_place
 from everstep.index.database import Database
 from everstep.index.location import FILE, runs_of
 from everstep.index.shipping import forget_gone, sync

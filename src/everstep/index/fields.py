@@ -16,13 +16,9 @@ LONGEST_LIST = 1000
 
 
 class Field(NamedTuple):
-    """One value at a path, in the order of the columns of the table `fields` from `path` on.
-
-    `element` says that it is no value at the path itself but an element of the list there.
-    """
+    """One value at a path, or an element of the list there, as the table `fields` has it from `path` on."""
 
     path: str
-    element: int
     kind: str
     number: float | None
     text: str | None
@@ -35,13 +31,13 @@ def fields_of(tree: dict[str, Any]) -> Iterator[Field]:
 
 
 def _walk(path: str, value: Any) -> Iterator[Field]:
-    yield Field(path, 0, *typed(value))
+    yield Field(path, *typed(value))
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _walk(f"{path}.{clean(str(key))}", item)
     elif isinstance(value, list):
         for at, item in enumerate(value[:LONGEST_LIST]):
-            yield Field(path, 1, *typed(item))
+            yield Field(path, *typed(item))
             yield from _walk(f"{path}.{at}", item)
             if isinstance(item, dict):
                 for key, inner in item.items():
@@ -67,7 +63,7 @@ def as_number(value: int | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def clean(text: str) -> str:

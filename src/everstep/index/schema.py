@@ -62,7 +62,6 @@ fields = Table(
     Column("run", ForeignKey("runs.id"), primary_key=True),
     Column("at", Integer, primary_key=True),
     Column("path", Words, nullable=False),
-    Column("element", Integer, nullable=False),  # 1: of a list that lies at the path
     Column("kind", Words, nullable=False),  # null, bool, number, text, list, object
     Column("number", Float),  # of a number (NaN is NULL) or a bool
     Column("text", Words),  # of a text; of a list or an object its canonical JSON

@@ -91,7 +91,7 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
     with database.read() as connection:
         rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).all()
     gone = [row for row in rows if any(Path(row.path).is_relative_to(folder) for folder in above)]
-    gone = [row for row in gone if is_here(database, row.host) and not is_run(row.path)]
+    gone = [row for row in gone if is_gone(database, row._mapping)]
     if gone:
         with database.write() as connection:
             for row in gone:
@@ -143,6 +143,20 @@ def is_run(folder: str | Path) -> bool:
 def is_here(database: Database, host: str | None) -> bool:
     """Whether a run whose newest start was on `host` counts as one of this machine."""
     return not database.shared or host in (None, platform.node())
+
+
+def is_gone(database: Database, run: Any) -> bool:
+    """Whether a run's directory is not there any more; of another machine's, this one cannot tell.
+
+    `run` is a mapping with the keys host and path.
+    """
+    return is_here(database, run["host"]) and not is_run(run["path"])
+
+
+def gone_runs(database: Database, connection: Connection) -> list[int]:
+    """The keys of the runs whose directories are not there any more."""
+    found = connection.execute(select(runs.c.id, runs.c.path, runs.c.host)).mappings()
+    return [int(run["id"]) for run in found if is_gone(database, run)]
 
 
 def _known_by_path(database: Database, asked: set[str]) -> dict[str, _Known]:

@@ -21,7 +21,6 @@ def upgrade(op: Operations) -> None:
         Column("run", Integer, primary_key=True),
         Column("at", Integer, primary_key=True),
         Column("path", Text, nullable=False),
-        Column("element", Integer, nullable=False),
         Column("kind", Text, nullable=False),
         Column("number", Float),
         Column("text", Text),
