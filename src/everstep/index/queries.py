@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
@@ -14,7 +14,9 @@ from everstep.errors import ConfigError, nearest
 from everstep.index.fields import clean
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
-from everstep.record import Rollback, Row
+
+if TYPE_CHECKING:
+    from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
 
 GONE = "gone"
 """The status of a run whose directory is not there any more: moved, or deleted."""
@@ -128,23 +130,13 @@ def last_values(name: str) -> Select[Any]:
     Args:
         name: the metric, in the phase that comes first, or "PHASE/NAME".
     """
-    rank = case(_PHASES, value=series.c.phase, else_=2)
-    each = (
-        select(
-            series.c.run,
-            series.c.phase,
-            series.c.name,
-            rank.label("rank"),
-            _last(metrics.c.step).label("step"),
-            _last(metrics.c.value).label("value"),
-        )
-        .where(_named(name))
-        .subquery()
-    )
-    order = (each.c.rank, each.c.phase, each.c.name)
-    place = func.row_number().over(partition_by=each.c.run, order_by=order)
-    first = select(each.c.run, each.c.value, place.label("place")).where(each.c.step.is_not(None)).subquery()
-    return select(first.c.run, first.c.value).where(first.c.place == 1)
+    row = select(metrics.c.step).join(segments, valid())
+    there = row.where(metrics.c.series == series.c.id, segments.c.run == series.c.run).correlate(series)
+    order = (case(_PHASES, value=series.c.phase, else_=2), series.c.phase, series.c.name)
+    place = func.row_number().over(partition_by=series.c.run, order_by=order).label("place")
+    ranked = select(series.c.id, place).where(_named(name), there.exists()).subquery()
+    chosen = select(series.c.run, _last(metrics.c.value).label("value"))
+    return chosen.join(ranked, ranked.c.id == series.c.id).where(ranked.c.place == 1)
 
 
 def _last(column: ColumnElement[Any]) -> Any:
@@ -216,6 +208,8 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
     Raises:
         ConfigError: the run has no such metric; names the nearest.
     """
+    from everstep.record import Row
+
     mine = select(series.c.id, series.c.phase, series.c.name).where(series.c.run == run)
     known = [(key, in_phase, called) for key, in_phase, called in connection.execute(mine)]
     chosen = [one for one in known if name in (one[2], f"{one[1]}/{one[2]}") and phase in (None, one[1])]
@@ -290,6 +284,8 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
 
 def rollbacks(connection: Connection, run: int) -> list[Rollback]:
     """The rollbacks of a run since it began from nothing, in order."""
+    from everstep.record import Rollback
+
     begun = select(func.max(segments.c.number)).where(
         segments.c.run == run, segments.c.begun == 1, segments.c.parent.is_(None)
     )
