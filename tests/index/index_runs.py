@@ -44,7 +44,8 @@ def inside(loop, step):
 def tail(loop, epoch):
     loop.collect_metrics(valid_loss=1 / epoch)
 
-Tiny(run_dir, max_epoch=epochs, say=lambda line: print(line, flush=True)).train(inside, tail)
+config = {{"optimizer": {{"lr": 0.1, "betas": [0.9, 0.99]}}}}
+Tiny(run_dir, max_epoch=epochs, config=config, say=lambda line: print(line, flush=True)).train(inside, tail)
 """
 
 

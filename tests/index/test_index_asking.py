@@ -202,9 +202,16 @@ def test_everything_can_be_asked_for_and_both_say_the_same(made: Path, server: S
         ("runs", {"where": {"valid_loss": {"$lte": 0.5}}, "sort": ["-valid_loss", "name"]}),
         (
             "runs",
-            {"fields": ["name", "valid_loss", "step/loss", "config.controllers", "argv"], "sort": "name"},
+            {"fields": ["name", "valid_loss", "step/loss", "config.optimizer.lr", "argv"], "sort": "name"},
         ),
-        ("configs", {"where": {"config.services": {"$regex": "^Best"}}, "sort": "-run", "limit": 2}),
+        (
+            "configs",
+            {
+                "where": {"config.optimizer.lr": {"$lt": 0.2}, "config.optimizer.betas": 0.99},
+                "sort": "-run",
+                "limit": 2,
+            },
+        ),
         (
             "metrics",
             {"where": {"name": "loss", "phase": "step", "step": {"$lt": 3}}, "fields": ["run", "value"]},
@@ -220,7 +227,9 @@ def test_everything_can_be_asked_for_and_both_say_the_same(made: Path, server: S
                 document.pop("heartbeat", None)  # one index was there meanwhile
         assert same(found) == same(others)
     (one, *_) = everstep.query("runs", {"name": {"$regex": "^long"}}, index=made)
-    assert one["valid_loss"] == 0.25 and one["loss"] >= 0 and one["config"]["controllers"] == {}
+    assert (
+        one["valid_loss"] == 0.25 and one["loss"] >= 0 and one["config"]["optimizer"]["betas"] == [0.9, 0.99]
+    )
     assert all(
         row["phase"] == "tail" for row in everstep.query("evaluations", {"name": "valid_loss"}, index=made)
     )

@@ -58,7 +58,7 @@ def needed(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return files, overrides
 
 
-def run_of(text: str, index: Path | None) -> Path:
+def run_of(text: str, index: str | None) -> Path:
     """The directory of the run that RUN means."""
     from everstep.cli.finding import find  # half of the time that a command takes to begin
 
