@@ -1,9 +1,10 @@
 """How fast the index answers: 1,000 runs with 1,000 rows each, through the command and in the process.
 
-    python bench/index.py [--runs 1000] [--rows 1000] [--repeats 5]
+    python bench/index.py [--runs 1000] [--rows 1000] [--repeats 5] [--index postgresql://USER@HOST/DATABASE]
 
-Prints the seconds to make the index from the journals (`everstep sync`), to list the runs with a filter
-and a sort (`everstep runs`, a whole process, Python's start included), and to read one metric of one run.
+With --index an empty database is filled instead of a file beside the runs.  Prints the seconds to make the
+index from the journals (`everstep sync`), to list the runs with a filter and a sort (`everstep runs`, a
+whole process, Python's start included), and to read one metric of one run.
 Goals: list under 0.5 s, one metric under 50 ms.
 """
 
@@ -64,29 +65,42 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--index")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for number in range(arguments.runs):
             make_run(folder, number, arguments.rows)
         print(f"{arguments.runs} runs, {arguments.runs * arguments.rows} rows")
-        index = ["--index", str(folder / "everstep.db")]
+        place: Path | str = arguments.index or folder / "everstep.db"
+        index = ["--index", str(place)]
 
         def everstep(*command: str) -> None:
             subprocess.run(
-                [sys.executable, "-m", "everstep", *command, *index], check=True, capture_output=True
+                [sys.executable, "-m", "everstep", *command, *index],
+                check=True,
+                capture_output=True,
+                cwd=folder,
             )
 
         show("everstep sync, from journals alone", timed(lambda: everstep("sync"), 1))
-        print(f"{'size of the index':52} {(folder / 'everstep.db').stat().st_size / 1e6:.1f} MB")
+        if isinstance(place, Path):
+            print(f"{'size of the index':52} {place.stat().st_size / 1e6:.1f} MB")
         repeats = arguments.repeats
         show("everstep sync, nothing new", timed(lambda: everstep("sync"), repeats))
         listing = ("runs", "valid_loss<0.03 status=finished", "--sort", "-valid_loss")
         show("everstep runs, filter and sort", timed(lambda: everstep(*listing), repeats), "goal 500 ms")
+        where = (
+            "--where",
+            '{"config.lr": {"$lt": 0.5}, "valid_loss": {"$lt": 0.03}}',
+            "--sort",
+            "valid_loss",
+        )
+        show("everstep runs --where, --sort", timed(lambda: everstep("runs", *where), repeats), "goal 500 ms")
         show("everstep runs", timed(lambda: everstep("runs"), repeats))
         shown = ("show", "run-0500", "--metric", "metric_3", "--json")
         show("everstep show RUN --metric NAME", timed(lambda: everstep(*shown), repeats))
-        database = Database(folder / "everstep.db")
+        database = Database(place)
 
         def one_metric() -> None:
             with database.read() as connection:

@@ -52,6 +52,16 @@ def read_only_dir() -> Iterator[Path]:
         shutil.rmtree(outer)
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[Any]:
+    """A PostgreSQL server that nobody stops, one per process of the tests; see `postgres_server`."""
+    from postgres_server import running_server
+
+    with running_server() as found:
+        yield found
+        assert "terminated by signal" not in found.log.read_text()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     properties = [each for report in terminalreporter.getreports("passed") for each in report.user_properties]
     kills = [value for name, value in properties if name == "kills"]

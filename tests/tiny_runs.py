@@ -19,7 +19,7 @@ class Tiny:
 
     Attributes:
         seen: (epoch, step, sample numbers) of every step whose body ran to its end.
-        lines: what was printed.
+        lines: what was printed, unless `say` takes it.
         loop: the TrainLoop.
     """
 
@@ -30,7 +30,8 @@ class Tiny:
         self.seen: list[tuple[int, int, tuple[int, ...]]] = []
         self.lines: list[str] = []
         arguments = {"seed": 7, "state": {"w": self.w, "momentum": self.momentum}, **arguments}
-        services = [*arguments.pop("services", ()), everstep.Console(sink=self.lines.append)]
+        sink = arguments.pop("say", self.lines.append)
+        services = [*arguments.pop("services", ()), everstep.Console(sink=sink)]
         self.loop = everstep.TrainLoop(run_dir, services=services, **arguments)
 
     def train(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Task as Task,
     )
     from everstep.experiment.experiment import Experiment as Experiment
+    from everstep.index.asking import query as query
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
@@ -77,6 +78,7 @@ _HOMES = {
         "Task",
     ),
     "experiment.experiment": ("Experiment",),
+    "index.asking": ("query",),
     "loop": ("TrainLoop",),
     "metrics": ("MetricFormatter",),
     "record": ("Evaluation", "evaluations"),

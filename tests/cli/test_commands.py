@@ -14,6 +14,7 @@ from cli_runs import as_json, everstep
 from index_runs import journal_rows, make_runs, start, train
 
 from everstep.record.reading import segment_path
+from postgres_server import Server
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "valid_loss"], "is no comparison"),
         (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
+        (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
+        (["runs", "--where", '{"step": {"$gtt": 1}}'], "did you mean '$gt'"),
+        (["runs", "--where", "step > 1"], "is no JSON"),
+        (["runs", "--where", "[1]"], "a filter is an object"),
+        (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
         (["show", "goood"], "there is no run 'goood'"),
         (["show", "good", "--metric", "valid_los"], "did you mean 'valid_loss'"),
         (["show", "good", "--metric", "valid_loss", "--phase", "step"], "in phase 'step'"),
@@ -137,6 +143,27 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     ]
     assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
     assert as_json("runs", "valid_loss<0", cwd=made) == []
+
+
+def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> None:
+    """On both databases, together with everything else that chooses."""
+    url = server.database()
+    everstep("sync", "--index", url, cwd=made)
+    for index in ([], ["--index", url]):
+
+        def asked(where: str, *more: str, index: list[str] = index) -> list[str]:
+            return names(as_json("runs", "--where", where, *more, *index, cwd=made))
+
+        best = ("--sort", "valid_loss")
+        assert asked('{"valid_loss": {"$lt": 0.6}, "status": "finished"}', *best) == ["long", "good"]
+        assert asked('{"valid_loss": {"$exists": true}}', *best, "--limit", "1") == ["long"]
+        assert asked('{"reason": {"$regex": "at the step$"}}') == ["failed"]
+        where = '{"host": {"$exists": true}, "config.none": null}'
+        assert asked(where, "status=finished", "--sort", "step") == ["good", "long"]
+        told, _ = everstep("runs", "--where", '{"valid_loss": {"$lt": 0}}', *index, cwd=made)
+        assert told == 'no run matches {"valid_loss": {"$lt": 0}}\n'
+        shown = as_json("show", "good", "--metric", "valid_loss", *index, cwd=made)
+        assert [row["value"] for row in shown] == [1.0, 0.5]
 
 
 def test_runs_are_named_without_their_digits(made: Path) -> None:

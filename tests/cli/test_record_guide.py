@@ -1,4 +1,4 @@
-"""Every command that docs/guide/record.md shows runs as it stands there."""
+"""Every command that the guide's pages on runs show runs as it stands there."""
 
 from __future__ import annotations
 
@@ -10,19 +10,43 @@ from pathlib import Path
 import pytest
 from cli_runs import everstep
 
+from postgres_server import Server
+
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "docs"))
+URL = "postgresql://me@db.example/runs"
 
 
-def test_every_command_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def commands(page: str) -> list[str]:
+    return re.findall(r"^\$ (.+)$", (ROOT / "docs" / "guide" / page).read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `runs/digits`."""
     from snippet_setups import SETUPS
 
     monkeypatch.chdir(tmp_path)
     SETUPS["trained"]()
-    commands = re.findall(r"^\$ (.+)$", (ROOT / "docs" / "guide" / "record.md").read_text(), re.MULTILINE)
-    assert len(commands) > 15
-    for command in commands:
+    return tmp_path
+
+
+def test_every_command_of_the_record_runs(trained: Path) -> None:
+    assert len(commands("record.md")) > 15
+    for command in commands("record.md"):
         name, *arguments = shlex.split(command)
         assert name == "everstep"
-        assert everstep(*arguments, cwd=tmp_path)[0]
-    assert (tmp_path / "loss.svg").exists()
+        assert everstep(*arguments, cwd=trained)[0]
+    assert (trained / "loss.svg").exists()
+
+
+def test_every_command_of_the_queries_runs_and_finds_the_run(trained: Path, server: Server) -> None:
+    url, environment = server.database(), {}
+    assert len(commands("queries.md")) == 7
+    for command in commands("queries.md"):
+        name, *arguments = shlex.split(command.replace(URL, url))
+        if name == "export":
+            environment = dict([arguments[0].split("=", 1)])
+        else:
+            assert name == "everstep"
+            assert "digits" in everstep(*arguments, cwd=trained, **environment)[0] or arguments == ["sync"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.index.database import Database
+from everstep.index.location import Place
 from everstep.index.queries import find_run, metric_names, metric_rows
 from everstep.record import RunJournal
 
@@ -33,18 +34,26 @@ def inside(loop, step):
     if step == at + 1 and what == "wait":
         print("waiting", flush=True)
         sys.stdin.read()
+    if step >= at and what == "ask":
+        loop.make_checkpoint()
+        print("asks at", step, flush=True)
+        sys.stdin.readline()
     if step == at and what.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, what))
 
 def tail(loop, epoch):
     loop.collect_metrics(valid_loss=1 / epoch)
 
-Tiny(run_dir, max_epoch=epochs).train(inside, tail)
+config = {{"optimizer": {{"lr": 0.1, "betas": [0.9, 0.99]}}}}
+Tiny(run_dir, max_epoch=epochs, config=config, say=lambda line: print(line, flush=True)).train(inside, tail)
 """
 
 
 def start(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **environment: str) -> Any:
-    """Start a program of 4 steps an epoch that at step `at` does `what`: run, raise, wait, or a signal."""
+    """Start a program of 4 steps an epoch that at step `at` does `what`: run, raise, wait, or a signal.
+
+    With `ask` it waits for a line at `at` and at each step after it.
+    """
     return subprocess.Popen(
         [
             sys.executable,
@@ -105,31 +114,33 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
     )
 
 
-def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+def everything(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
-    import sqlite3
-
     names = {
-        "runs": "name, path, created, seed, status, reason, started, step, epoch",
+        "runs": "name, path, created, seed, status, reason, started, step, epoch, host",
+        "fields": "r.name, at, f.path, kind, number, text",
         "evaluations": "*",
-        "segments": "r.name, number, parent, parent_offset, valid_to, size, end, g.step, facts, torn",
-        "events": "r.name, segment, offset, kind, time, wall, data",
-        "checkpoints": "r.name, segment, offset, c.name, bytes, time",
-        "metrics": "r.name, s.phase, s.name, segment, offset, row, m.epoch, m.step, seq, count, value, wall",
+        "segments": 'r.name, number, parent, parent_offset, valid_to, size, "end", g.step, facts, torn',
+        "events": "r.name, segment, e.offset, kind, time, wall, data",
+        "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
+        "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "
+        "wall",
     }
     sources = {
+        "fields": "fields f JOIN runs r ON r.id = f.run",
         "segments": "segments g JOIN runs r ON r.id = g.run",
         "events": "events e JOIN runs r ON r.id = e.run",
         "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",
         "metrics": "metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run",
     }
-    connection = sqlite3.connect(path)
-    try:
+    with Database(place).read() as connection:
         return {
             table: sorted(
-                connection.execute(f"SELECT {names[table]} FROM {sources.get(table, table)}"), key=repr
+                map(
+                    tuple,
+                    connection.exec_driver_sql(f"SELECT {names[table]} FROM {sources.get(table, table)}"),
+                ),
+                key=repr,
             )
             for table in names
         }
-    finally:
-        connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from index_runs import everything, index_rows, journal_rows
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
+from everstep.index.location import Place
 from everstep.index.queries import all_runs, find_run, metric_rows, summaries
-from everstep.index.shipping import ship, sync
+from everstep.index.shipping import forget_gone, ship, sync
 from everstep.record import Block, Journal, Position, RunDir
 from everstep.record.reading import segment_path
+from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
 
 
@@ -33,10 +36,16 @@ def crashed_twice(run_dir: Path) -> None:
     Tiny(run_dir, max_epoch=4, services=saves).train(tail=tail)
 
 
-def write(run_dir: Path, values: list[float], segment: int = 1, parent: Position | None = None) -> Path:
+def write(
+    run_dir: Path,
+    values: list[float],
+    segment: int = 1,
+    parent: Position | None = None,
+    host: str | None = None,
+) -> Path:
     """A segment of a run with one block, one value a step."""
     run = RunDir.open(run_dir, seed=1)
-    journal = Journal.open(run.path, segment, parent, {"host": "here"})
+    journal = Journal.open(run.path, segment, parent, {"host": host or platform.node()})
     steps = list(range(1, len(values) + 1))
     journal.append(Block(1, "step", "loss", False, steps, values, [1] * len(steps), [0] * len(steps)))
     journal.close()
@@ -44,9 +53,9 @@ def write(run_dir: Path, values: list[float], segment: int = 1, parent: Position
     return segment_path(run.path, segment)
 
 
-def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path) -> None:
+def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Place) -> None:
     crashed_twice(tmp_path / "run")
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     assert sync(database, [tmp_path]).problems == []
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
     with database.read() as connection:
@@ -54,9 +63,9 @@ def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path) -> None:
     assert (run["status"], run["step"], run["epoch"], run["valid_loss"]) == ("finished", 16, 4, 0.25)
 
 
-def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path) -> None:
+def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Place) -> None:
     """After every flush of every start, as a training ships, against all at once."""
-    pieces = Database(tmp_path / "pieces.db")
+    pieces = Database(place)
     run_dir = tmp_path / "runs" / "run"
 
     def shipping(loop: Any, step: int) -> None:
@@ -79,17 +88,17 @@ def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path) -> None:
                 program.train(inside, tail)
     ship(pieces, run_dir)
     sync(Database(tmp_path / "once.db"), [run_dir])
-    assert everything(tmp_path / "pieces.db") == everything(tmp_path / "once.db")
+    assert everything(place) == everything(tmp_path / "once.db")
 
 
-def test_a_second_time_ships_nothing(tmp_path: Path) -> None:
+def test_a_second_time_ships_nothing(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0, 2.0])
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     assert sync(database, [tmp_path]).rows == 2
-    before = everything(tmp_path / "everstep.db")
+    before = everything(place)
     assert sync(database, [tmp_path]).rows == 0
     assert ship(database, tmp_path / "run").rows == 0
-    assert everything(tmp_path / "everstep.db") == before
+    assert everything(place) == before
 
 
 def test_every_value_comes_back(tmp_path: Path) -> None:
@@ -104,12 +113,12 @@ def test_every_value_comes_back(tmp_path: Path) -> None:
     assert (summary.smallest, summary.largest, summary.last) == (5e-324, 1.7976931348623157e308, 0.1)
 
 
-def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path) -> None:
+def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Place) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write(there / "run", [1.0, 2.0])
     write(here / "other", [5.0])
     shutil.copytree(there / "run", here / "run")
-    database = Database(here / "everstep.db")
+    database = Database(place)
     assert sync(database, [here]).rows == 3
     write(there / "run", [3.0], 2, Position(1, 10_000))  # it went on there, and is copied again
     shutil.copytree(there / "run", here / "run", dirs_exist_ok=True)
@@ -122,21 +131,56 @@ def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path) -> None:
     assert index_rows(database, "moved") == journal_rows(here / "moved")
 
 
-def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path) -> None:
+def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0])
     shutil.copytree(tmp_path / "run", tmp_path / "run2")
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     found = sync(database, [tmp_path])
     assert found.rows == 1
     (problem,) = found.problems
     assert "is a copy of" in problem and "move one of them" in problem
 
 
-def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path) -> None:
+def test_runs_of_other_machines_are_left_alone(tmp_path: Path, server: Server) -> None:
+    """Only its own machine can tell whether a directory is there; a copy counts if the run went on in it."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    write(there / "run", [1.0, 2.0], host="elsewhere")
+    database = Database(server.database())
+    sync(database, [there])
+    shutil.copytree(there / "run", here / "run")
+    shutil.rmtree(there)
+    there.mkdir()
+    assert forget_gone(database, [there]) == {}
+    (problem,) = sync(database, [here]).problems
+    assert f"is a copy of elsewhere:{there / 'run'}" in problem
+    write(here / "run", [3.0], 2, Position(1, 10_000))
+    assert sync(database, [here]).problems == []
+    with database.read() as connection:
+        (run,) = all_runs(connection)
+    assert (run["path"], run["host"]) == (str(here / "run"), platform.node())
+    assert index_rows(database, "run") == journal_rows(here / "run")
+    shutil.rmtree(here / "run")
+    assert list(forget_gone(database, [here])) == [run["name"]]
+
+
+def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Place) -> None:
+    """NUL and half characters, in what was recorded and in names."""
+    run = RunDir.open(tmp_path / "run", seed=1)
+    journal = Journal.open(run.path, 1, None, {"config": {"a\0b": "c\0\ud800"}, "host": platform.node()})
+    journal.append(Block(1, "step", "lo\0ss", False, [1], [1.0], [1], [0]))
+    journal.close()
+    database = Database(place)
+    sync(database, [tmp_path])
+    assert [row[4] for row in index_rows(database, "run")] == ["lo\ufffdss"]
+    fields = [row[2:] for row in everything(place)["fields"]]
+    assert ("config.a\ufffdb", "text", None, "c\ufffd?") in fields
+
+
+def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Place) -> None:
     path = write(tmp_path / "run", [1.0])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[-40:-7])
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     for _ in range(2):
         found = sync(database, [tmp_path])
         (problem,) = found.problems
@@ -146,7 +190,9 @@ def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path) -> None:
     assert sync(database, [tmp_path]).problems == []
 
 
-def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
+    tmp_path: Path, place: Place
+) -> None:
     run = RunDir.open(tmp_path / "run", seed=1)
     journal = Journal.open(run.path, 1, None, {})
     for step in (1, 2, 3):
@@ -159,7 +205,7 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(tm
     data[size - 2 * frame + 30] ^= 1  # in the block of step 2
     journal.path.write_bytes(data)
     write(tmp_path / "sound", [1.0])
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     (problem,) = sync(database, [tmp_path]).problems
     assert f"{frame} bytes at {size - 2 * frame} are damaged and skipped" in problem
     assert [row[2] for row in index_rows(database, "run")] == [1, 3]
@@ -168,20 +214,20 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(tm
     assert again == problem
 
 
-def test_empty_files_and_headers_of_garbage(tmp_path: Path) -> None:
+def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0, 2.0])
     segment_path(tmp_path / "run", 2).touch()
     segment_path(tmp_path / "run", 3).write_bytes(b"garbage" * 20)
     RunDir.open(tmp_path / "no journal", seed=1)
     (tmp_path / "foreign").mkdir()
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     found = sync(database, [tmp_path])
     assert found.runs == 2
     assert any("header" in problem for problem in found.problems)
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
 
 
-def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path) -> None:
+def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path, place: Place) -> None:
     path = write(tmp_path / "new", [1.0])
     data = bytearray(path.read_bytes())
     data[8] = 99
@@ -192,18 +238,18 @@ def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     write(tmp_path / "run", [1.0])
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     found = sync(database, [tmp_path])
     assert found.rows == 1
     assert any("upgrade everstep" in problem for problem in found.problems)
     assert any("run.json is damaged" in problem for problem in found.problems)
 
 
-def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path) -> None:
+def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0])
     shutil.copytree(tmp_path / "run", tmp_path / "backup" / "run")
     write(tmp_path / "run", [2.0, 3.0], 2, Position(1, 10_000))
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     assert sync(database, [tmp_path / "run"]).rows == 3
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(tmp_path / "backup" / "run", tmp_path / "run")
@@ -230,17 +276,17 @@ def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
     assert sync(Database(tmp_path / "everstep.db"), [tmp_path / "run"]).rows == 1
 
 
-def test_an_index_of_another_version_is_not_touched(tmp_path: Path) -> None:
-    import sqlite3
-
+def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0])
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     sync(database, [tmp_path])
-    connection = sqlite3.connect(tmp_path / "everstep.db")
-    connection.execute("PRAGMA user_version = 9")
-    connection.close()
-    with pytest.raises(RunIndexError, match="index format 9"):
+    newer = "PRAGMA user_version = 9" if isinstance(place, Path) else "UPDATE version SET number = 9"
+    with database.write() as connection:
+        connection.exec_driver_sql(newer)
+    with pytest.raises(RunIndexError, match=r"index format 9.*upgrade everstep"):
         ship(database, tmp_path / "run")
+    with pytest.raises(RunIndexError, match=r"index format 9.*upgrade everstep"):
+        sync(database, [tmp_path])
 
 
 def test_a_folder_that_cannot_be_written(read_only_dir: Path) -> None:

@@ -15,6 +15,7 @@ from index_runs import everything, index_rows, journal_rows, make_runs, start, t
 
 from everstep.index import writer
 from everstep.index.database import Database
+from everstep.index.location import Place
 from everstep.index.queries import all_runs, find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
@@ -25,22 +26,21 @@ def statuses(database: Database) -> dict[str, str]:
         return {Path(run["path"]).name: run["status"] for run in all_runs(connection)}
 
 
-def test_eight_processes_train_into_one_index(tmp_path: Path) -> None:
+def test_eight_processes_train_into_one_index(tmp_path: Path, place: Place) -> None:
     """With shipping all the time: every row is there, none twice, and nobody hears of a lock."""
-    victims = [start(tmp_path / f"run{n}", 12, TEST_SECONDS="0.01") for n in range(8)]
+    always = {"TEST_SECONDS": "0.01", "EVERSTEP_INDEX": str(place)}
+    victims = [start(tmp_path / f"run{n}", 12, **always) for n in range(8)]
     for victim in victims:
         output, errors = victim.communicate()
         assert victim.returncode == 0
         assert not errors and "warning" not in output
-    database = Database(tmp_path / "everstep.db")
+    database = Database(place)
     for n in range(8):
         assert index_rows(database, f"run{n}") == journal_rows(tmp_path / f"run{n}")
         assert len(index_rows(database, f"run{n}")) == 12 * 6
-    before = everything(tmp_path / "everstep.db")
     assert sync(database, [tmp_path]).rows == 0
-    (tmp_path / "everstep.db").unlink()
-    sync(database, [tmp_path])
-    assert everything(tmp_path / "everstep.db") == before
+    sync(Database(tmp_path / "again.db"), [tmp_path])
+    assert everything(tmp_path / "again.db") == everything(place)
 
 
 def test_every_ending_has_its_status(tmp_path: Path) -> None:
@@ -150,6 +150,7 @@ def inside(loop, step):
     assert "sqlalchemy" not in sys.modules and "click" not in sys.modules
 run = Tiny(Path({run!r}), max_epoch=1).train(inside)
 assert run.loop.ending.finished and not [line for line in run.lines if "index" in line]
+assert not {{"psycopg", "alembic"}} & set(sys.modules)
 """
     for lacking in (False, True):
         folder = tmp_path / str(lacking)

@@ -16,6 +16,7 @@ EXTRAS = {
     "sqlalchemy": "cli",
     "pydantic": "experiment",
     "ruamel": "experiment",
+    "alembic": "cli",
     "plotext": "plot",
     "matplotlib": "plot",
 }

@@ -36,7 +36,7 @@ def command(
     keep_last: int,
     keep_best: str | None,
     delete: bool,
-    index: Path | None,
+    index: str | None,
     as_json: bool,
 ) -> None:
     """The checkpoints of a RUN.  A NAME is a checkpoint's name, a step, or "latest", the newest whole one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +21,7 @@ _WIDEST = 48
 @click.option("--all", "show_all", is_flag=True, help="Also facts that are equal.")
 @index_option
 @json_option
-def command(runs: tuple[str, ...], show_all: bool, index: Path | None, as_json: bool) -> None:
+def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: bool) -> None:
     """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
 
     Among the facts are the options that optimizers and the like were made with (optimizer.lr), as the

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from everstep.cli import experiments
@@ -16,7 +14,7 @@ from everstep.cli.output import print_json
 @experiments.profile_option
 @index_option
 @json_option
-def command(arguments: tuple[str, ...], profile: str | None, index: Path | None, as_json: bool) -> None:
+def command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
     """Print the config of FILEs or of a RUN as it counts: checked, and every default filled in.
 
     What is printed is a config file of the same experiment.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from everstep.cli import experiments
@@ -23,7 +21,7 @@ def command(
     overrides: tuple[str, ...],
     streams: tuple[str, ...],
     profile: str | None,
-    index: Path | None,
+    index: str | None,
     as_json: bool,
 ) -> None:
     """Evaluate the newest checkpoint of RUN, on the streams that its Evaluate services name.

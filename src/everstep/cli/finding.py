@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from everstep.cli.output import note
-from everstep.errors import ConfigError, RunIndexError
+from everstep.errors import ConfigError
+from everstep.index import asking
 from everstep.index.database import Database
-from everstep.index.location import index_from_here
-from everstep.index.queries import find_run
-from everstep.index.shipping import is_run, run_dirs, ship, sync
-
-GONE = "gone"
-"""The status of a run whose directory is not there any more: moved, or deleted."""
+from everstep.index.queries import GONE, find_run
+from everstep.index.shipping import is_gone, run_dirs, ship
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,8 +24,8 @@ def index_option(function: F) -> F:
     option = click.option(
         "--index",
         "index",
-        type=click.Path(path_type=Path),
-        help="The index, or the folder of runs that it lies in.",
+        metavar="PATH|URL",
+        help="The index: a file, the folder of runs that it lies in, or postgresql://USER@HOST/DATABASE.",
     )
     return option(function)
 
@@ -38,29 +35,14 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
-def index_path(index: Path | None) -> Path:
-    """The index's file."""
-    if index is None:
-        return index_from_here()
-    return index.absolute() / "everstep.db" if index.is_dir() else index.absolute()
-
-
-def open_index(index: Path | None) -> Database:
-    """The index, brought up to what the journals beside it say.
+def open_index(index: str | None) -> Database:
+    """The index, brought up to what the journals beside it say; what is wrong with those is noted.
 
     Raises:
         RunIndexError: there is neither an index nor a run.
     """
-    path = index_path(index)
-    if not path.exists() and not (path.parent.is_dir() and run_dirs(path.parent)):
-        raise RunIndexError(f"there are no runs in {path.parent}: go where they are, or pass --index")
-    database = Database(path)
-    try:
-        note(sync(database, [path.parent] if path.parent.is_dir() else []).problems)
-    except RunIndexError as error:
-        if not path.exists():
-            raise
-        note([f"the index may lack what is newest: {error}"])
+    database, problems = asking.open_index(index)
+    note(problems)
     return database
 
 
@@ -81,17 +63,12 @@ class Found(NamedTuple):
         return Path(self.facts["path"])
 
 
-def as_it_stands(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's facts, with the status "gone" if its directory is not where the index has it."""
-    return {**facts, **({} if is_run(facts["path"]) else {"status": GONE})}
-
-
-def find(text: str, index: Path | None) -> Found:
+def find(text: str, index: str | None) -> Found:
     """The run that RUN means: see `find_all`."""
     return find_all([text], index)[0]
 
 
-def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
+def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
     """The runs that are meant: directories, read from their journals alone, or names in the index.
 
     Raises:
@@ -104,7 +81,9 @@ def find_all(texts: Sequence[str], index: Path | None) -> list[Found]:
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                found.append(Found(database, as_it_stands(find_run(connection, text))))
+                run = find_run(connection, text)
+                status = GONE if is_gone(database, run) else run["status"]
+                found.append(Found(database, {**run, "status": status}))
         else:
             found.append(_read_alone(Path(text).absolute()))
     return found

@@ -34,9 +34,7 @@ class _Line(NamedTuple):
     help="Write a .png or .svg file instead of drawing in the terminal.",
 )
 @index_option
-def command(
-    runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: Path | None
-) -> None:
+def command(runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: str | None) -> None:
     """Draw a METRIC of one or more RUNs over the steps, in the terminal or into a file."""
     *runs, metric = runs_and_metric
     if not runs:

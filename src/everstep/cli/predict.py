@@ -20,7 +20,7 @@ from everstep.cli.finding import find, index_option
 @experiments.profile_option
 @index_option
 def command(
-    run: str, overrides: tuple[str, ...], stream: str, out: Path, profile: str | None, index: Path | None
+    run: str, overrides: tuple[str, ...], stream: str, out: Path, profile: str | None, index: str | None
 ) -> None:
     """Write what the newest checkpoint of RUN predicts for a stream: `inference_step` of each batch.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +23,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
-    index: Path | None,
+    index: str | None,
 ) -> None:
     """Go on with RUN, by the config that it has recorded; PATH=VALUE changes it.
 

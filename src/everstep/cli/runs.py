@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import click
 
-from everstep.cli.finding import as_it_stands, index_option, json_option, open_index
+from everstep.cli.finding import index_option, json_option, open_index
 from everstep.cli.output import print_json, print_table
+from everstep.errors import ConfigError
+from everstep.index import mongo
+from everstep.index.documents import run_condition
 from everstep.index.filters import ordered, parse, where
 from everstep.index.queries import FACTS, all_runs
+from everstep.index.shipping import gone_runs
 
 COLUMNS = ("name", "status", "step", "epoch", "started")
 
 
 @click.command("runs")
 @click.argument("conditions", nargs=-1)
+@click.option(
+    "--where", "filter_text", metavar="JSON", help="MongoDB's filter language: docs/guide/queries.md."
+)
 @click.option("--sort", metavar="NAME", help="Sort by a fact or metric; -NAME: the largest first.")
 @click.option("--columns", metavar="A,B,...", help=f"What to show; default {','.join(COLUMNS)}.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show the first so many.")
@@ -23,10 +30,11 @@ COLUMNS = ("name", "status", "step", "epoch", "started")
 @json_option
 def command(
     conditions: tuple[str, ...],
+    filter_text: str | None,
     sort: str | None,
     columns: str | None,
     limit: int | None,
-    index: Path | None,
+    index: str | None,
     as_json: bool,
 ) -> None:
     """List runs, the newest start last.
@@ -37,13 +45,16 @@ def command(
     start (git.commit, packages.torch).  A run's name is meant without its six digits, too: name=digits.
     Status is running, finished, stopped, failed, killed, or gone (its directory is not there any more).
     """
-    asked = parse(" ".join(conditions))
+    asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(COLUMNS)
     by = sort.removeprefix("-") if sort else None
-    wanted = [condition.name for condition in asked] + shown + ([by] if by else [])
+    named = [*(condition.name for condition in asked), *mongo.paths(filtered)]
+    wanted = [*named, *shown, *([by] if by else [])]
     database = open_index(index)
     with database.read() as connection:
-        found = where(map(as_it_stands, all_runs(connection, wanted)), asked)
+        gone = gone_runs(database, connection)
+        chosen = run_condition(connection, filtered, gone) if filter_text else None
+        found = where(all_runs(connection, wanted, gone, chosen), asked)
     if by and sort:
         found = ordered(found, by, sort.startswith("-"))
     found = found[:limit]
@@ -55,4 +66,14 @@ def command(
     elif found:
         print_table(found, shown)
     else:
-        click.echo(f"no run matches {' '.join(conditions)}" if conditions else "there are no runs")
+        said = " ".join([*conditions, *([filter_text] if filter_text else [])])
+        click.echo(f"no run matches {said}" if said else "there are no runs")
+
+
+def _filter(text: str | None) -> mongo.Node:
+    try:
+        return mongo.parse(json.loads(text or "{}"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f'--where is no JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
+        ) from None

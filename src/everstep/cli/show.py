@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 from sqlalchemy import Connection
 
-from everstep.cli.finding import GONE, Found, find, index_option, json_option
+from everstep.cli.finding import Found, find, index_option, json_option
 from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of
 from everstep.cli.output import cell, print_json, print_table
-from everstep.index.queries import FACTS, metric_rows, rollbacks, starts, summaries
+from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
 from everstep.record import Rollback, evaluations
 
@@ -28,7 +27,7 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 @click.option("--phase", help="Only rows of this phase (head, step, tail, epoch, eval/STREAM).")
 @index_option
 @json_option
-def command(run: str, metric: str | None, phase: str | None, index: Path | None, as_json: bool) -> None:
+def command(run: str, metric: str | None, phase: str | None, index: str | None, as_json: bool) -> None:
     """Show one RUN: facts, starts, metrics, best, checkpoints, evaluations outside its loop.
 
     A directory is read from its journal alone: no index is needed, nothing is written.

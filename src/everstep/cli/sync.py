@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.finding import index_option, index_path, json_option
+from everstep.cli.finding import index_option, json_option
 from everstep.cli.output import note, print_json
+from everstep.index.asking import index_place
 from everstep.index.database import Database
+from everstep.index.location import FILE, runs_of
 from everstep.index.shipping import forget_gone, sync
 
 
@@ -16,25 +18,26 @@ from everstep.index.shipping import forget_gone, sync
 @click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @index_option
 @json_option
-def command(folders: tuple[Path, ...], index: Path | None, as_json: bool) -> None:
+def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None:
     """Bring the index up to what the journals say, or make it anew.
 
-    FOLDERS are run directories or folders of them; default: the folder that the index lies in.  Runs copied
-    from another machine are merged, and a run whose directory moved there is known by its new place.  Runs
-    below FOLDERS whose directories are not there any more are forgotten, and said.  A torn last record is
+    FOLDERS are run directories or folders of them; default: the folder that the index lies in; with a
+    database ./runs, or else here.  Runs copied from another machine are merged, and a run whose directory
+    moved there is known by its new place.  Runs of this machine below FOLDERS whose directories are not
+    there any more are forgotten, and said.  A torn last record is
     dropped, and said; what is damaged in the middle is reported, with its place, and the rest indexed.
     """
-    path = index_path(index)
-    if folders and index is None and not path.exists() and len(folders) == 1:
-        path = folders[0].absolute() / "everstep.db"
-    database, asked = Database(path), folders or (path.parent,)
+    place = index_place(index)
+    if len(folders) == 1 and index is None and isinstance(place, Path) and not place.exists():
+        place = folders[0].absolute() / FILE
+    database, asked = Database(place), folders or (runs_of(place),)
     found = sync(database, asked)
     forgotten = forget_gone(database, asked)
     if as_json:
-        told = {"index": str(path), "runs": found.runs, "rows": found.rows}
+        told = {"index": database.name, "runs": found.runs, "rows": found.rows}
         print_json({**told, "forgotten": list(forgotten), "problems": found.problems})
         return
     note(found.problems)
-    click.echo(f"{path}: {found.runs} runs, {found.rows} new rows")
+    click.echo(f"{database.name}: {found.runs} runs, {found.rows} new rows")
     for name, where in forgotten.items():
         click.echo(f"forgotten: {name}, whose directory {where} is not there any more")

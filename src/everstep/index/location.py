@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeAlias
+
+from everstep.errors import ConfigError
 
 VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
 
+Place: TypeAlias = Path | str
+"""A file, or the URL of a PostgreSQL database."""
 
-def index_of(run_dir: Path) -> Path | None:
+
+def place(text: str) -> Place:
+    """What a person calls the index: a file's path, made absolute, or a URL.
+
+    Raises:
+        ConfigError: a URL of anything but PostgreSQL.
+    """
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return Path(text).absolute()
+    if scheme not in ("postgresql", "postgres"):
+        raise ConfigError(
+            f"the index cannot lie in {scheme}://...; give a file, or postgresql://USER@HOST/DATABASE"
+        )
+    return text
+
+
+def index_of(run_dir: Path) -> Place | None:
     """The index that a run is shipped to: beside its directory, unless EVERSTEP_INDEX says otherwise.
 
-    EVERSTEP_INDEX is a file, or "off" for no index (then None is returned).
+    EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
+
+    Raises:
+        ConfigError: a URL of anything but PostgreSQL.
     """
     said = os.environ.get(VARIABLE, "")
     if said == "off":
         return None
-    return Path(said).absolute() if said else run_dir.absolute().parent / FILE
+    return place(said) if said else run_dir.absolute().parent / FILE
 
 
-def index_from_here() -> Path:
+def index_from_here() -> Place:
     """The index that a command means which was not told: EVERSTEP_INDEX, ./everstep.db, ./runs/everstep.db.
 
     Where there is none yet, the one that the runs in ./runs, or else here, would have.
+
+    Raises:
+        ConfigError: EVERSTEP_INDEX is a URL of anything but PostgreSQL.
     """
     said = os.environ.get(VARIABLE, "")
     if said not in ("", "off"):
-        return Path(said).absolute()
+        return place(said)
     here = Path.cwd()
     if (here / "run.json").exists():  # inside a run directory: its index lies beside it
         here = here.parent
@@ -36,3 +64,13 @@ def index_from_here() -> Path:
     if found:
         return found[0]
     return candidates[1] if (here / "runs").is_dir() else candidates[0]
+
+
+def runs_of(index: Place) -> Path:
+    """The folder whose runs an index is expected to know: where it lies; with a database ./runs or here."""
+    if isinstance(index, Path):
+        return index.parent
+    here = Path.cwd()
+    if (here / "run.json").exists():
+        return here.parent
+    return here / "runs" if (here / "runs").is_dir() else here

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.schema import events, metrics, runs, segments, series
-from everstep.record import Rollback, Row
+from everstep.index.fields import clean
+from everstep.index.schema import events, fields, metrics, runs, segments, series
+from everstep.index.translate import one_of
+
+if TYPE_CHECKING:
+    from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
+
+GONE = "gone"
+"""The status of a run whose directory is not there any more: moved, or deleted."""
 
 FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
 """What is known of every run."""
@@ -36,61 +43,107 @@ class Summary(NamedTuple):
     largest: float | None
 
 
-def all_runs(connection: Connection, wanted: Iterable[str] = ()) -> list[dict[str, Any]]:
+def all_runs(
+    connection: Connection,
+    wanted: Iterable[str] = (),
+    gone: Collection[int] = (),
+    where: ColumnElement[bool] | None = None,
+) -> list[dict[str, Any]]:
     """Every run, the newest start last.
 
     Args:
         wanted: further names: a metric ("valid_loss", or "PHASE/NAME"), whose last value is given, or a
             path into the facts of the newest start ("git.commit", "config.controllers").
+        gone: the keys of runs whose directories are not there any more.
+        where: which runs.
 
     Returns:
-        A dict per run with the keys `FACTS` and those of `wanted` that it has.
+        A dict per run with the keys `FACTS`, id, host, and those of `wanted` that it has.
 
     Raises:
         ConfigError: no run has one of them; names the nearest.
     """
-    found = {
-        row.id: {name: getattr(row, name) for name in FACTS}
-        for row in connection.execute(select(runs).order_by(runs.c.started, runs.c.id))
-    }
+    chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
+    if where is not None:
+        chosen = chosen.where(where)
+    found = {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
+    for run in found.keys() & set(gone):
+        found[run]["status"] = GONE
     for name in dict.fromkeys(wanted):
         if name in FACTS:
             continue
         values = _last_values(connection, name)
-        if not values and found:
-            values, known = _facts_at(connection, name)
-            if name.partition(".")[0] not in known:
-                raise ConfigError(f"no run has {name!r}; {nearest(name, known | _names(connection))}")
-        for run, value in values.items():
-            found[run][name] = value
+        if not values and not is_metric(connection, name):
+            require_known(connection, name)
+            values = _facts_at(connection, name)
+        for run in found.keys() & values.keys():
+            found[run][name] = values[run]
     return list(found.values())
+
+
+def require_known(connection: Connection, name: str) -> None:
+    """Refuse what is neither a metric of any run nor begins a path into what was recorded of any.
+
+    Raises:
+        ConfigError: no run has it; names the nearest.
+    """
+    known = recorded(connection)
+    if known and name.partition(".")[0] not in known:
+        raise ConfigError(f"no run has {name!r}; {nearest(name, known | _names(connection))}")
+
+
+def is_metric(connection: Connection, name: str) -> bool:
+    """Whether some run has a metric of this name, or "PHASE/NAME"."""
+    found = select(series.c.id).where(_named(clean(name))).limit(1)
+    return connection.execute(found).first() is not None
+
+
+def status(connection: Connection, gone: Collection[int]) -> ColumnElement[str]:
+    """The status of a run as it stands; `gone` are the keys of those that are."""
+    return case((one_of(connection, runs.c.id, gone), GONE), else_=runs.c.status) if gone else runs.c.status
+
+
+def recorded(connection: Connection) -> set[str]:
+    """The names with which a path into what was recorded may begin."""
+    top = select(fields.c.path).where(~fields.c.path.contains(".", autoescape=True)).distinct()
+    return set(connection.execute(top).scalars())
 
 
 def _names(connection: Connection) -> set[str]:
     return set(FACTS) | set(connection.execute(select(series.c.name).distinct()).scalars())
 
 
-def _last_values(connection: Connection, wanted: str) -> dict[int, float]:
-    phase, _, name = wanted.rpartition("/")
-    named = series.c.name == wanted
-    if phase:
-        named = named | ((series.c.name == name) & (series.c.phase == phase))
-    best: dict[int, tuple[int, float]] = {}
-    for run, phase, step, value in connection.execute(
-        select(series.c.run, series.c.phase, _last(metrics.c.step), _last(metrics.c.value)).where(named)
-    ):
-        if step is not None:
-            rank = _PHASES.get(phase, 2)
-            if run not in best or rank < best[run][0]:
-                best[run] = rank, math.nan if value is None else value
-    return {run: value for run, (_, value) in best.items()}
+def _last_values(connection: Connection, name: str) -> dict[int, float]:
+    found = connection.execute(last_values(clean(name)))
+    return {run: math.nan if value is None else value for run, value in found}
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    phase, _, bare = name.rpartition("/")
+    named = series.c.name == name
+    return named | ((series.c.name == bare) & (series.c.phase == phase)) if phase else named
+
+
+def last_values(name: str) -> Select[Any]:
+    """(run, value): the last value of a metric, NULL for NaN, of every run that has it.
+
+    Args:
+        name: the metric, in the phase that comes first, or "PHASE/NAME".
+    """
+    row = select(metrics.c.step).join(segments, valid())
+    there = row.where(metrics.c.series == series.c.id, segments.c.run == series.c.run).correlate(series)
+    order = (case(_PHASES, value=series.c.phase, else_=2), series.c.phase, series.c.name)
+    place = func.row_number().over(partition_by=series.c.run, order_by=order).label("place")
+    ranked = select(series.c.id, place).where(_named(name), there.exists()).subquery()
+    chosen = select(series.c.run, _last(metrics.c.value).label("value"))
+    return chosen.join(ranked, ranked.c.id == series.c.id).where(ranked.c.place == 1)
 
 
 def _last(column: ColumnElement[Any]) -> Any:
     """The last valid value of a column of `metrics`, of the series of the query around."""
     return (
         select(column)
-        .join(segments, _valid())
+        .join(segments, valid())
         .where(metrics.c.series == series.c.id, segments.c.run == series.c.run)
         .order_by(metrics.c.segment.desc(), metrics.c.offset.desc(), metrics.c.row.desc())
         .limit(1)
@@ -99,20 +152,23 @@ def _last(column: ColumnElement[Any]) -> Any:
     )
 
 
-def _valid() -> ColumnElement[bool]:
+def valid() -> ColumnElement[bool]:
+    """Whether a row of `metrics` counts, beside the row of `segments` that it belongs to."""
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
-def _facts_at(connection: Connection, path: str) -> tuple[dict[int, Any], set[str]]:
-    """Run -> what its newest start recorded at `path`; and the names with which a path may begin."""
-    found: dict[int, Any] = {}
-    known: set[str] = set()
+def _facts_at(connection: Connection, path: str) -> dict[int, Any]:
+    """Run -> what its newest start recorded at `path`."""
+    return {run: _at(facts, path) for run, facts in newest_facts(connection).items()}
+
+
+def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
+    """Run -> what its newest start recorded; of all runs, or of some."""
     begun = select(segments.c.run, segments.c.facts).where(segments.c.begun == 1).order_by(segments.c.number)
-    for run, text in connection.execute(begun):
-        facts = json.loads(text)
-        known |= facts.keys()
-        found[run] = _at(facts, path)
-    return found, known
+    if of is not None:
+        begun = begun.where(one_of(connection, segments.c.run, of))
+    newest = {run: text for run, text in connection.execute(begun)}
+    return {run: json.loads(text) for run, text in newest.items()}
 
 
 def _at(tree: Any, path: str) -> Any:
@@ -152,6 +208,8 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
     Raises:
         ConfigError: the run has no such metric; names the nearest.
     """
+    from everstep.record import Row
+
     mine = select(series.c.id, series.c.phase, series.c.name).where(series.c.run == run)
     known = [(key, in_phase, called) for key, in_phase, called in connection.execute(mine)]
     chosen = [one for one in known if name in (one[2], f"{one[1]}/{one[2]}") and phase in (None, one[1])]
@@ -171,7 +229,7 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
                 metrics.c["count"],
                 metrics.c.wall,
             )
-            .join(segments, _valid())
+            .join(segments, valid())
             .where(metrics.c.series == key, segments.c.run == run)
             .order_by(metrics.c.segment, metrics.c.offset, metrics.c.row)
         ):
@@ -195,7 +253,7 @@ def summaries(connection: Connection, run: int) -> list[Summary]:
             func.max(metrics.c.value).filter(finite),
         )
         .join(metrics, metrics.c.series == series.c.id)
-        .join(segments, _valid() & (segments.c.run == series.c.run))
+        .join(segments, valid() & (segments.c.run == series.c.run))
         .where(series.c.run == run)
         .group_by(series.c.id)
     )
@@ -226,6 +284,8 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
 
 def rollbacks(connection: Connection, run: int) -> list[Rollback]:
     """The rollbacks of a run since it began from nothing, in order."""
+    from everstep.record import Rollback
+
     begun = select(func.max(segments.c.number)).where(
         segments.c.run == run, segments.c.begun == 1, segments.c.parent.is_(None)
     )

@@ -1,6 +1,7 @@
 """The tables.  Rows are never changed by a resume: which are valid follows from `segments.valid_to`.
 
     runs         one per run
+    fields       one per value of what a run's newest start recorded, to be asked by its path: `index.fields`
     segments     one per start of a run: a file of its journal, and how much of it is here
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
@@ -10,12 +11,15 @@
 
 A row lies at (segment, offset, row): the place of its block in what the segment wrote, and its place
 in the block.  It is valid if `metrics.offset < segments.valid_to`.
+
+The tables are the same in SQLite and in PostgreSQL, where they lie in a schema `everstep`.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import (
     DDL,
+    BigInteger,
     Column,
     Float,
     ForeignKey,
@@ -27,25 +31,41 @@ from sqlalchemy import (
     event,
 )
 
-VERSION = 1
-"""Of this schema.  A replica of another version is not migrated: it is made again from the journals."""
+VERSION = 2
+"""Of this schema.  An older one is migrated by `everstep.index.migrations`."""
 
 metadata = MetaData()
+
+Big = BigInteger().with_variant(Integer, "sqlite")  # every INTEGER of SQLite has 64 bits
+Words = Text().with_variant(Text(collation="C"), "postgresql")  # compared by code points, as SQLite does
 
 runs = Table(
     "runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("path", Text, nullable=False),
+    Column("name", Words, nullable=False, unique=True),
+    Column("path", Words, nullable=False),
     Column("created", Float, nullable=False),  # seconds since 1970, as every time here
-    Column("seed", Integer),
-    Column("status", Text, nullable=False),  # running, finished, stopped, failed, killed
-    Column("reason", Text),
+    Column("seed", Big),
+    Column("status", Words, nullable=False),  # running, finished, stopped, failed, killed
+    Column("reason", Words),
     Column("started", Float),  # the newest start
     Column("heartbeat", Float),  # when it was last seen alive
-    Column("step", Integer, nullable=False),
-    Column("epoch", Integer, nullable=False),
+    Column("step", Big, nullable=False),
+    Column("epoch", Big, nullable=False),
+    Column("host", Words),  # of the newest start
+)
+
+fields = Table(
+    "fields",
+    metadata,
+    Column("run", ForeignKey("runs.id"), primary_key=True),
+    Column("at", Integer, primary_key=True),
+    Column("path", Words, nullable=False),
+    Column("kind", Words, nullable=False),  # null, bool, number, text, list, object
+    Column("number", Float),  # of a number (NaN is NULL) or a bool
+    Column("text", Words),  # of a text; of a list or an object its canonical JSON
+    sqlite_with_rowid=False,
 )
 
 segments = Table(
@@ -54,20 +74,20 @@ segments = Table(
     Column("run", ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("parent", Integer),
-    Column("parent_offset", Integer),
-    Column("valid_to", Integer, nullable=False),
-    Column("size", Integer, nullable=False),  # bytes of the file that are here
-    Column("end", Integer, nullable=False),  # the offset after them
+    Column("parent_offset", Big),
+    Column("valid_to", Big, nullable=False),
+    Column("size", Big, nullable=False),  # bytes of the file that are here
+    Column("end", Big, nullable=False),  # the offset after them
     Column("begun", Integer, nullable=False),  # 0: killed before its start was written
     Column("started", Float),
     Column("last", Float),  # the newest time in it
-    Column("status", Text),  # how it ended, by its own words; NULL if it did not say
-    Column("reason", Text),
-    Column("step", Integer, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("facts", Text, nullable=False),  # JSON
-    Column("problems", Text, nullable=False),  # JSON: a list of sentences
-    Column("torn", Text),  # what is wrong with the bytes after `size`
+    Column("status", Words),  # how it ended, by its own words; NULL if it did not say
+    Column("reason", Words),
+    Column("step", Big, nullable=False),
+    Column("epoch", Big, nullable=False),
+    Column("facts", Words, nullable=False),  # JSON
+    Column("problems", Words, nullable=False),  # JSON: a list of sentences
+    Column("torn", Words),  # what is wrong with the bytes after `size`
     sqlite_with_rowid=False,
 )
 
@@ -76,8 +96,8 @@ series = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run", ForeignKey("runs.id"), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("phase", Text, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("phase", Words, nullable=False),
     UniqueConstraint("run", "name", "phase"),
 )
 
@@ -86,12 +106,12 @@ metrics = Table(
     metadata,
     Column("series", ForeignKey("series.id"), primary_key=True),
     Column("segment", Integer, primary_key=True),
-    Column("offset", Integer, primary_key=True),
+    Column("offset", Big, primary_key=True),
     Column("row", Integer, primary_key=True),
-    Column("epoch", Integer, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("seq", Integer, nullable=False),
-    Column("count", Integer, nullable=False),
+    Column("epoch", Big, nullable=False),
+    Column("step", Big, nullable=False),
+    Column("seq", Big, nullable=False),
+    Column("count", Big, nullable=False),
     Column("value", Float),
     Column("wall", Integer, nullable=False),
     sqlite_with_rowid=False,  # so a series lies together, in the order in which it was written
@@ -102,10 +122,11 @@ checkpoints = Table(
     metadata,
     Column("run", ForeignKey("runs.id"), primary_key=True),
     Column("segment", Integer, primary_key=True),
-    Column("offset", Integer, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("bytes", Integer, nullable=False),
+    Column("offset", Big, primary_key=True),
+    Column("name", Words, nullable=False),
+    Column("bytes", Big, nullable=False),
     Column("time", Float, nullable=False),
+    Column("step", Big, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -114,11 +135,11 @@ events = Table(
     metadata,
     Column("run", ForeignKey("runs.id"), primary_key=True),
     Column("segment", Integer, primary_key=True),
-    Column("offset", Integer, primary_key=True),
-    Column("kind", Text, nullable=False),
+    Column("offset", Big, primary_key=True),
+    Column("kind", Words, nullable=False),
     Column("time", Float, nullable=False),
     Column("wall", Integer, nullable=False),
-    Column("data", Text, nullable=False),  # JSON
+    Column("data", Words, nullable=False),  # JSON
     sqlite_with_rowid=False,
 )
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, CursorResult, Table, delete, insert, select, update
+from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
-from everstep.index.schema import checkpoints, events, metrics, runs, segments, series
+from everstep.index.fields import clean, rows_of
+from everstep.index.loading import load
+from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
 
 ALIVE_SECONDS = 120.0
 """How long after its last sign of life a run on another machine still counts as running."""
@@ -57,13 +60,18 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     Raises:
         RunIndexError: the index cannot be used.
     """
-    known = _known_by_path(database)
+    with database.kept_open() if database.shared else nullcontext():
+        return _sync(database, folders)
+
+
+def _sync(database: Database, folders: Iterable[Path]) -> Shipped:
     asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in _parts(run)]
+    known = _known_by_path(database, {str(path) for path in asked})
     running = [Path(path) for path, run in known.items() if run.status == "running"]
     found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
     changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
     total = Shipped(runs=len(found))
-    with database.kept_open() if changed else nullcontext():
+    with database.kept_open() if changed and not database.shared else nullcontext():
         for run_dir in changed:
             _ship_into(total, database, run_dir)
     return total
@@ -81,12 +89,13 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
         return {}
     above = [folder.absolute() for folder in folders]
     with database.read() as connection:
-        rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path)).all()
+        rows = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).all()
     gone = [row for row in rows if any(Path(row.path).is_relative_to(folder) for folder in above)]
-    gone = [row for row in gone if not is_run(row.path)]
+    gone = [row for row in gone if is_gone(database, row._mapping)]
     if gone:
         with database.write() as connection:
             for row in gone:
+                database.claim(connection, row.name)
                 _forget(connection, row.id)
                 connection.execute(delete(runs).where(runs.c.id == row.id))
     return {row.name: row.path for row in gone}
@@ -131,19 +140,46 @@ def is_run(folder: str | Path) -> bool:
     )
 
 
-def _known_by_path(database: Database) -> dict[str, _Known]:
+def is_here(database: Database, host: str | None) -> bool:
+    """Whether a run whose newest start was on `host` counts as one of this machine."""
+    return not database.shared or host in (None, platform.node())
+
+
+def is_gone(database: Database, run: Any) -> bool:
+    """Whether a run's directory is not there any more; of another machine's, this one cannot tell.
+
+    `run` is a mapping with the keys host and path.
+    """
+    return is_here(database, run["host"]) and not is_run(run["path"])
+
+
+def gone_runs(database: Database, connection: Connection) -> list[int]:
+    """The keys of the runs whose directories are not there any more."""
+    found = connection.execute(select(runs.c.id, runs.c.path, runs.c.host)).mappings()
+    return [int(run["id"]) for run in found if is_gone(database, run)]
+
+
+def _known_by_path(database: Database, asked: set[str]) -> dict[str, _Known]:
+    """What the index has of runs on this machine; `asked` are paths of runs that are seen here."""
     if not database.exists():
         return {}
     with database.read() as connection:
-        found = {
-            row.path: _Known(row.id, row.status, {})
-            for row in connection.execute(select(runs.c.path, runs.c.id, runs.c.status))
-        }
+        rows = connection.execute(
+            select(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name)
+        ).all()
+        mine = [row for row in rows if is_here(database, row.host)]
+        mine += [  # of another machine, on a disk that both have
+            row
+            for row in rows
+            if row.path in asked and not is_here(database, row.host) and _id_in(Path(row.path)) == row.name
+        ]
+        found = {row.path: _Known(row.id, row.status, {}) for row in mine}
         by_id = {run.id: run for run in found.values()}
         for run, number, size in connection.execute(
             select(segments.c.run, segments.c.number, segments.c.size)
         ):
-            by_id[run].sizes[number] = size
+            if run in by_id:
+                by_id[run].sizes[number] = size
     return found
 
 
@@ -186,7 +222,8 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     run = RunDir.open(run_dir, create=False)
     shipped = Shipped(runs=1)
     with database.write() as connection:
-        known = _enter(connection, run, shipped.problems)
+        database.claim(connection, run.id)
+        known = _enter(database, connection, run, shipped.problems)
         if known is None:
             return shipped
         for number, size in sorted(_sizes(run.path).items()):
@@ -198,22 +235,25 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     return shipped
 
 
-def _enter(connection: Connection, run: Any, problems: list[str]) -> _Known | None:
+def _enter(database: Database, connection: Connection, run: Any, problems: list[str]) -> _Known | None:
     """The run's row, made if needed; None if another directory with the same id is there already."""
     facts, path = run.facts, str(run.path)
     row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
-    if row is not None and row.path != path:
-        if _id_in(Path(row.path)) == facts["id"]:
-            problems.append(
-                f"{path} is a copy of {row.path}, the same run {facts['id']}, and is not indexed beside it; "
-                "move one of them elsewhere"
-            )
-            return None
-        connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
     if row is not None:
         known = _Known(row.id, row.status, _sizes_of(connection, row.id))
         found = _sizes(run.path)
-        if all(found.get(number, -1) >= size for number, size in known.sizes.items()):
+        whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
+        if row.path != path:
+            here = is_here(database, row.host)
+            if _id_in(Path(row.path)) == facts["id"] if here else not whole or found == known.sizes:
+                where = row.path if here else f"{row.host}:{row.path}"
+                problems.append(
+                    f"{path} is a copy of {where}, the same run {facts['id']}, and is not indexed beside it; "
+                    "move one of them elsewhere"
+                )
+                return None
+            connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
+        if whole:
             return known
         _forget(connection, row.id)  # the journal is another one now, and it is the truth
         return known._replace(sizes={})
@@ -256,8 +296,9 @@ def _sizes_of(connection: Connection, run: int) -> dict[int, int]:
 def _forget(connection: Connection, run: int) -> None:
     mine = select(series.c.id).where(series.c.run == run)
     connection.execute(delete(metrics).where(metrics.c.series.in_(mine)))
-    for table in (series, checkpoints, events, segments):
+    for table in (series, fields, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
+    connection.execute(update(runs).where(runs.c.id == run).values(started=None))
 
 
 # ----------------------------------------------------------------------------------- one segment
@@ -313,23 +354,23 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
         elif event.kind == "closed":
             segment["status"], segment["reason"] = event.data["status"], _text(event.data["reason"])
-    _insert(
+    load(
         connection,
         events,
-        (
+        [
             (run, e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data))
             for e in found
             if e.kind != "segment"  # its facts are in the segment's row
-        ),
+        ],
     )
-    _insert(
+    load(
         connection,
         checkpoints,
-        (
-            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time)
+        [
+            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, _step_of(e.data["name"]))
             for e in found
             if e.kind == "checkpoint"
-        ),
+        ],
     )
 
 
@@ -343,52 +384,38 @@ def _ship_blocks(
         )
     }
     count = 0
-
-    def rows() -> Iterator[tuple[Any, ...]]:
-        nonlocal count
-        for stored in blocks:
-            block = stored.block
-            key = (_text(block.name), _text(block.phase))
-            if key not in ids:
-                made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
-                ids[key] = _key(made)
-            segment["step"] = max(segment["step"], *block.steps)
-            segment["epoch"] = max(segment["epoch"], block.epoch)
-            count += len(block.steps)
-            yield from zip(
-                repeat(ids[key]),
-                repeat(number),
-                repeat(stored.offset),
-                range(len(block.steps)),
-                repeat(block.epoch),
-                block.steps,
-                block.seqs,
-                block.counts,
-                block.values,
-                repeat(int(block.wall)),
-                strict=False,
-            )
-
-    _insert(connection, metrics, rows())
+    batch: list[tuple[Any, ...]] = []
+    for stored in blocks:
+        block = stored.block
+        key = (_text(block.name), _text(block.phase))
+        if key not in ids:
+            made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
+            ids[key] = _key(made)
+        segment["step"] = max(segment["step"], *block.steps)
+        segment["epoch"] = max(segment["epoch"], block.epoch)
+        count += len(block.steps)
+        batch += zip(
+            repeat(ids[key]),
+            repeat(number),
+            repeat(stored.offset),
+            range(len(block.steps)),
+            repeat(block.epoch),
+            block.steps,
+            block.seqs,
+            block.counts,
+            [None if value != value else value for value in block.values],
+            repeat(int(block.wall)),
+            strict=False,
+        )
+        if len(batch) >= _BATCH:
+            load(connection, metrics, batch)
+            batch.clear()
+    load(connection, metrics, batch)
     return count
 
 
-def _insert(connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Insert rows given in the order of the table's columns: the driver's own speed, 50,000 at a time."""
-    text = str(insert(table).compile(connection))
-    batch: list[tuple[Any, ...]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _BATCH:
-            connection.exec_driver_sql(text, batch)
-            batch = []
-    if batch:
-        connection.exec_driver_sql(text, batch)
-
-
 def _text(text: Any) -> str | None:
-    """Text without what a database refuses (half of a character)."""
-    return None if text is None else str(text).encode("utf-8", "replace").decode()
+    return None if text is None else clean(str(text))
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -437,6 +464,11 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         "step": step,
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
+    if newest is not None and newest.started != row.started:
+        facts = json.loads(newest.facts)
+        values["host"] = _text(facts.get("host"))
+        connection.execute(delete(fields).where(fields.c.run == run))
+        load(connection, fields, rows_of(run, facts))
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everstep.index.location import Place
+
+if TYPE_CHECKING:
+    from everstep.index.database import Database
 
 SECONDS = 30.0
 """Between two shippings; also the heartbeat by which others see that the run is alive."""
 
-
 PATIENCE = 2.0
-"""Seconds that the end of a run waits for another writer; in between, the next shipping is soon enough."""
+"""Seconds that the end of a run waits for the index; in between, the next shipping is soon enough."""
 
 
 class IndexWriter:
@@ -22,25 +27,33 @@ class IndexWriter:
     until the end, so that nothing but the last shipping waits for it.
 
     Args:
-        path: the index.
+        place: the index.
         run_dir: the run directory.
         moved: whether the run has made a step; before, nothing is shipped.
         say: takes one sentence, from this thread.
     """
 
     def __init__(
-        self, path: Path, run_dir: Path, moved: Callable[[], bool], say: Callable[[str], None]
+        self, place: Place, run_dir: Path, moved: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
-        self._path, self._run_dir, self._moved, self._say = path, run_dir, moved, say
+        self._place, self._run_dir, self._moved, self._say = place, run_dir, moved, say
         self._said = False
-        self._ending = threading.Event()
+        self._ending, self._ready = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._over = False
+        self._database: Database | None = None
         self._thread = threading.Thread(target=self._work, name="everstep-index", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ship what there is, and end the thread."""
+        """Ship what there is, and end the thread; a database that does not answer is given up."""
         self._ending.set()
-        self._thread.join()
+        self._ready.wait()  # only waiting for the index is limited
+        self._thread.join(PATIENCE)
+        with self._lock:
+            self._over = True
+            waits = self._thread.is_alive() and self._database is not None and self._database.interrupt()
+        self._thread.join(PATIENCE if waits else None)  # a name that is being looked up cannot be interrupted
 
     def _work(self) -> None:
         while not self._ending.wait(SECONDS):
@@ -50,14 +63,23 @@ class IndexWriter:
 
     def _ship(self, patience: float = 0.0) -> None:
         try:
-            from everstep.index.database import Database, IndexBusyError
-            from everstep.index.shipping import ship
-
             try:
-                ship(Database(self._path, patience), self._run_dir, alive=True)
+                from everstep.index.database import Database, IndexBusyError
+                from everstep.index.shipping import ship
+
+                with self._lock:
+                    if self._over:
+                        return
+                    self._database = database = Database(self._place, patience)
+            finally:
+                self._ready.set()
+            try:
+                ship(database, self._run_dir, alive=True)
             except IndexBusyError:
                 if patience:  # it was the last one
-                    self._say(f"the index {self._path} is busy: everstep sync will bring this run up to date")
+                    self._say(
+                        f"the index {database.name} is busy: everstep sync will bring this run up to date"
+                    )
         except Exception as error:
             if not self._said:
                 self._said = True

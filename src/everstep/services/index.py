@@ -11,10 +11,12 @@ from everstep.index.writer import IndexWriter
 
 
 class Index(Service):
-    """Has the journal shipped to `everstep.db` beside the run directory, by a thread of its own.
+    """Has the journal shipped to the index, by a thread of its own.
 
-    It asks for no moment, so it costs the training thread nothing.  Without SQLAlchemy, or with
-    EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one of the journals at any time.
+    The index is `everstep.db` beside the run directory, or what EVERSTEP_INDEX names: a file, or the URL of
+    a PostgreSQL database.  The service asks for no moment, so it costs the training thread nothing.  Without
+    SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one of the journals at
+    any time.
     """
 
     stage = Stage.REPORT
@@ -28,10 +30,15 @@ class Index(Service):
 
     def open(self, run: RunView) -> None:
         run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
-        path = index_of(run_dir)
-        if path is not None and find_spec("sqlalchemy") is not None:
+        place = index_of(run_dir)
+        if isinstance(place, str) and find_spec("sqlalchemy") is None:
+            run.println(
+                "warning: EVERSTEP_INDEX names a database, which needs SQLAlchemy: pip install "
+                "'everstep[postgres]'. The training goes on; nothing is lost, the journal has it all"
+            )
+        elif place is not None and find_spec("sqlalchemy") is not None:
             first = run.step
-            self._writer = IndexWriter(path, run_dir, lambda: run.step > first, run.println)
+            self._writer = IndexWriter(place, run_dir, lambda: run.step > first, run.println)
 
     def close(self) -> None:
         if self._writer is not None:

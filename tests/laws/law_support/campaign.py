@@ -61,6 +61,10 @@ SCENARIOS = {
         Scenario("Supervisor", ("--door", "supervisor", "--data", "loader", "--accumulate", "2")),
         Scenario("Supervisor, plain DataLoader", ("--door", "supervisor", "--data", "plain")),
         Scenario("Trainer, loader", ("--door", "trainer", "--data", "loader", "--patience", "2")),
+        Scenario(
+            "Trainer, every service",
+            ("--door", "trainer", "--data", "loader", "--patience", "9", "--bad", "7", "--everything"),
+        ),
         Scenario("Supervisor, NumPy", script="victim_numpy", cold=True),
     )
 }

@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import everstep
+from everstep import Every, services
 from law_support.diary import Diary
 
 SAMPLES, FEATURES, CLASSES = 128, 8, 3
@@ -42,6 +43,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--evaluate", choices=("bare", "isolated", "none"), default="isolated")
     parser.add_argument("--patience", type=int, default=0, help="of the early stop; 0: none")
     parser.add_argument("--bad", type=int, default=0, help="this sample spoils its step; Recovery undoes it")
+    parser.add_argument("--everything", action="store_true", help="every service that there is")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--sleep", type=float, default=0.004, help="seconds in each step")
     parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
@@ -159,7 +161,7 @@ class Training:
             return float(cross_entropy(torch.nn.functional.dropout(logits, 0.1), self.y))
 
 
-def services(args: argparse.Namespace) -> list[everstep.Service]:
+def services_of(args: argparse.Namespace) -> list[everstep.Service]:
     when = everstep.Every(steps=args.every) | everstep.Every(epochs=1)
     found: list[everstep.Service] = [everstep.Checkpoints(when)]
     if args.bad:
@@ -168,7 +170,30 @@ def services(args: argparse.Namespace) -> list[everstep.Service]:
         metric = "valid/loss" if args.door == "trainer" else "valid_loss"
         found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.08))
         found.append(everstep.Best(metric))
-    return found
+    return [*found, *everything()] if args.everything else found
+
+
+def everything() -> list[everstep.Service]:
+    """What the others leave out, in a Trainer."""
+    lower = everstep.SetValue("optimizer.lr", times=0.7, least=1e-4)
+    return [
+        services.CSV(),
+        services.Export(entry="ema", name="final"),
+        services.Export(services.OnBest("again/loss"), keep=2, name="best"),
+        services.FinalValues(lambda: {"one": 1.0}),
+        services.JSONLines(),
+        services.LogVariables(["*loss"], every=Every(steps=5)),
+        services.LossBound(bound=1e9, times=1e9, last=3),
+        services.Plateau("loss", then=lower, long=3, short=2, cooldown=2, every=Every(steps=2)),
+        services.Profile(Every(steps=8), steps=1, keep=1),
+        services.ProgressBar(),
+        services.Require("valid/loss", 1e9, epoch=2),
+        services.Scheduled("optimizer.weight_decay", services.Annealing(0.01, 0.9, every=3)),
+        services.TensorBoard(),
+        services.Throughput(8, every=Every(steps=3)),
+        services.When(services.OnBest("valid/loss"), everstep.SetValue("notes.longest", times=0.9)),
+        everstep.StopAfter(epochs=99),
+    ]
 
 
 def phases(args: argparse.Namespace) -> Any:
@@ -196,7 +221,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
         training.state(),
         max_epoch=args.epochs,
         seed=args.seed,
-        services=services(args),
+        services=services_of(args),
         local_init_fn=lambda: begins("opening"),
     )
     with loop:
@@ -222,7 +247,7 @@ def supervise(args: argparse.Namespace, training: Training, begins: Any) -> None
         args.run_dir,
         training.state(),
         seed=args.seed,
-        services=services(args),
+        services=services_of(args),
         local_init_fn=lambda: begins("opening"),
     )
     with supervisor:
@@ -273,7 +298,7 @@ def train(args: argparse.Namespace, training: Training, begins: Any) -> None:
         max_epoch=args.epochs,
         seed=args.seed,
         services=[
-            *services(args),
+            *services_of(args),
             everstep.Evaluate("valid", validate_first=True),
             everstep.Evaluate("again", everstep.Every(steps=3), num_steps=2),
         ],

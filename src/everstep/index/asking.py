@@ -1,0 +1,108 @@
+"""Asking the index in Python: `everstep.query`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import ConfigError, RunIndexError
+from everstep.index.location import FILE, Place, index_from_here, place, runs_of
+
+if TYPE_CHECKING:
+    from everstep.index.database import Database
+
+
+def query(
+    collection: str,
+    where: Mapping[str, Any] | None = None,
+    *,
+    sort: str | Sequence[str] = (),
+    limit: int | None = None,
+    fields: Sequence[str] = (),
+    index: str | os.PathLike[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Ask for runs, or for what they recorded, with MongoDB's filter language.
+
+    The index is brought up to what the journals beside it say before it is asked.
+
+    Args:
+        collection: "runs", "configs", "metrics", "evaluations" or "checkpoints".
+        where: a filter, as {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}; all if None.
+            Operators: $eq $ne $gt $gte $lt $lte $in $nin $exists $regex $not, and $and $or.
+        sort: a field, or several; "-NAME" for the largest first.  What lacks the field comes last.
+        limit: at most so many, 0 or more.
+        fields: which fields the results have; all if empty.
+        index: a file, the folder of runs that it lies in, or postgresql://USER@HOST/DATABASE; by default
+            the one that the command `everstep` would ask here.
+
+    Returns:
+        A dictionary per document, in the order of their start (runs), or as they were written.
+
+    Raises:
+        ConfigError: an unknown collection, operator or field, with the nearest; a value that is none of
+            JSON; a pattern that does not come to an end.
+        RunIndexError: there is no index and no run, or it cannot be read.
+
+    Warns:
+        RuntimeWarning: a journal is damaged or the index could not be brought up to date.
+    """
+    from everstep.index.documents import Asked, ask
+    from everstep.index.mongo import parse
+    from everstep.index.shipping import gone_runs
+
+    asked = Asked(
+        parse({} if where is None else where),
+        [sort] if isinstance(sort, str) else sort,
+        _limit(limit),
+        _names("fields", fields),
+    )
+    database, problems = open_index(None if index is None else os.fspath(index))
+    for problem in problems:
+        warnings.warn(problem, RuntimeWarning, stacklevel=2)
+    with database.read() as connection:
+        return ask(connection, collection, asked, gone_runs(database, connection))
+
+
+def _limit(limit: int | None) -> int | None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise ConfigError(f"limit is a number of documents, 0 or more; give one instead of {limit!r}")
+    return limit
+
+
+def _names(what: str, names: Sequence[str]) -> Sequence[str]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{what} is a list of names; give one instead of {names!r}")
+    return names
+
+
+def index_place(index: str | None) -> Place:
+    """Where the index is that a person names, or that is meant without a name."""
+    if index is None:
+        return index_from_here()
+    found = place(index)
+    return found / FILE if isinstance(found, Path) and found.is_dir() else found
+
+
+def open_index(index: str | None) -> tuple[Database, list[str]]:
+    """The index, brought up to what the journals beside it say; and what is wrong with those, in words.
+
+    Raises:
+        RunIndexError: there is neither an index nor a run, or it cannot be used.
+    """
+    from everstep.index.database import Database, IndexBusyError
+    from everstep.index.shipping import run_dirs, sync
+
+    found = index_place(index)
+    folder = runs_of(found)
+    if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
+        raise RunIndexError(f"there are no runs in {folder}: go where they are, or pass --index")
+    database = Database(found)
+    try:
+        return database, sync(database, [folder] if folder.is_dir() else []).problems
+    except RunIndexError as error:
+        if not database.exists() or (database.shared and not isinstance(error, IndexBusyError)):
+            raise
+        return database, [f"the index may lack what is newest: {error}"]

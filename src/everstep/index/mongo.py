@@ -1,0 +1,175 @@
+"""MongoDB's filter language, read and checked: {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}.
+
+What it means is said in docs/guide/queries.md, and in code in `everstep.index.translate`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from everstep.errors import ConfigError, nearest
+
+COMPARISONS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$not", "$exists", "$regex")
+GROUPS = ("$and", "$or")
+
+MOST_CONDITIONS = 400
+"""In one filter: databases limit how deep an expression may be."""
+
+MOST_VALUES = 10_000
+"""In one $in: databases limit how many values a query may have."""
+
+
+class Leaf(NamedTuple):
+    """A condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or $regex."""
+
+    path: str
+    operator: str
+    value: Any
+
+
+class Not(NamedTuple):
+    """What does not hold."""
+
+    part: Node
+
+
+class Group(NamedTuple):
+    """What holds if all parts do, or any."""
+
+    every: bool
+    parts: tuple[Node, ...]
+
+
+Node: TypeAlias = Leaf | Not | Group
+
+
+def parse(where: Mapping[str, Any]) -> Node:
+    """Read a filter.
+
+    Raises:
+        ConfigError: it is none; names an unknown operator with the nearest.
+    """
+    node = _filter(where, 0)
+    if len(paths(node)) > MOST_CONDITIONS:
+        raise ConfigError(f"the filter has more than {MOST_CONDITIONS} conditions; give fewer, or use $in")
+    return node
+
+
+def paths(node: Node) -> list[str]:
+    """The path of every condition, in the order in which they stand."""
+    return list(_paths(node))
+
+
+def _paths(node: Node) -> Iterator[str]:
+    if isinstance(node, Leaf):
+        yield node.path
+    elif isinstance(node, Not):
+        yield from _paths(node.part)
+    else:
+        for part in node.parts:
+            yield from _paths(part)
+
+
+def _filter(where: Any, depth: int) -> Node:
+    if not isinstance(where, Mapping):
+        raise ConfigError(f"a filter is an object, as in {{'status': 'finished'}}; change {where!r}")
+    _require_shallow(depth)
+    parts: list[Node] = []
+    for key, value in where.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"the name of a field is a text that is not empty; change {key!r}")
+        if not key.startswith("$"):
+            parts.append(_conditions(key, value, depth + 1))
+        elif key in GROUPS:
+            parts.append(_group(key, value, depth + 1))
+        elif key in COMPARISONS:
+            raise ConfigError(f"{key} belongs to a field; give its name first: {{'step': {{'{key}': ...}}}}")
+        else:
+            raise ConfigError(f"no operator {key}; {nearest(key, (*GROUPS, *COMPARISONS))}")
+    return Group(True, tuple(parts))
+
+
+def _group(key: str, value: Any, depth: int) -> Group:
+    if not isinstance(value, list | tuple) or not value:
+        raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
+    return Group(key == "$and", tuple(_filter(part, depth) for part in value))
+
+
+def _conditions(path: str, value: Any, depth: int) -> Node:
+    """The conditions on one field: a value that it equals, or operators."""
+    _require_shallow(depth)
+    if not (isinstance(value, Mapping) and any(str(key).startswith("$") for key in value)):
+        return Leaf(path, "$eq", _json(path, value))
+    return Group(True, tuple(_condition(path, key, item, depth) for key, item in value.items()))
+
+
+def _condition(path: str, operator: str, value: Any, depth: int) -> Node:
+    if operator not in COMPARISONS:
+        raise ConfigError(f"{path}: no operator {operator}; {nearest(operator, COMPARISONS)}")
+    if operator == "$not":
+        if not isinstance(value, Mapping) or not value or not all(str(key).startswith("$") for key in value):
+            raise ConfigError(
+                f"{path}: $not takes operators, as in {{'$not': {{'$gt': 1}}}}; change {value!r}"
+            )
+        return Not(_conditions(path, value, depth + 1))
+    if operator == "$ne":
+        return Not(Leaf(path, "$eq", _json(path, value)))
+    if operator == "$nin":
+        return Not(Leaf(path, "$in", _values(path, operator, value)))
+    return Leaf(path, operator, _checked(path, operator, value))
+
+
+def _checked(path: str, operator: str, value: Any) -> Any:
+    if operator == "$in":
+        return _values(path, operator, value)
+    if operator == "$exists" and not isinstance(value, bool):
+        raise ConfigError(f"{path}: $exists takes true or false; change {value!r}")
+    if operator == "$regex":
+        return _pattern(path, value)
+    if operator != "$eq" and isinstance(value, list | tuple | Mapping):
+        raise ConfigError(f"{path}: {operator} compares numbers, texts, true and false; change {value!r}")
+    return _json(path, value)
+
+
+def _values(path: str, operator: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{path}: {operator} takes a list; change {value!r}")
+    if len(value) > MOST_VALUES:
+        raise ConfigError(
+            f"{path}: {operator} takes at most {MOST_VALUES} values; give fewer than {len(value)}"
+        )
+    return [_json(path, item) for item in value]
+
+
+def _pattern(path: str, value: Any) -> str:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(value)
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise ConfigError(
+            f"{path}: {value!r} is no regular expression of Python's ({error}); change it"
+        ) from error
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: $regex takes a text; change {value!r}")
+    return value
+
+
+def _json(path: str, value: Any) -> Any:
+    """A value as JSON knows it: lists, and dictionaries with texts as keys."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_json(path, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _json(path, item) for key, item in value.items()}
+    raise ConfigError(
+        f"{path}: {value!r} is no value of JSON; give null, true, false, numbers, texts, lists or objects"
+    )
+
+
+def _require_shallow(depth: int) -> None:
+    if depth > 50:
+        raise ConfigError("the filter is nested more than 50 deep; give a flatter one")

@@ -1,0 +1,196 @@
+"""An index in a PostgreSQL database, shared by machines, which may go away at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from sqlalchemy import URL, Connection, create_engine, event, func, make_url, select, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
+
+from everstep.errors import ConfigError, RunIndexError
+from everstep.index.schema import VERSION, metadata
+
+OLDEST = 15
+"""The oldest major version of the server."""
+
+_SCHEMA = "everstep"
+_MAKING = 0x6576657273746570
+"""The advisory lock under which the tables are made; those of runs are hashes of their names."""
+
+
+class PostgreSQL:
+    """Connects for each use, as a training does so twice a minute; `kept_open` keeps a connection.
+
+    A writer claims its run, so that others wait for it only where they ship the same run.
+
+    Args:
+        url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with libpq's options after "?".
+        patience: seconds that a writer waits for one that ships the same run, and for a connection (at
+            least 2, at most 10).
+
+    Raises:
+        ConfigError: it is no URL.
+        RunIndexError: psycopg is not installed.
+    """
+
+    shared = True
+
+    def __init__(self, url: str, patience: float) -> None:
+        if find_spec("psycopg") is None:
+            raise RunIndexError(
+                "an index in PostgreSQL needs psycopg, which is not installed: pip install "
+                "'everstep[postgres]'"
+            )
+        from psycopg import Error
+
+        self.faults = (Error,)
+        address, self._patience = _parsed(url), patience
+        self.name = _shown(address)
+        self._engine = create_engine(
+            address,
+            poolclass=NullPool,
+            connect_args={
+                "connect_timeout": math.ceil(min(max(patience, 2), 10)),
+                "prepare_threshold": None,  # a pooler between us and the server would mix them up
+                "client_encoding": "utf8",
+            },
+        )
+        event.listen(self._engine, "connect", self._connected)
+        self._kept: Connection | None = None
+        self._lock = threading.Lock()
+        self._driver: Any = None
+        self._interrupted = False
+
+    def exists(self) -> bool:
+        """Yes: its tables are made by whoever comes first."""
+        return True
+
+    @contextlib.contextmanager
+    def transaction(self, writes: bool) -> Iterator[Connection]:
+        """A transaction; one that reads sees one moment of the database."""
+        with contextlib.ExitStack() as stack:
+            connection = self._kept or stack.enter_context(self._connection())
+            with connection.begin():
+                mode = "READ COMMITTED" if writes else "REPEATABLE READ, READ ONLY"
+                wait = max(1, round(self._patience * 800))  # ms: it is said before patience ends
+                connection.exec_driver_sql(
+                    f"SET TRANSACTION ISOLATION LEVEL {mode}; SET LOCAL search_path = {_SCHEMA}; "
+                    f"SET LOCAL lock_timeout = {wait}"
+                )
+                yield connection
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """One connection for all transactions inside."""
+        with self._connection() as self._kept:
+            try:
+                yield
+            finally:
+                self._kept = None
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A connection that `interrupt` reaches as long as it is in use."""
+        try:
+            with self._engine.connect() as connection:
+                try:
+                    yield connection
+                finally:
+                    with self._lock:
+                        self._driver = None
+        finally:
+            self._driver = None
+
+    def _connected(self, driver: Any, _record: Any) -> None:
+        with self._lock:
+            self._driver = driver
+        if self._interrupted:
+            self.interrupt()
+
+    def interrupt(self) -> bool:
+        """Let what another thread waits for fail now, and everything after it."""
+        with self._lock:
+            self._interrupted = True
+            if self._driver is not None and not self._driver.closed:
+                with (
+                    socket.socket(fileno=os.dup(self._driver.fileno())) as line,
+                    contextlib.suppress(OSError),
+                ):
+                    line.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def claim(self, connection: Connection, run: str) -> None:
+        """Wait until nobody else ships this run, and have it until the transaction ends."""
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
+
+    def version(self, connection: Connection) -> int | None:
+        """The version of its schema; None if there is none yet."""
+        if connection.execute(select(func.to_regclass(f"{_SCHEMA}.version"))).scalar_one() is None:
+            return None
+        return int(connection.execute(text("SELECT number FROM version")).scalar_one())
+
+    def set_version(self, connection: Connection) -> None:
+        """Note that the schema is that of `VERSION` now."""
+        connection.execute(text("UPDATE version SET number = :number"), {"number": VERSION})
+
+    def create(self, connection: Connection) -> None:
+        """Make the tables, unless somebody else just did.
+
+        Raises:
+            RunIndexError: the server is too old, or the database does not hold every text.
+        """
+        server = int(connection.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
+        if server < OLDEST:
+            raise RunIndexError(f"{self.name} is PostgreSQL {server}; give a server of {OLDEST} or newer")
+        encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+        if encoding != "UTF8":
+            raise RunIndexError(f"{self.name} has the encoding {encoding}; give a database with UTF8")
+        self.exclusive(connection)
+        if self.version(connection) is None:
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}"))
+            metadata.create_all(connection)
+            connection.execute(text("CREATE TABLE version (number integer NOT NULL)"))
+            connection.execute(text("INSERT INTO version VALUES (:number)"), {"number": VERSION})
+
+    def exclusive(self, connection: Connection) -> None:
+        """Wait until nobody else makes or migrates the tables."""
+        connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+
+    def fault(self, error: object) -> tuple[bool, str]:
+        """Whether an error says that another process has the run, and what to say of it."""
+        if getattr(error, "sqlstate", None) == "55P03":  # lock_not_available
+            return True, (
+                f"the index {self.name} is being written by another process for more than "
+                f"{self._patience:g} s; run everstep sync later"
+            )
+        said = "it did not answer in time" if self._interrupted else " ".join(str(error).split())
+        return False, (
+            f"the index {self.name} cannot be used ({said}); when it can, run everstep sync: it brings the "
+            "index up to what the journals say"
+        )
+
+
+def _parsed(url: str) -> URL:
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigError(
+            "the index's URL cannot be read (it is not shown: it may hold a password); give "
+            "postgresql://USER@HOST/DATABASE"
+        ) from None
+    return address.set(drivername="postgresql+psycopg")
+
+
+def _shown(address: URL) -> str:
+    """The URL without its password and options."""
+    host = address.query.get("host", "") if address.host is None else address.host
+    port = f":{address.port}" if address.port else ""
+    return f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{address.database or ''}"

@@ -1,0 +1,201 @@
+"""A filter as SQL, the same for both databases.
+
+Each condition asks whether a document has a value at a path for which something holds, and is true or
+false, never NULL: so that NOT means what it says.  Every value, and every path, is a bound parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    Integer,
+    Select,
+    Text,
+    and_,
+    cast,
+    false,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from everstep.index.fields import as_number, canonical, clean
+from everstep.index.mongo import Group, Leaf, Node, Not
+from everstep.index.regex import matching
+
+Truth: TypeAlias = ColumnElement[bool]
+
+
+class Value(NamedTuple):
+    """One value in SQL: what kinds it may be of, each with the test for it; see `fields.typed`."""
+
+    kinds: dict[str, Truth]
+    number: ColumnElement[Any]
+    text: ColumnElement[Any]
+
+    def of(self, kind: str) -> Truth:
+        """Whether it is of a kind."""
+        return self.kinds.get(kind, false())
+
+
+class Values(Protocol):
+    """The values at a path of the documents of a query."""
+
+    def any(self, test: Callable[[Value], Truth]) -> Truth:
+        """Whether a document has one for which a test holds."""
+
+    def exist(self) -> Truth:
+        """Whether a document has one."""
+
+    def texts(self) -> Select[Any]:
+        """All texts among the values of all documents, and maybe more."""
+
+
+class ColumnValues(NamedTuple):
+    """Values that lie in a column: each document has one."""
+
+    value: Value
+    vocabulary: Select[Any]
+
+    def any(self, test: Callable[[Value], Truth]) -> Truth:
+        return test(self.value)
+
+    def exist(self) -> Truth:
+        return true()
+
+    def texts(self) -> Select[Any]:
+        return self.vocabulary
+
+
+class SelectedValues(NamedTuple):
+    """Values that lie in rows of another table, with the keys of the documents that they belong to."""
+
+    document: ColumnElement[Any]
+    value: Value
+    rows: Select[Any]  # of keys of documents
+
+    def any(self, test: Callable[[Value], Truth]) -> Truth:
+        return self.document.in_(self.rows.where(test(self.value)))
+
+    def exist(self) -> Truth:
+        return self.document.in_(self.rows)
+
+    def texts(self) -> Select[Any]:
+        return self.rows.where(self.value.of("text")).with_only_columns(self.value.text).distinct()
+
+
+def in_column(
+    kind: str, source: ColumnElement[Any], vocabulary: Select[Any], nan: bool = False
+) -> ColumnValues:
+    """The values of a column: numbers, texts or bools, NULL for null (or, of numbers, for NaN)."""
+    there = source.is_not(None)
+    kinds: dict[str, Truth] = {"number": true()} if nan else {kind: there, "null": source.is_(None)}
+    text = source if kind == "text" else literal(None, Text)
+    return ColumnValues(Value(kinds, cast(source, Float), text), vocabulary)
+
+
+def condition(connection: Connection, node: Node, values: Callable[[str], Values]) -> Truth:
+    """A filter as an expression; `values` says where the values at a path lie."""
+    if isinstance(node, Not):
+        return not_(condition(connection, node.part, values))
+    if isinstance(node, Group):
+        parts = [condition(connection, part, values) for part in node.parts]
+        return and_(true(), *parts) if node.every else or_(false(), *parts)
+    return _leaf(connection, node, values(node.path))
+
+
+def _leaf(connection: Connection, leaf: Leaf, values: Values) -> Truth:
+    if leaf.operator == "$exists":
+        return values.exist() if leaf.value else not_(values.exist())
+    if leaf.operator == "$regex":
+        found = connection.execute(values.texts()).scalars()
+        matches = matching(leaf.value, [text for text in found if text is not None])
+        return values.any(lambda value: and_(value.of("text"), one_of(connection, value.text, matches)))
+    if leaf.operator == "$in":
+        return _equal(values, leaf.value)
+    equal = leaf.operator in ("$eq", "$gte", "$lte")
+    if leaf.value is None or leaf.value != leaf.value:  # neither more nor less than itself
+        return _equal(values, [leaf.value] if equal else [])
+    return values.any(lambda value: _compares(value, leaf.operator, leaf.value))
+
+
+def _equal(values: Values, wanted: list[Any]) -> Truth:
+    """Whether a value is one of a list; what has no value at all counts as null."""
+    missing = not_(values.exist()) if any(one is None for one in wanted) else false()
+    return or_(missing, values.any(lambda value: _equals_one(value, wanted)))
+
+
+def _equals_one(value: Value, wanted: list[Any]) -> Truth:
+    """Whether a value equals one of a list: numbers with numbers, texts with texts."""
+    numbers: list[float] = []
+    texts: list[str] = []
+    others: list[Truth] = []
+    for one in wanted:
+        if one is None:
+            others.append(value.of("null"))
+        elif isinstance(one, str):
+            texts.append(clean(one))
+        elif isinstance(one, bool | dict | list):
+            others.append(_compares(value, "$eq", one))
+        elif math.isnan(as_number(one)):
+            others.append(and_(value.of("number"), value.number.is_(None)))
+        else:
+            numbers.append(as_number(one))
+    if numbers:
+        others.append(_known(value, "number", value.number.in_([literal(one, Float) for one in numbers])))
+    if texts:
+        others.append(_known(value, "text", value.text.in_([literal(one, Text) for one in texts])))
+    return or_(false(), *others)
+
+
+def _compares(value: Value, operator: str, other: Any) -> Truth:
+    """Whether a value is $eq, $gt, ... another one of its kind."""
+    if isinstance(other, dict | list):
+        kind = "list" if isinstance(other, list) else "object"
+        return _known(value, kind, value.text == literal(canonical(other), Text))
+    if isinstance(other, str):
+        return _known(value, "text", _SIGNS[operator](value.text, literal(clean(other), Text)))
+    kind = "bool" if isinstance(other, bool) else "number"
+    return _known(value, kind, _SIGNS[operator](value.number, literal(as_number(other), Float)))
+
+
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "$eq": lambda a, b: a == b,
+    "$gt": lambda a, b: a > b,
+    "$gte": lambda a, b: a >= b,
+    "$lt": lambda a, b: a < b,
+    "$lte": lambda a, b: a <= b,
+}
+
+
+def _known(value: Value, kind: str, test: Truth) -> Truth:
+    """A test of a kind of values, which is false (not NULL) of NaN."""
+    if kind not in value.kinds:
+        return false()
+    there = (value.text if kind in ("text", "list", "object") else value.number).is_not(None)
+    return and_(value.of(kind), there, test)
+
+
+def one_of(connection: Connection, source: ColumnElement[Any], values: Iterable[Any]) -> Truth:
+    """Whether a column has one of however many numbers or texts."""
+    values = list(values)
+    if not values:
+        return false()
+    listed = literal(json.dumps(values), Text)
+    kind = Text if isinstance(values[0], str) else Integer
+    if connection.dialect.name == "postgresql":
+        items = func.jsonb_array_elements_text(cast(listed, JSONB)).table_valued("value")
+    else:
+        items = func.json_each(listed).table_valued("value")
+    return source.in_(select(cast(items.c.value, kind)))

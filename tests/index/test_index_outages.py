@@ -1,0 +1,228 @@
+"""A database that goes away, hangs, is killed or has no room: the training goes on, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from index_runs import index_rows, journal_rows, start
+
+from everstep.errors import RunIndexError
+from everstep.index import writer
+from everstep.index.database import Database
+from everstep.index.shipping import ship, sync
+from everstep.record import Block, Journal, RunDir
+from postgres_server import NOBODY, Server, running_server
+from tiny_runs import Tiny
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[Server]:
+    """A server that the tests stop, and leave running."""
+    with running_server() as found:
+        yield found
+
+
+def read_until(victim: Any, found: Callable[[str], bool]) -> list[str]:
+    """The lines that a process prints, up to the first one that is looked for."""
+    lines: list[str] = []
+    for line in victim.stdout:
+        lines.append(line)
+        if found(line):
+            return lines
+    raise AssertionError("".join(lines) + victim.stderr.read())
+
+
+def rows_there(url: str, run: str, more_than: int = 0) -> int:
+    """Wait until the index has more than so many rows of a run; how many it has."""
+    count = 0
+    while count <= more_than:
+        with psycopg.connect(url) as connection:
+            there = connection.execute("SELECT to_regclass('everstep.metrics')").fetchone()
+            if there and there[0]:
+                asked = "SELECT count(*) FROM everstep.metrics"
+                count = connection.execute(asked).fetchone()[0]  # type: ignore[index]
+    return count
+
+
+def warnings(lines: list[str]) -> list[str]:
+    return [line for line in lines if "warning" in line]
+
+
+@pytest.mark.parametrize("end", [Server.stop, Server.kill])
+def test_rows_arrive_when_the_server_is_back(
+    fragile: Server, tmp_path: Path, end: Callable[[Server], None]
+) -> None:
+    """It goes away in the middle of a run and comes back: one warning, every row once."""
+    url = fragile.database()
+    victim = start(tmp_path / "run", 6, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
+    lines = read_until(victim, lambda line: line == "asks at 6\n")
+    before = rows_there(url, "run")
+    end(fragile)
+    for step in range(7, 13):
+        print(file=victim.stdin, flush=True)
+        lines += read_until(victim, lambda line, step=step: line == f"asks at {step}\n")  # type: ignore[misc]
+    if not warnings(lines):
+        lines += read_until(victim, lambda line: "warning" in line)
+    fragile.start()
+    assert rows_there(url, "run", before) > before
+    output, errors = victim.communicate("\n" * 20)
+    assert victim.returncode == 0 and not errors
+    (warning,) = warnings([*lines, *output.splitlines()])
+    assert "cannot be used" in warning and "nothing is lost" in warning
+    assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
+    assert len(journal_rows(tmp_path / "run")) == 6 * 6
+    assert sync(Database(url), [tmp_path]).rows == 0
+
+
+def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server, tmp_path: Path) -> None:
+    url = fragile.database()
+    victim = start(tmp_path / "run", 2, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
+    read_until(victim, lambda line: line == "asks at 6\n")
+    rows_there(url, "run")
+    fragile.stop()
+    output, _ = victim.communicate("\n" * 20)
+    assert victim.returncode == 0
+    assert len(warnings(output.splitlines())) == 1
+    fragile.start()
+    found = sync(Database(url), [tmp_path])
+    assert found.rows and not found.problems
+    assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
+
+
+def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its password is not shown."""
+    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
+    monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me:secret@/db?host={tmp_path}&sslpassword=secret")
+    run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
+    assert run.result() == straight
+    (line,) = [line for line in run.lines if "index" in line]
+    assert line.startswith(f"warning: the index postgresql://{tmp_path}/db cannot be used")
+    assert "everstep sync" in line and "secret" not in line
+
+
+def test_a_server_that_never_answers_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/.s.PGSQL.5432")
+        silent.listen()
+        monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me@/db?host={folder}")
+        threads = threading.enumerate()
+        run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
+        assert threading.enumerate() == threads
+    assert run.result() == straight
+    assert len(warnings(run.lines)) == 1
+
+
+def test_a_statement_that_never_ends_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.database()
+    with Database(url).write():
+        pass
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$"
+        )
+        connection.execute(
+            "CREATE TRIGGER sleep BEFORE INSERT ON everstep.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
+        )
+    monkeypatch.setenv("EVERSTEP_INDEX", url)
+    monkeypatch.setattr(writer, "PATIENCE", 0.2)
+    threads, files = threading.enumerate(), set(os.listdir("/proc/self/fd"))
+    run = Tiny(tmp_path / "run", max_epoch=1).train()
+    assert (threading.enumerate(), set(os.listdir("/proc/self/fd"))) == (threads, files)
+    (warning,) = warnings(run.lines)
+    assert "did not answer in time" in warning
+    assert run.loop.ending.finished
+
+
+def test_another_process_that_has_the_run_is_not_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.database()
+    monkeypatch.setenv("EVERSTEP_INDEX", url)
+    monkeypatch.setattr(writer, "SECONDS", 0.001)
+    monkeypatch.setattr(writer, "PATIENCE", 0.2)
+    other = Database(url)
+    RunDir.open(tmp_path / "run", seed=7)
+    with other.write() as connection:
+        other.claim(connection, RunDir.open(tmp_path / "run").id)
+        run = Tiny(tmp_path / "run", max_epoch=1).train()
+    (line,) = [line for line in run.lines if "index" in line]
+    assert "everstep sync" in line
+    sync(other, [tmp_path])
+    assert index_rows(other, "run") == journal_rows(tmp_path / "run")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system with room for a server and little more, where one may be mounted."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system may be mounted here; the other outages test the same path")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+    folder.rmdir()
+
+
+def test_a_server_whose_disk_is_full(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it refuses or falls over: afterwards every row is there once."""
+    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
+    with running_server(small_disk) as full:
+        url = full.database()
+        monkeypatch.setenv("EVERSTEP_INDEX", url)
+        Tiny(tmp_path / "b" / "first", max_epoch=1).train()
+        big_run(tmp_path / "b" / "big", 20_000)
+        ballast = small_disk / "ballast"
+        fill(ballast)
+        with pytest.raises(RunIndexError, match="run everstep sync"):
+            ship(Database(url), tmp_path / "b" / "big")
+        fill(ballast)
+        run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
+        assert run.result() == straight
+        assert len(warnings(run.lines)) <= 1
+        ballast.unlink()
+        if not full.running():
+            full.start()
+        database = Database(url)
+        sync(database, [tmp_path / "b"])
+        for name in ("first", "big", "run"):
+            assert index_rows(database, name) == journal_rows(tmp_path / "b" / name)
+        assert len(index_rows(database, "big")) == 20_000
+
+
+def big_run(run_dir: Path, rows: int) -> None:
+    run = RunDir.open(run_dir, seed=1)
+    journal = Journal.open(run.path, 1, None, {})
+    steps = list(range(1, rows + 1))
+    ones = [1] * rows
+    journal.append(Block(1, "step", "loss", False, steps, [float(step) for step in steps], ones, [0] * rows))
+    journal.close()
+
+
+def fill(ballast: Path) -> None:
+    """Take all the room that is left."""
+    with ballast.open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(b"\1" * size) == size:
+                    pass
+            except OSError:
+                pass
+    os.chown(ballast, NOBODY, NOBODY)
