@@ -256,6 +256,12 @@ class Stream(Protocol):
     object: it cannot be trained on and evaluated at once.
 
     A method `sample_ids(purpose, pass_index, index, *, seed)` gives the numbers of a batch's samples.
+
+    Our own have more, all of it optional: `generators` that it draws from; `carries_over`: the next pass
+    depends on where this one leaves the data; `may_be_empty`: a pass without a batch is no error;
+    `holds_state`: objects that tell their place at any time; the contexts `place_kept()` and
+    `drawn_again()`, after which the data stands where it stood, or what was drawn comes again;
+    `end_workers()`; `no_thread`: why no other thread may draw, in words.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
