@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         load as load,
         recovering as recovering,
     )
-    from everstep.trainer import Trainer as Trainer
+    from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
 
 _HOMES = {
     "contracts": (
@@ -93,7 +93,7 @@ _HOMES = {
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
     "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load", "recovering"),
-    "trainer": ("Trainer",),
+    "trainer": ("MultiRun", "Trainer"),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {

@@ -192,6 +192,16 @@ class Trainer:
         return [*services, self._line] if defaults else services
 
     @property
+    def seed(self) -> int | None:
+        """The seed that was given."""
+        return self._seed
+
+    @property
+    def data(self) -> Mapping[str, Data]:
+        """The data that was given, by stream."""
+        return self._data
+
+    @property
     def max_step(self) -> int | None:
         """The limit that was given."""
         limit: int | None = self._options.get("max_step")

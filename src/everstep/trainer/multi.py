@@ -1,0 +1,178 @@
+"""`MultiRun`: several models on one pass over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from everstep.contracts import Interrupt, Stream, Task
+from everstep.data.adapt import describe
+from everstep.data.iterables import SequenceStream
+from everstep.errors import ConfigError, Interrupted
+from everstep.state import capture, isolated, restore
+from everstep.supervisor import Ending
+from everstep.trainer.evaluation import mapping
+from everstep.trainer.inputs import Inputs
+from everstep.trainer.sharing import Shared, Tap
+from everstep.trainer.trainer import Trainer, TrainerLoop
+
+
+class MultiRun:
+    """Several Trainers that train together: each batch is read once, for all of them.
+
+        data = everstep.data.arrays(x, y, batch_size=64, shuffle=True, seed=0)
+        runs = [everstep.Trainer(Digits(w), {"train": data}, f"runs/w{w}", max_step=1000, seed=7) for w in (8, 64)]
+        everstep.MultiRun(runs).run_training()
+
+    Each is a run of its own, in its own run directory, equal to the one that it would be alone, to the
+    bit: it has its own random state, its own copy of each batch, its own evaluations and its own end.
+    Killed, all of them resume; one that stands behind the others reads alone until it has come to them.
+    One that fails does not end the others.  Carries on tfutils' lists of params.
+
+    Args:
+        trainers: two or more, with one and the same object as stream "train": everstep's own, or a
+            `Stream`, whose order is the same for all (one seed for all, or one of its own).
+
+    Raises:
+        ConfigError: they cannot read together.
+    """
+
+    def __init__(self, trainers: Iterable[Trainer]) -> None:
+        self.trainers: Sequence[Trainer] = list(trainers)
+        if len(self.trainers) < 1 or not all(isinstance(each, Trainer) for each in self.trainers):
+            raise ConfigError(f"MultiRun({list(self.trainers)!r}): give Trainers")
+        self._stream = _shared_by(self.trainers)
+
+    def run_training(self) -> list[Ending]:
+        """Train all of them, or go on training, each until its own limit or stop.
+
+        Raises:
+            Interrupted: a signal, or a time budget; all of them are saved.
+            Exception: the first that one of them has failed with, after the others have ended.
+        """
+        with isolated(), closing(Shared(self._stream)) as shared:
+            runs = [_Run(trainer, Tap(shared)) for trainer in self.trainers]
+            try:
+                while going := [run for run in runs if not run.over]:
+                    behind = min(going, key=lambda run: run.tap.place)
+                    behind.advance()
+                    if isinstance(behind.error, Interrupted):
+                        _interrupt(going, behind.error)
+            finally:
+                for run in runs:
+                    run.close()
+        _raise(runs)
+        return [run.ending for run in runs if run.ending is not None]
+
+
+class _Run:
+    """One of them, a step at a time.
+
+    Attributes:
+        over: it has come to its end.
+        ending: how, unless by an error.
+        error: what it has failed with, or what has interrupted it.
+    """
+
+    def __init__(self, trainer: Trainer, tap: Tap) -> None:
+        self.trainer, self.tap = trainer, tap
+        self.over = False
+        self.ending: Ending | None = None
+        self.error: BaseException | None = None
+        self.loop: TrainerLoop | None = None
+        self._steps = self._program()
+        self._random = capture()
+
+    def advance(self) -> None:
+        """Go on to the end of its next step."""
+        restore(self._random)
+        try:
+            next(self._steps)
+        except StopIteration:
+            self.over = True
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.over, self.error = True, error
+            if not isinstance(error, Interrupted):
+                print(f"{self.trainer.run_dir} failed: {type(error).__name__}: {error}", flush=True)
+        finally:
+            self._random = capture()
+
+    def _program(self) -> Iterator[None]:
+        """`Trainer.run_training`, with a rest after each step."""
+        trainer, task = self.trainer, self.trainer.task
+        own_inputs = type(task).next_train_inputs is not Task.next_train_inputs
+        stream: Any = Inputs(self.tap, task.next_train_inputs) if own_inputs else self.tap
+        with trainer.open() as loop:
+            self.loop = loop
+            loop.print_training_summary()
+            for _ in loop.iter_epochs():
+                task.train_loop_begin()
+                for _, batch in loop.iter_steps(stream):
+                    loop.collect_metrics(mapping(task.train_step(batch), task, "train_step"))
+                    yield
+                if (last := task.train_loop_end()) is not None:
+                    loop.collect_metrics(mapping(last, task, "train_loop_end"))
+        self.ending = loop.ending
+
+    def close(self) -> None:
+        """Leave it where it is, if it has not come to its end: as by an exception."""
+        if not self.over:
+            restore(self._random)
+            self._steps.close()  # type: ignore[attr-defined]
+
+
+def _interrupt(going: Sequence[_Run], error: Interrupted) -> None:
+    """Tell the others; one that was opened after the signal came has not seen it."""
+    for run in going:
+        if run.over:
+            continue
+        if run.loop is None:
+            run.over = True  # not begun
+        else:
+            run.loop.call_soon(Interrupt(error.reason, int(str(error.code or 1))))
+
+
+def _raise(runs: Sequence[_Run]) -> None:
+    """The first failure, else the first interruption, with what happened to the others."""
+    ended = [run for run in runs if run.error is not None]
+    ended.sort(key=lambda run: isinstance(run.error, Interrupted))
+    if not ended:
+        return
+    first = ended[0].error
+    assert first is not None
+    first.add_note(f"in {ended[0].trainer.run_dir}")
+    for run in ended[1:]:
+        if not isinstance(run.error, Interrupted):
+            first.add_note(f"and in {run.trainer.run_dir}: {type(run.error).__name__}: {run.error}")
+    raise first
+
+
+def _shared_by(trainers: Sequence[Trainer]) -> Stream:
+    """The stream that all of them train on.
+
+    Raises:
+        ConfigError: they have several, or it does not give each of them what it would give it alone.
+    """
+    data = [trainer.data.get("train") for trainer in trainers]
+    if any(each is not data[0] for each in data) or data[0] is None:
+        raise ConfigError(
+            'the Trainers of a MultiRun read one stream together; give each of them the same object as "train"'
+        )
+    stream = trainers[0].streams["train"]
+    if not isinstance(data[0], Stream) and not isinstance(stream, SequenceStream):
+        raise ConfigError(
+            f"a {type(data[0]).__name__} keeps its own place, or draws from the random state of the run that "
+            "reads it, so that several runs cannot share it; give everstep.data.arrays(...) or loader(...)"
+        )
+    seeds = [trainer.seed for trainer in trainers]
+    told = [None if seed is None else describe(stream, seed) for seed in (*seeds, 0, 1)]
+    own_seed = hasattr(stream, "describe") and all(each == told[-1] for each in told if each is not None)
+    if not own_seed and (None in seeds or len(set(seeds)) > 1):
+        raise ConfigError(
+            f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "
+            "give all Trainers one seed, or the stream a seed of its own"
+        )
+    return stream
