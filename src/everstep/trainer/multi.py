@@ -22,8 +22,9 @@ class MultiRun:
     """Several Trainers that train together: each batch is read once, for all of them.
 
         data = everstep.data.arrays(x, y, batch_size=64, shuffle=True, seed=0)
-        runs = [everstep.Trainer(Digits(w), {"train": data}, f"runs/w{w}", max_step=1000, seed=7) for w in (8, 64)]
-        everstep.MultiRun(runs).run_training()
+        small = everstep.Trainer(Digits(8), {"train": data}, "runs/small", max_step=1000, seed=7)
+        large = everstep.Trainer(Digits(64), {"train": data}, "runs/large", max_step=1000, seed=7)
+        everstep.MultiRun([small, large]).run_training()
 
     Each is a run of its own, in its own run directory, equal to the one that it would be alone, to the
     bit: it has its own random state, its own copy of each batch, its own evaluations and its own end.
@@ -159,7 +160,7 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
     data = [trainer.data.get("train") for trainer in trainers]
     if any(each is not data[0] for each in data) or data[0] is None:
         raise ConfigError(
-            'the Trainers of a MultiRun read one stream together; give each of them the same object as "train"'
+            'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
         )
     stream = trainers[0].streams["train"]
     if not isinstance(data[0], Stream) and not isinstance(stream, SequenceStream):
