@@ -1,4 +1,4 @@
-"""The parameters of tfutils' tutorial, on scikit-learn's digits: what a user of `train_from_params` writes."""
+"""The parameters of tfutils' tutorial, on scikit-learn's digits: what a user writes."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ class _Runs:
         data = data_of(first, "train_params.data_params", shuffle=True)
         with _index_at(self._index):
             trainers = [
-                _trainer(each, record, data, on_change) for each, record in zip(models, records, strict=True)
+                _trainer(each, run_dir, record, data, on_change)
+                for each, run_dir, record in zip(models, run_dirs, records, strict=True)
             ]
         self.built: Trainer | MultiRun = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
 

@@ -254,8 +254,9 @@ class Example(Mapping[str, Any]):
             stream = as_stream(self._data)
             if not isinstance(self._data, Stream | SequenceStream) and not isinstance(stream, SequenceStream):
                 raise ConfigError(
-                    f"model_params.func looks at its inputs, and to read some of a "
-                    f"{type(self._data).__name__} would take them from the training; give the model's sizes as arguments"
+                    "model_params.func looks at its inputs, and to read some of a "
+                    f"{type(self._data).__name__} would take them from the training; give the model's sizes as "
+                    "arguments"
                 )
             with closing(stream.open("example", 0, seed=self._seed)) as batches:
                 self._found = next(batches)
