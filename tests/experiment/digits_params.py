@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,27 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import everstep
+
 ImageSet = dict[str, Any]
 
 READS: list[int] = []
 """The first label of each batch that `counted` has read."""
 
 
-def digits(group: str, count: int = 400) -> ImageSet:
-    bunch = load_digits()
-    images = (bunch.images / 16.0).astype(np.float32)[:, None]
+@cache
+def bunch() -> Any:
+    return load_digits()
+
+
+def digits(group: str, count: int = 160) -> ImageSet:
+    found = bunch()
+    images = (found.images / 16.0).astype(np.float32)[:, None]
     chosen = slice(0, count) if group == "train" else slice(1500, 1500 + count)
-    return {"images": images[chosen], "labels": bunch.target[chosen]}
+    return {"images": images[chosen], "labels": found.target[chosen]}
 
 
-def build_data(batch_size: int, group: str, count: int = 400) -> ImageSet:
+def build_data(batch_size: int, group: str, count: int = 160) -> ImageSet:
     return digits(group, count)
 
 
@@ -99,7 +107,7 @@ def params(exp_id: str = "basic", **changes: Any) -> dict[str, Any]:
         },
         "model_params": {"func": mnist_model, "seed": 3, "width": 4},
         "train_params": {
-            "data_params": {"func": build_data, "batch_size": 50, "group": "train"},
+            "data_params": {"func": build_data, "batch_size": 20, "group": "train"},
             "num_steps": 20,
             "thres_loss": 1000,
             "targets": {"func": accuracy, "k": 3},
@@ -109,7 +117,7 @@ def params(exp_id: str = "basic", **changes: Any) -> dict[str, Any]:
         "optimizer_params": {"optimizer": sgd, "momentum": 0.8},
         "validation_params": {
             "valid0": {
-                "data_params": {"func": build_data, "batch_size": 60, "group": "valid", "count": 200},
+                "data_params": {"func": build_data, "batch_size": 30, "group": "valid", "count": 100},
                 "targets": {"func": accuracy},
                 "num_steps": 3,
                 "agg_func": mean_dict,
@@ -135,3 +143,103 @@ def train_loop(
     if kill_at and task.state()["global_step"]["global_step"] + 1 == kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
     return metrics
+
+
+def several(exp_id: str = "several", kill_at: int = 0) -> dict[str, Any]:
+    """Two models on one reading of the data; the second one kills the process."""
+    tree = params(exp_id)
+    training = tree["train_params"]
+    tree["train_params"] = [
+        {**training, "train_loop": {"func": train_loop}},
+        {**training, "train_loop": {"func": train_loop, "kill_at": kill_at}},
+    ]
+    return {**tree, "model_params": [{**tree["model_params"], "width": width} for width in (4, 6)]}
+
+
+class Counted:
+    """A stream that tells which batches were read."""
+
+    def __init__(self, batch_size: int) -> None:
+        found = digits("train")
+        self._stream = everstep.data.arrays(
+            found["images"], found["labels"], batch_size=batch_size, shuffle=True, seed=0
+        )
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+        return CountedCursor(self._stream.open(purpose, pass_index, position, seed=seed))
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        return self._stream.describe(seed)
+
+
+class CountedCursor:
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        images, labels = next(self._cursor)
+        READS.append(int(labels[0]))
+        return {"images": images, "labels": labels}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def counted(batch_size: int) -> Counted:
+    return Counted(batch_size)
+
+
+def only_conv(names: list[str]) -> list[str]:
+    return [name for name in names if "conv" in name]
+
+
+def takes_loss(inputs: Mapping[str, Tensor], outputs: Tensor) -> dict[str, Tensor]:
+    return {"loss": outputs.mean()}
+
+
+def renamed_model(inputs: Mapping[str, Any], train: bool, seed: int) -> torch.nn.Module:
+    return Renamed()
+
+
+class Renamed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Conv2d(1, 4, 3)
+        self.head = torch.nn.Linear(144, 10)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        scores: Tensor = self.head(self.features(inputs["images"]).relu().flatten(1))
+        return scores
+
+
+class Softmax:
+    """A model on NumPy that trains itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.weights = np.random.default_rng(seed).normal(0, 0.01, (64, 10))
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        scores = inputs["images"].reshape(-1, 64) @ self.weights
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def train_step(self, inputs: Mapping[str, Any], learning_rate: float) -> dict[str, float]:
+        odds, rows = self(inputs), np.arange(len(inputs["labels"]))
+        loss = -np.log(odds[rows, inputs["labels"]]).mean()
+        odds[rows, inputs["labels"]] -= 1
+        gradient = inputs["images"].reshape(-1, 64).T @ odds / len(rows)
+        self.weights -= learning_rate * (gradient + 0.001 * np.random.standard_normal(gradient.shape))
+        return {"loss": float(loss)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.weights[:] = state["weights"]
+
+
+def numpy_model(inputs: Mapping[str, Any], train: bool, seed: int) -> Softmax:
+    return Softmax(seed)

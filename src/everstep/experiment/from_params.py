@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from everstep.checkpoint import CheckpointName, Store, find_checkpoint
+from everstep.checkpoint import CheckpointName, Store
 from everstep.contracts import Boundary, Moment, RunView, Service
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment import params as schema
@@ -123,9 +123,10 @@ class _Runs:
         if not skip_check:
             _tell_uncommitted(records)
         data = data_of(first, "train_params.data_params", shuffle=True)
+        example = Example(data, 0)
         with _index_at(self._index):
             trainers = [
-                _trainer(each, run_dir, record, data, on_change)
+                _trainer(each, run_dir, record, data, example, on_change)
                 for each, run_dir, record in zip(models, run_dirs, records, strict=True)
             ]
         self.built: Trainer | MultiRun = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
@@ -138,7 +139,9 @@ class _Runs:
             raise HiLossError(str(error)) from error
 
 
-def _trainer(tree: Params, run_dir: Path, record: Recorded, data: Any, on_change: str) -> Trainer:
+def _trainer(
+    tree: Params, run_dir: Path, record: Recorded, data: Any, example: Example, on_change: str
+) -> Trainer:
     save, training = tree["save_params"], tree["train_params"]
     seed = tree["model_params"]["seed"]
     validations = tree["validation_params"]
@@ -148,7 +151,7 @@ def _trainer(tree: Params, run_dir: Path, record: Recorded, data: Any, on_change
         streams[name] = tagged(name, made)
     begin, step = _beginning(tree, run_dir)
     return Trainer(
-        ParamsTask(tree, validations, Example(data, seed), global_step=step),
+        ParamsTask(tree, validations, example, global_step=step),
         streams,
         run_dir,
         services=_services(save, training, validations),
@@ -245,8 +248,11 @@ def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
         return {}, 0
     if not given["do_restore"]:
         return {"resume": False}, 0
+    if Store(located(run_dir), 0, lambda _: None).names():
+        print(f"load_params are not used: {run_dir} has a checkpoint of its own")
+        return {}, 0
     path = source(given, tree["save_params"])
-    if path is None or find_checkpoint(located(run_dir), lambda _: None) is not None:
+    if path is None:
         return {}, 0
     init, step = chosen(path, given)
     return {"init_from": init}, step if given["restore_global_step"] else 0

@@ -78,7 +78,8 @@ class ParamsTask(contracts.Task):
             if self._params[name] is None and not self._has("train_params", "train_loop"):
                 raise ConfigError(f"{name} is missing; a torch model needs it")
         given = self._params["optimizer_params"]
-        return None if given is None else self._torch.optimizer(model, given, self._learning_rate())
+        # Its first rate, whatever step it begins at: what the program gives is compared at each resume.
+        return None if given is None else self._torch.optimizer(model, given, self._learning_rate(0))
 
     def _has(self, section: str, key: str) -> bool:
         return self._params[section] is not None and self._params[section].get(key) is not None
@@ -103,7 +104,7 @@ class ParamsTask(contracts.Task):
         return dict(batch) if self._torch is None else self._torch.inputs(batch)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        inputs, lr = self.inputs(batch), self._learning_rate()
+        inputs, lr = self.inputs(batch), self._learning_rate(self._counted["global_step"])
         if lr is not None and self.optimizer is not None:
             self._torch.set_lr(self.optimizer, lr)
         loop = self._params["train_params"]["train_loop"]
@@ -114,10 +115,8 @@ class ParamsTask(contracts.Task):
     def step(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """One update: what happens where `train_params` have no `train_loop`, for one to call."""
         if self._torch is None:
-            return {
-                **self.model.train_step(inputs, learning_rate=self._learning_rate()),
-                **self._also(inputs),
-            }
+            lr = self._learning_rate(self._counted["global_step"])
+            return {**self.model.train_step(inputs, learning_rate=lr), **self._also(inputs)}
         size = self._params["train_params"]["minibatch_size"]
         found: Mapping[str, Any] = self._torch.train(self.optimizer, self.loss, inputs, size)
         return found
@@ -148,11 +147,9 @@ class ParamsTask(contracts.Task):
             name: value if self._torch is None else self._torch.mean(value) for name, value in found.items()
         }
 
-    def _learning_rate(self) -> float | None:
+    def _learning_rate(self, step: int) -> float | None:
         call = self._params["learning_rate_params"]
-        if call is None:
-            return None
-        return float(call["func"](global_step=self._counted["global_step"], **arguments(call)))
+        return None if call is None else float(call["func"](global_step=step, **arguments(call)))
 
     # ------------------------------------------------------------------------------- evaluation
 
@@ -254,9 +251,8 @@ class Example(Mapping[str, Any]):
             stream = as_stream(self._data)
             if not isinstance(self._data, Stream | SequenceStream) and not isinstance(stream, SequenceStream):
                 raise ConfigError(
-                    "model_params.func looks at its inputs, and to read some of a "
-                    f"{type(self._data).__name__} would take them from the training; give the model's sizes as "
-                    "arguments"
+                    "model_params.func looks at its inputs, and to read one of a "
+                    f"{type(self._data).__name__} would take it from the training; give sizes as arguments"
                 )
             with closing(stream.open("example", 0, seed=self._seed)) as batches:
                 self._found = next(batches)

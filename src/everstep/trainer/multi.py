@@ -8,7 +8,6 @@ from typing import Any
 
 from everstep.contracts import Interrupt, Stream, Task
 from everstep.data.adapt import describe
-from everstep.data.iterables import SequenceStream
 from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
@@ -157,16 +156,16 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
     Raises:
         ConfigError: they have several, or it does not give each of them what it would give it alone.
     """
-    data = [trainer.data.get("train") for trainer in trainers]
-    if any(each is not data[0] for each in data) or data[0] is None:
+    streams = [trainer.streams.get("train") for trainer in trainers]
+    stream = streams[0]
+    if stream is None or any(each is not stream and not _is_adapted(each) for each in streams):
         raise ConfigError(
             'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
         )
-    stream = trainers[0].streams["train"]
-    if not isinstance(data[0], Stream) and not isinstance(stream, SequenceStream):
+    if _is_adapted(stream):
         raise ConfigError(
-            f"a {type(data[0]).__name__} keeps its own place, or draws from the random state of the run that "
-            "reads it, so that several runs cannot share it; give everstep.data.arrays(...) or loader(...)"
+            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
+            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
         )
     seeds = [trainer.seed for trainer in trainers]
     told = [None if seed is None else describe(stream, seed) for seed in (*seeds, 0, 1)]
@@ -177,3 +176,9 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
             "give all Trainers one seed, or the stream a seed of its own"
         )
     return stream
+
+
+def _is_adapted(stream: Any) -> bool:
+    """Whether it is made of data that is no `Stream` by itself."""
+    kind = type(stream)
+    return kind.__module__.startswith("everstep.") and kind.__module__.endswith((".iterables", ".dataloader"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import describe
 
@@ -146,7 +149,7 @@ class _TapCursor:
             self.close()
             found = reading.after(self._at)
             self._at = found.after
-            return copy.deepcopy(found.batch)  # what one run does to it, the others do not see
+            return copied(found.batch)  # what one run does to it, the others do not see
         alone = self._read_alone()
         batch = next(alone)
         self._at = alone.position()
@@ -174,3 +177,28 @@ class _TapCursor:
         if self._alone is not None:
             self._alone.close()
             self._alone = None
+
+
+def copied(batch: Any) -> Any:
+    """A batch with memory of its own; arrays have the strides that they had, on which bits can depend."""
+    kind = type(batch)
+    if kind is np.ndarray and not batch.dtype.hasobject:
+        return _array(batch)
+    if kind in (tuple, list):
+        return kind(map(copied, batch))
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return kind._make(map(copied, batch))
+    if kind is dict:
+        return {name: copied(part) for name, part in batch.items()}
+    return copy.deepcopy(batch)
+
+
+def _array(array: NDArray[Any]) -> NDArray[Any]:
+    if not array.size:
+        return array.copy()
+    spans = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
+    begin = -sum(span for span in spans if span < 0)
+    memory = np.empty(begin + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
+    made: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
+    np.copyto(made, array)
+    return made

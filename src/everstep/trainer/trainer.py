@@ -197,11 +197,6 @@ class Trainer:
         return self._seed
 
     @property
-    def data(self) -> Mapping[str, Data]:
-        """The data that was given, by stream."""
-        return self._data
-
-    @property
     def max_step(self) -> int | None:
         """The limit that was given."""
         limit: int | None = self._options.get("max_step")

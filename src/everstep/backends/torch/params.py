@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from everstep.backends import torch as backend
+from everstep.backends.torch.optimizers import Around
 from everstep.errors import ConfigError, nearest
 
 
@@ -93,7 +94,7 @@ def train(
             number = value.detach() if isinstance(value, Tensor) else value
             found[name] = found.get(name, 0.0) + number * share
     optimizer.step()
-    return found
+    return found | optimizer.metrics() if isinstance(optimizer, Around) else found
 
 
 def mean(value: Any) -> Any:
