@@ -134,25 +134,18 @@ def params(exp_id: str = "basic", **changes: Any) -> dict[str, Any]:
     return tree
 
 
-def train_loop(
-    task: Any, inputs: Mapping[str, Tensor], times: int = 1, kill_at: int = 0
-) -> Mapping[str, Any]:
-    """A loop of one's own: several updates on one batch."""
+def train_loop(task: Any, inputs: Mapping[str, Tensor], times: int = 1) -> Mapping[str, Any]:
+    """A loop of one's own: several updates on one batch; a process with KILL_AT is killed at that step."""
     for _ in range(times):
         metrics = task.step(inputs)
-    if kill_at and task.state()["global_step"]["global_step"] + 1 == kill_at:
+    if task.state()["global_step"]["global_step"] + 1 == int(os.environ.get("KILL_AT", "0")):
         os.kill(os.getpid(), signal.SIGKILL)
     return metrics
 
 
-def several(exp_id: str = "several", kill_at: int = 0) -> dict[str, Any]:
-    """Two models on one reading of the data; the second one kills the process."""
-    tree = params(exp_id)
-    training = tree["train_params"]
-    tree["train_params"] = [
-        {**training, "train_loop": {"func": train_loop}},
-        {**training, "train_loop": {"func": train_loop, "kill_at": kill_at}},
-    ]
+def several(exp_id: str = "several") -> dict[str, Any]:
+    """Two models on one reading of the data."""
+    tree = params(exp_id, train_params__train_loop={"func": train_loop}, train_params__num_steps=12)
     return {**tree, "model_params": [{**tree["model_params"], "width": width} for width in (4, 6)]}
 
 

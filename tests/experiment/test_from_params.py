@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ VALID = "validation_params__valid0"
 KILLED = """
 import sys
 sys.path.insert(0, {folder!r})
-import everstep, digits_params
+import everstep, digits_params, torch
+torch.set_num_threads(1)
 everstep.train_from_params(**digits_params.{call})
 """
 
@@ -48,6 +50,15 @@ everstep.train_from_params(**digits_params.{call})
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For models of this size more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def train(exp_id: str = "basic", **changes: Any) -> everstep.Ending:
@@ -58,7 +69,10 @@ def train(exp_id: str = "basic", **changes: Any) -> everstep.Ending:
 def killed(call: str) -> None:
     """Train in a process that its training kills."""
     code = KILLED.format(folder=str(Path(digits_params.__file__).parent), call=call)
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    killing = {**os.environ, "KILL_AT": "8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=killing, check=False, capture_output=True, text=True
+    )
     assert done.returncode == -9, done.stderr
 
 
@@ -78,10 +92,10 @@ def weights(run_dir: Path, step: int = -1) -> dict[str, Any]:
 
 def test_the_tutorial_is_trained_killed_and_resumed_exactly() -> None:
     loop = {"func": train_loop}
-    whole = train("whole", train_params__train_loop=loop)
-    killed("params(train_params__train_loop={'func': digits_params.train_loop, 'kill_at': 13})")
-    ending = train(train_params__train_loop=loop, train_params__num_steps=20)
-    assert ending.resumed_from == "step-00000010" and ending.step == 20
+    whole = train("whole", train_params__train_loop=loop, train_params__num_steps=12)
+    killed("params(train_params__train_loop={'func': digits_params.train_loop})")
+    ending = train(train_params__train_loop=loop, train_params__num_steps=12)
+    assert ending.resumed_from == "step-00000005" and ending.step == 12
     assert ending.digest == whole.digest
     assert compare_runs(BASIC, BASIC.with_name("whole")) == []
 
@@ -187,15 +201,15 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
     widths, seeds = (4, 6, 4), (3, 3, 5)
     data = {"func": counted, "batch_size": 20}
     models = [{"func": mnist_model, "seed": seed, "width": w} for w, seed in zip(widths, seeds, strict=True)]
-    tree = params("several", train_params__data_params=data, train_params__num_steps=12)
+    tree = params("several", train_params__data_params=data, train_params__num_steps=9)
     digits_params.READS.clear()
     endings = everstep.train_from_params(**{**tree, "model_params": models}, skip_check=True)
-    assert len(digits_params.READS) == 12 + 1  # and the batch that tells the models its shape
+    assert len(digits_params.READS) == 9 + 1  # and the batch that tells the models its shape
     for number, model in enumerate(models):
         alone = train(
             f"alone{number}",
             train_params__data_params=data,
-            train_params__num_steps=12,
+            train_params__num_steps=9,
             model_params=model,
         )
         assert alone.digest == endings[number].digest
@@ -204,7 +218,7 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
 
 
 def test_several_models_that_are_killed_resume_exactly() -> None:
-    killed("several(kill_at=13)")
+    killed("several()")
     endings = everstep.train_from_params(**digits_params.several(), skip_check=True)
     whole = everstep.train_from_params(**digits_params.several("whole"), skip_check=True)
     assert [ending.digest for ending in endings] == [ending.digest for ending in whole]
@@ -220,7 +234,7 @@ def test_several_models_that_are_killed_resume_exactly() -> None:
             {
                 "train_params": [
                     params()["train_params"],
-                    params(train_params__data_params__batch_size=20)["train_params"],
+                    params(train_params__data_params__batch_size=25)["train_params"],
                 ]
             },
             "data_params differ",

@@ -77,7 +77,7 @@ class Recorded:
                 self.code.append(folder)
             if self._git:
                 found |= _commit(folder)
-        self.about += [f"{place}.{name}" for name in found if name != CALL]
+        self.about += [f"{place}.{name}" for name in _ABOUT]
         return found
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from everstep.backends import torch as backend
-from everstep.backends.torch.optimizers import Around
+from everstep.backends.torch.optimizers import Around, Clip
 from everstep.errors import ConfigError, nearest
 
 
@@ -44,7 +43,7 @@ def optimizer(model: torch.nn.Module, given: Mapping[str, Any], lr: float | None
         return made
     made, clip = given["optimizer_class"](parameters, **rest), given.get("clip", True)
     if isinstance(clip, Mapping):
-        around: Optimizer = given["optimizer"](made, backend.Clip(**clip))
+        around: Optimizer = given["optimizer"](made, Clip(**clip))
         return around
     return given["optimizer"](made) if clip else made
 
