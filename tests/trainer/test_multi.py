@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -171,6 +172,29 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
         each.run_training()
     endings = everstep.MultiRun(together(tmp_path / "together")).run_training()
     assert endings[0].step == 8 and endings[2].step == 9
+    assert_same(tmp_path / "together", tmp_path / "alone")
+
+
+def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
+    class Spoilt(Scaled):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            spoilt = 3 in batch[0]
+            found = super().train_step(batch)
+            return {"loss": math.nan} if spoilt else found
+
+    def together(folder: Path) -> list[everstep.Trainer]:
+        data, saves = Counted(), everstep.Checkpoints(everstep.Every(steps=3))
+        services = {"a": [saves], "b": [saves, everstep.Recovery(9)], "c": [saves]}
+        tasks = {"a": Scaled(), "b": Spoilt(), "c": Scaled(3.0)}
+        return [
+            trainer(folder / name, task, streams={"train": data}, max_epoch=3, services=services[name])
+            for name, task in tasks.items()
+        ]
+
+    for each in together(tmp_path / "alone"):
+        each.run_training()
+    endings = everstep.MultiRun(together(tmp_path / "together")).run_training()
+    assert [ending.step for ending in endings] == [12, 9, 12]
     assert_same(tmp_path / "together", tmp_path / "alone")
 
 

@@ -124,11 +124,10 @@ class _Runs:
             _tell_uncommitted(records)
         data = data_of(first, "train_params.data_params", shuffle=True)
         example = Example(data, 0)
-        with _index_at(self._index):
-            trainers = [
-                _trainer(each, run_dir, record, data, example, on_change)
-                for each, run_dir, record in zip(models, run_dirs, records, strict=True)
-            ]
+        trainers = [
+            _trainer(each, run_dir, record, data, example, on_change)
+            for each, run_dir, record in zip(models, run_dirs, records, strict=True)
+        ]
         self.built: Trainer | MultiRun = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
 
     def train(self) -> Any:

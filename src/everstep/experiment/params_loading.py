@@ -55,7 +55,7 @@ def index_of(params: Mapping[str, Any], place: str) -> str | None:
         return None
     if "://" in host:
         if port is not None:
-            raise ConfigError(f"{place}.port={port}: the host is a URL; write the port into it")
+            raise ConfigError(f"{place}.port={port}: the host is a URL; give it with the port in it")
         return str(host)
     if port == 27017:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
                 return checkpoint
     raise NoCheckpointError(
         f"load_params.query {dict(query)!r} finds no checkpoint in {folder}; "
-        "everstep runs --where tries a query"
+        "change it; everstep runs --where tries one"
     )
 
 

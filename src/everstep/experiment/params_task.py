@@ -76,7 +76,7 @@ class ParamsTask(contracts.Task):
             return None
         for name in needed:
             if self._params[name] is None and not self._has("train_params", "train_loop"):
-                raise ConfigError(f"{name} is missing; a torch model needs it")
+                raise ConfigError(f"{name} is missing; give it, a torch model needs it")
         given = self._params["optimizer_params"]
         # Its first rate, whatever step it begins at: what the program gives is compared at each resume.
         return None if given is None else self._torch.optimizer(model, given, self._learning_rate(0))

@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.contracts import Interrupt, Stream, Task
 from everstep.data.adapt import describe
-from everstep.errors import ConfigError, Interrupted
+from everstep.errors import ConfigError, Interrupted, RolledBack
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
 from everstep.trainer.evaluation import mapping
@@ -77,6 +77,8 @@ class _Run:
 
     def __init__(self, trainer: Trainer, tap: Tap) -> None:
         self.trainer, self.tap = trainer, tap
+        draws = type(trainer.task).next_train_inputs is not Task.next_train_inputs
+        self._stream: Stream = Inputs(tap, trainer.task.next_train_inputs) if draws else tap
         self.over = False
         self.ending: Ending | None = None
         self.error: BaseException | None = None
@@ -102,20 +104,29 @@ class _Run:
 
     def _program(self) -> Iterator[None]:
         """`Trainer.run_training`, with a rest after each step."""
-        trainer, task = self.trainer, self.trainer.task
-        own_inputs = type(task).next_train_inputs is not Task.next_train_inputs
-        stream: Any = Inputs(self.tap, task.next_train_inputs) if own_inputs else self.tap
-        with trainer.open() as loop:
-            self.loop = loop
-            loop.print_training_summary()
-            for _ in loop.iter_epochs():
-                task.train_loop_begin()
-                for _, batch in loop.iter_steps(stream):
-                    loop.collect_metrics(mapping(task.train_step(batch), task, "train_step"))
-                    yield
-                if (last := task.train_loop_end()) is not None:
-                    loop.collect_metrics(mapping(last, task, "train_loop_end"))
-        self.ending = loop.ending
+        trainer = self.trainer
+        began = trainer.clock()
+        while self.ending is None:
+            try:
+                with trainer.open() as loop:
+                    self.loop = loop
+                    loop.print_training_summary()
+                    for _ in loop.iter_epochs():
+                        yield from self._epoch(loop)
+            except RolledBack:
+                trainer.go_back(began)
+            else:
+                self.ending = loop.ending
+
+    def _epoch(self, loop: TrainerLoop) -> Iterator[None]:
+        """`Trainer.epoch`, on the shared stream."""
+        task = self.trainer.task
+        task.train_loop_begin()
+        for _, batch in loop.iter_steps(self._stream):
+            loop.collect_metrics(mapping(task.train_step(batch), task, "train_step"))
+            yield
+        if (last := task.train_loop_end()) is not None:
+            loop.collect_metrics(mapping(last, task, "train_loop_end"))
 
     def close(self) -> None:
         """Leave it where it is, if it has not come to its end: as by an exception."""
