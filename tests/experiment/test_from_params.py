@@ -34,6 +34,7 @@ from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpoint
 from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
+from postgres_server import Server
 
 BASIC = Path("runs/digits/tutorial/basic")
 VALID = "validation_params__valid0"
@@ -373,6 +374,15 @@ def test_a_query_finds_the_run_to_load(trained: Path) -> None:
     assert {Path(run["path"]).name for run in found} == {"basic", "wide", "second", "early"}
     with pytest.raises(NoCheckpointError, match="finds no checkpoint"):
         load("third", exp_id=None, query={"config.model_params.width": 5})
+
+
+def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_INDEX")
+    url = server.database()
+    train(save_params__host=url, train_params__num_steps=3)
+    assert not list(BASIC.parent.glob("everstep.db"))
+    (run,) = everstep.query("runs", {"config.save_params.exp_id": "basic"}, index=url)
+    assert run["step"] == 3 and "EVERSTEP_INDEX" not in os.environ
 
 
 def test_a_query_for_the_run_itself_is_pointless(trained: Path) -> None:

@@ -101,7 +101,7 @@ class ParamsTask(contracts.Task):
                 f"a batch of the data is a {type(batch).__name__}; let data_params.func return data whose "
                 "batches are dictionaries, or a dictionary of arrays"
             )
-        return dict(batch) if self._torch is None else self._torch.inputs(batch)
+        return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         inputs, lr = self.inputs(batch), self._learning_rate(self._counted["global_step"])

@@ -67,7 +67,7 @@ class TestRecord:
             "checkpoint": self._checkpoint,
             "digest": self._where.digest,
             "step": self._where.step,
-            "path": self._where.path,
+            "path": str(Path(self._where.path).absolute()),
         }
         self._home = home = RunDir.open(run_dir, seed=seed, about={"kind": "test", "validates": validates})
         self._lock = RunLock(home.path)

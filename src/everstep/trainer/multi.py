@@ -143,7 +143,8 @@ def _interrupt(going: Sequence[_Run], error: Interrupted) -> None:
         if run.loop is None:
             run.over = True  # not begun
         else:
-            run.loop.call_soon(Interrupt(error.reason, int(str(error.code or 1))))
+            assert isinstance(error.code, int)
+            run.loop.call_soon(Interrupt(error.reason, error.code))
 
 
 def _raise(runs: Sequence[_Run]) -> None:

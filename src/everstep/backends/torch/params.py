@@ -20,12 +20,17 @@ def is_model(model: Any) -> bool:
     return isinstance(model, torch.nn.Module)
 
 
-def inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch with tensors in place of NumPy arrays."""
-    return {
-        name: torch.from_numpy(part) if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" else part
-        for name, part in batch.items()
-    }
+def inputs(batch: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """A batch with tensors in place of NumPy arrays, where the model is."""
+    first: Tensor | None = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    return {name: _tensor(part, device) for name, part in batch.items()}
+
+
+def _tensor(part: Any, device: torch.device) -> Any:
+    if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
+        part = torch.from_numpy(part)
+    return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
 
 
 def optimizer(model: torch.nn.Module, given: Mapping[str, Any], lr: float | None) -> Optimizer:
@@ -110,8 +115,3 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 def without_gradients() -> AbstractContextManager[Any]:
     """The block in which to evaluate."""
     return torch.no_grad()
-
-
-def plain(value: Any) -> Any:
-    """A tensor as a NumPy array."""
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
