@@ -57,14 +57,17 @@ SEEDS = (
     Seed("emloop", "Source code for emloop", ("emloop",)),
     Seed("model-garden", "base_trainer.Trainer(", ("Orbit",)),
     Seed("tf-supervisor", "supervisor\nbasic use process", ("Supervisor",), apart="Experiment"),
+    Seed("tfutils", "tfutils.base¶", ("tfutils",)),
 )
 
 EXCLUDED = {
     "other products": "AdamW DeepSpeech TensorBoard TensorFlow",
-    "headings and words of the text": "common constructor initialization method Methods Parameters Recovery",
+    "headings and words of the text": "common constructor initialization method Methods Parameters Recovery "
+    "Args Returns",
+    "words that have grown together, or with a typo": "andapply_gradients exp_ids oftrain_params train_parms",
     "in examples, a user's own": "input_x input_y step_loss test_x test_y train_data train_flow train_op",
     "everstep's, in the notes": "local_init_fn ready",
-    "values, formulas and files": "acc accuracy auc ckpt f1 info json KEY NaN sqrt train_loss warn yaml",
+    "values, formulas and files": "acc accuracy auc ckpt f1 info json KEY NaN sqrt tar train_loss warn yaml",
     "places of arguments whose name is not given": "args ctx ex fn kw kwargs kwds msg self values",
     "inner variables that the notes quote": "best_ckpt_logs max_trials merged num_replicas",
 }

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     )
     from everstep.experiment.experiment import Experiment as Experiment
     from everstep.index.asking import query as query
+    from everstep.experiment.from_params import (
+        test_from_params as test_from_params,
+        train_from_params as train_from_params,
+    )
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
@@ -59,7 +63,7 @@ if TYPE_CHECKING:
         load as load,
         recovering as recovering,
     )
-    from everstep.trainer import Trainer as Trainer
+    from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
 
 _HOMES = {
     "contracts": (
@@ -79,6 +83,7 @@ _HOMES = {
     ),
     "experiment.experiment": ("Experiment",),
     "index.asking": ("query",),
+    "experiment.from_params": ("test_from_params", "train_from_params"),
     "loop": ("TrainLoop",),
     "metrics": ("MetricFormatter",),
     "record": ("Evaluation", "evaluations"),
@@ -93,7 +98,7 @@ _HOMES = {
     "services.stop_after": ("StopAfter",),
     "state": ("Slot",),
     "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load", "recovering"),
-    "trainer": ("Trainer",),
+    "trainer": ("MultiRun", "Trainer"),
 }
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {

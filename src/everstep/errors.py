@@ -134,6 +134,10 @@ class LossBoundError(BadStepError):
     """A metric is above the bound that the program gave it."""
 
 
+class HiLossError(LossBoundError):
+    """The loss is above the `thres_loss` of `train_from_params`."""
+
+
 class ProgressError(EverstepError, RuntimeError):
     """Steps are counted but nothing trains: no optimizer of the state has made an update."""
 

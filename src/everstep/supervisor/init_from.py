@@ -208,6 +208,12 @@ class InitFrom:
                 say(f"init_from: {kind}: {', '.join(names)}")
 
 
+def names_in(checkpoint: Checkpoint) -> list[str]:
+    """The names of what a checkpoint has of the user's state, as `InitFrom` has them."""
+    saved = saved_tree(checkpoint, ("user",))["user"]
+    return [path for name, tree in saved.items() for path, _ in _split(name, tree)]
+
+
 def _is_optimizer(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() >= {"state", "param_groups"}
 

@@ -19,6 +19,9 @@ SIGNALS = tuple(
 )
 
 _installed: list[SignalWatch] = []
+"""Those of the loops that are open, several runs in one process among them: each sees each signal."""
+_previous: dict[int, Any] = {}
+"""The handlers from before the first of them."""
 
 
 def _reset_in_child() -> None:
@@ -47,37 +50,31 @@ class SignalWatch:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.received: int | None = None
         self._wake = wake
-        self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
         """Install the handlers; outside the main thread Python allows none, so none are."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._handle)
+        if not _installed:
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    _previous[number] = signal.signal(number, _handle)
         _installed.append(self)
 
     def restore(self) -> None:
-        """Put back the handlers that were there before."""
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
-        if self in _installed:
-            _installed.remove(self)
+        """Put back the handlers that were there before, unless another loop is still open."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        if not _installed:
+            for number, handler in _previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _previous.clear()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
-            self._wake()
-            said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
-            with suppress(OSError):  # not print: the main thread may be inside one
-                os.write(2, said.encode())
-        elif is_interactive():
-            raise KeyboardInterrupt
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def receive(self, number: int) -> None:
+        """From the handler."""
+        self.received = number
+        self._wake()
 
     def received_within(self, seconds: float) -> bool:
         """Whether a signal is there, or comes within `seconds`."""
@@ -85,6 +82,21 @@ class SignalWatch:
         while self.received is None and time.monotonic() < until:
             time.sleep(0.01)
         return self.received is not None
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    waiting = [watch for watch in _installed if watch.received is None]
+    for watch in waiting:
+        watch.receive(number)
+    if waiting:
+        said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
+        with suppress(OSError):  # not print: the main thread may be inside one
+            os.write(2, said.encode())
+    elif is_interactive():
+        raise KeyboardInterrupt
+    else:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def is_interactive() -> bool:

@@ -116,6 +116,16 @@ class Trainer:
         return [*services, self._line] if defaults else services
 
     @property
+    def seed(self) -> int | None:
+        """The seed that was given."""
+        return self._seed
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        now: float = self._clock()
+        return now
+
+    @property
     def max_step(self) -> int | None:
         """The limit that was given."""
         limit: int | None = self._options.get("max_step")
@@ -167,7 +177,7 @@ class Trainer:
                     for _ in loop.iter_epochs():
                         self.epoch()
             except RolledBack:
-                self._retry = self._options_of_a_retry(began)
+                self.go_back(began)
                 continue
             return loop.ending
 
@@ -175,11 +185,15 @@ class Trainer:
         """Train until the run has made `num_steps` steps in all."""
         return self.run_training(max_step=num_steps)
 
-    def _options_of_a_retry(self, began: float) -> dict[str, Any]:
-        """It goes on where the run stands, in what is left of the time."""
+    def go_back(self, began: float) -> None:
+        """After `RolledBack`: the next `open` goes on where the run stands, in what is left of the time.
+
+        Args:
+            began: `clock()`, when the training began.
+        """
         limit = self._options.get("max_time")
         left = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
-        return {"resume": True, **left}
+        self._retry = {"resume": True, **left}
 
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """The loop that `run_training` runs, for a program of your own around `epoch`."""

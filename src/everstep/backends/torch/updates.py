@@ -17,6 +17,8 @@ from everstep.backends.torch.optimizers import layers
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
+_owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers of the states of open loops: those of another run are no strangers."""
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -60,6 +62,7 @@ class TorchUpdateWatch:
         """Optimizers of arrays outside the state, and whether `strangers` was asked since they stepped."""
         for watched in self._own.values():
             self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
+        _owned.update(watched.optimizer for watched in self._own.values())
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -67,6 +70,8 @@ class TorchUpdateWatch:
         if watched is not None:
             self.updates += 1
             watched.stepped()
+        elif optimizer in _owned:
+            return
         elif optimizer not in self._seen:
             self._seen.add(optimizer)
             self._meet(optimizer)
@@ -197,6 +202,8 @@ class TorchUpdateWatch:
     def close(self) -> None:
         """Remove the hook."""
         self._hook.remove()
+        for watched in self._own.values():
+            _owned.discard(watched.optimizer)
 
 
 class _Watched:

@@ -1,0 +1,117 @@
+"""What the tasks of `everstep.experiment.train_from_params` need of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from everstep.backends.torch.optimizers import Around, Clip
+from everstep.errors import ConfigError, nearest
+
+
+def is_model(model: Any) -> bool:
+    """Whether it is trained by its gradients."""
+    return isinstance(model, torch.nn.Module)
+
+
+def inputs(batch: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """A batch with tensors in place of NumPy arrays, where the model is."""
+    first: Tensor | None = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    return {name: _tensor(part, device) for name, part in batch.items()}
+
+
+def _tensor(part: Any, device: torch.device) -> Any:
+    if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
+        part = torch.from_numpy(part)
+    return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
+
+
+def optimizer(model: torch.nn.Module, given: Mapping[str, Any], lr: float | None) -> Optimizer:
+    """The optimizer that `optimizer_params` describe.
+
+    With `optimizer_class` it is made by that, and `optimizer`, as tfutils' ClipOptimizer, goes around it.
+    """
+    own = {"optimizer", "optimizer_class", "clip", "trainable_names"}
+    rest = {name: value for name, value in given.items() if name not in own}
+    if lr is not None:
+        rest["lr"] = lr
+    parameters = _trained(model, given.get("trainable_names"))
+    if "optimizer_class" not in given:
+        made: Optimizer = given["optimizer"](parameters, **rest)
+        return made
+    made, clip = given["optimizer_class"](parameters, **rest), given.get("clip", True)
+    if isinstance(clip, Mapping):
+        around: Optimizer = given["optimizer"](made, Clip(**clip))
+        return around
+    return given["optimizer"](made) if clip else made
+
+
+def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[Tensor]:
+    """The parameters in whose names one of `names` is found; the others are frozen."""
+    parameters = dict(model.named_parameters())
+    if names is None:
+        return list(parameters.values())
+    names = [names] if isinstance(names, str) else names
+    for name in names:
+        if not any(name in each for each in parameters):
+            raise ConfigError(
+                f"optimizer_params.trainable_names: no parameter has {name!r} in its name; "
+                f"{nearest(name, parameters)}"
+            )
+    for each, parameter in parameters.items():
+        parameter.requires_grad_(any(name in each for name in names))
+    return [parameter for parameter in parameters.values() if parameter.requires_grad]
+
+
+def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str, Any], float]]:
+    """The minibatches of a batch, of `size` samples or fewer, and which part of it each is."""
+    count = len(next(iter(batch.values())))
+    for begin in range(0, count, size or count):
+        part = {name: value[begin : begin + (size or count)] for name, value in batch.items()}
+        yield part, len(next(iter(part.values()))) / count
+
+
+def train(
+    optimizer: Optimizer,
+    loss: Callable[[dict[str, Any]], Mapping[str, Any]],
+    batch: Mapping[str, Any],
+    minibatch_size: int | None,
+) -> dict[str, Any]:
+    """One update with the mean of the gradients over a batch; its metrics, means too.
+
+    Args:
+        loss: of a minibatch, with other metrics.
+    """
+    optimizer.zero_grad()
+    found: dict[str, Any] = {}
+    for part, share in parts(batch, minibatch_size):
+        metrics = loss(part)
+        torch.autograd.backward(metrics["loss"] * share)
+        for name, value in metrics.items():
+            number = value.detach() if isinstance(value, Tensor) else value
+            found[name] = found.get(name, 0.0) + number * share
+    optimizer.step()
+    return found | optimizer.metrics() if isinstance(optimizer, Around) else found
+
+
+def mean(value: Any) -> Any:
+    """The mean of a tensor's elements."""
+    return value.float().mean() if isinstance(value, Tensor) and value.numel() != 1 else value
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def without_gradients() -> AbstractContextManager[Any]:
+    """The block in which to evaluate."""
+    return torch.no_grad()

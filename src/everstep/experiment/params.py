@@ -1,0 +1,306 @@
+"""The tree of parameters that `train_from_params` takes: its keys, and what their values must be."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.errors import ConfigError, nearest
+
+Params = dict[str, Any]
+
+NEEDED: Any = object()
+"""The default of a key that must be given."""
+
+
+class Key(NamedTuple):
+    """What a value must be.
+
+    Attributes:
+        wanted: in words.
+        right: whether a value is that.
+        default: where it is not given; None is always allowed where this is None.
+    """
+
+    wanted: str
+    right: Callable[[Any], bool]
+    default: Any = NEEDED
+
+
+class Call(NamedTuple):
+    """A dictionary of a function and its arguments.
+
+    Attributes:
+        key: the function's key; the other keys are arguments.
+        keys: those that are no arguments, or that the function gets, too.
+        positions: how many arguments it gets before them.
+        names: which it gets by name, whether they are written or not.
+        default: where it is not given.
+    """
+
+    key: str = "func"
+    keys: Mapping[str, Key] = {}
+    positions: int = 0
+    names: Collection[str] = ()
+    default: Any = NEEDED
+
+
+class Section(NamedTuple):
+    """A dictionary with certain keys; those of `gone` are answered."""
+
+    keys: Mapping[str, Key | Call | Section]
+    default: Any = NEEDED
+    gone: Mapping[str, str] = {}
+
+
+def _text(default: Any = NEEDED) -> Key:
+    return Key("a text", lambda value: isinstance(value, str), default)
+
+
+def _path(default: Any = NEEDED) -> Key:
+    return Key("a path", lambda value: isinstance(value, str | Path), default)
+
+
+def _flag(default: bool) -> Key:
+    return Key("True or False", lambda value: isinstance(value, bool), default)
+
+
+def _whole(default: Any = NEEDED, least: int = 1) -> Key:
+    return Key(
+        f"a whole number, {least} or more",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
+        default,
+    )
+
+
+def _number(default: Any) -> Key:
+    return Key(
+        "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool), default
+    )
+
+
+def _function(default: Any = NEEDED) -> Key:
+    return Key("a function", callable, default)
+
+
+def _mapping(default: Any) -> Key:
+    return Key("a dictionary", lambda value: isinstance(value, Mapping), default)
+
+
+def _is_choice(value: Any) -> bool:
+    listed = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return listed or isinstance(value, str | re.Pattern) or callable(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
+    )
+
+
+def _is_mapping_of_texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(part, str) for pair in value.items() for part in pair
+    )
+
+
+_LOCATION: dict[str, Key | Call | Section] = {
+    "host": _text(None),
+    "port": _whole(None),
+    "dbname": _text(None),
+    "collname": _text(None),
+    "exp_id": _text(None),
+    "cache_dir": _path(None),
+}
+SAVE = Section(
+    {
+        **_LOCATION,
+        "do_save": _flag(True),
+        "save_initial_filters": _flag(True),
+        "save_metrics_freq": _whole(100),
+        "save_valid_freq": _whole(3000),
+        "save_filters_freq": _whole(30000),
+        "cache_filters_freq": _whole(3000),
+        "cache_max_num": _whole(6),
+    },
+    gone={
+        "save_to_gfs": "return it from the targets: save_intermediate_freq of test_from_params keeps arrays",
+        "save_intermediate_freq": "it is test_from_params's: training records every step",
+    },
+)
+TEST_SAVE = Section(
+    {**_LOCATION, "do_save": _flag(True), "save_intermediate_freq": _whole(None)},
+    default=None,
+    gone={name: "a test trains nothing" for name in SAVE.keys if name not in (*_LOCATION, "do_save")},
+)
+_DEVICES = "one process, one device; several processes come with torchrun"
+MODEL = Call(
+    keys={"seed": _whole(0, 0)},
+    names=("inputs", "train", "seed"),
+)
+TRAIN = Section(
+    {
+        "data_params": Call(keys={"batch_size": _whole()}, names=("batch_size",)),
+        "targets": Call(positions=2, default=None),
+        "validate_first": _flag(True),
+        "thres_loss": _number(100),
+        "num_steps": _whole(None),
+        "minibatch_size": _whole(None),
+        "train_loop": Call(positions=2, default=None),
+    },
+    gone={"queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers"},
+)
+LOSS = Section(
+    {
+        "pred_targets": Key("a name, or a list of names", _is_names),
+        "loss_func": _function(),
+        "loss_func_kwargs": _mapping({}),
+        "agg_func": _function(None),
+        "agg_func_kwargs": _mapping({}),
+    },
+    default=None,
+    gone={"loss_per_case_func": "it is loss_func", "targets": "it is pred_targets"},
+)
+LEARNING_RATE = Call(names=("global_step",), default=None)
+OPTIMIZER = Call(
+    key="optimizer",
+    keys={
+        "optimizer_class": _function(None),
+        "clip": Key("True, False or a dictionary", lambda value: isinstance(value, bool | Mapping), None),
+        "trainable_names": Key("a name, or a list of names", _is_names, None),
+    },
+    positions=1,
+    names=("lr",),
+    default=None,
+)
+VALIDATION = Section(
+    {
+        "data_params": Call(),
+        "targets": Call(positions=2),
+        "num_steps": _whole(None),
+        "agg_func": _function(None),
+        "online_agg_func": _function(None),
+    },
+    gone={"valid_loop": "each batch goes to the targets' func; combine them by online_agg_func"},
+)
+LOAD = Section(
+    {
+        **_LOCATION,
+        "do_restore": _flag(True),
+        "restore_global_step": _flag(True),
+        "query": _mapping(None),
+        "from_ckpt": _path(None),
+        "to_restore": Key("a list of names, a regular expression or a function", _is_choice, None),
+        "load_param_dict": Key("a dictionary of names to names", _is_mapping_of_texts, None),
+    },
+    default=None,
+)
+
+
+def checked(what: Key | Call | Section, given: Any, place: str) -> Any:
+    """`given` with every default filled in; `place` is its path in messages.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value is of another type; names the place.
+    """
+    if given is None and what.default is not NEEDED:
+        return what.default
+    if isinstance(what, Key):
+        if given is NEEDED or not what.right(given):
+            missing = given is NEEDED
+            raise ConfigError(f"{place} {'is missing' if missing else f'is {given!r}'}; give {what.wanted}")
+        return given
+    if given is NEEDED:
+        raise ConfigError(f"{place} is missing; give a dictionary")
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{place} is {given!r}; give a dictionary")
+    return _section(what, given, place) if isinstance(what, Section) else _call(what, given, place)
+
+
+def _section(section: Section, given: Mapping[str, Any], place: str) -> Params:
+    for name in given:
+        if name in section.gone:
+            raise ConfigError(f"{place}.{name} is gone: {section.gone[name]}")
+        if name not in section.keys:
+            raise ConfigError(f"{place} has no key {name!r}; {nearest(str(name), section.keys)}")
+    return _filled(section.keys, given, place)
+
+
+def _filled(keys: Mapping[str, Key | Call | Section], given: Mapping[str, Any], place: str) -> Params:
+    return {
+        name: checked(what, given.get(name, what.default), f"{place}.{name}") for name, what in keys.items()
+    }
+
+
+def _call(call: Call, given: Mapping[str, Any], place: str) -> Params:
+    function = checked(_function(), given.get(call.key, NEEDED), f"{place}.{call.key}")
+    own = {name: value for name, value in _filled(call.keys, given, place).items() if value is not None}
+    arguments = {name: value for name, value in given.items() if name not in (call.key, *call.keys)}
+    passed = set(arguments) | {name for name in call.keys if name in given and name in call.names}
+    checked_arguments(own.get("optimizer_class", function), passed, call, place)
+    return {call.key: function, **own, **arguments}
+
+
+def checked_arguments(function: Callable[..., Any], given: Collection[str], call: Call, place: str) -> None:
+    """Refuse arguments that a function does not take, or lacks.
+
+    Args:
+        given: the names of those that are written in the tree.
+        call: what it gets besides.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return  # written in C
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    who = f"{place}: {getattr(function, '__name__', function)}()"
+    if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        parameters = parameters[call.positions :]
+    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    for name in call.names:
+        if name not in known:
+            raise ConfigError(f"{who} is called with {name}=; give it that argument")
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{who} has no argument {name!r}; {nearest(name, known - set(call.names))}")
+    for each in parameters:
+        needed = each.name in known and each.default is each.empty
+        if needed and each.name not in {*given, *call.names}:
+            raise ConfigError(f"{who} needs {each.name!r}; give it in {place}")
+
+
+def checked_validations(given: Any, place: str = "validation_params") -> dict[str, Params]:
+    """The validations by name; `data` is another name of `data_params`."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{place} is {given!r}; give a dictionary of names to dictionaries")
+    found = {}
+    for name, one in given.items():
+        if isinstance(one, Mapping) and "data" in one and "data_params" not in one:
+            one = {"data_params": one["data"], **{key: value for key, value in one.items() if key != "data"}}
+        if not isinstance(name, str) or not name or "/" in name or name == "train":
+            raise ConfigError(f"{place}: {name!r} is no name of a validation; give a text without '/'")
+        found[name] = checked(VALIDATION, one, f"{place}.{name}")
+    return found
+
+
+def arguments(call: Params, *besides: str) -> Params:
+    """The arguments of a call's function."""
+    return {name: value for name, value in call.items() if name not in ("func", "optimizer", *besides)}
+
+
+def functions(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every function in a tree, with its place."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from functions(value, f"{place}.{name}" if place else str(name))
+    elif isinstance(tree, list | tuple):
+        for at, value in enumerate(tree):
+            yield from functions(value, f"{place}.{at}")
+    elif callable(tree):
+        yield place, tree

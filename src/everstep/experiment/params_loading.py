@@ -1,0 +1,179 @@
+"""Where runs lie that parameters speak of, and what of them is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.checkpoint import Store, find_checkpoint
+from everstep.errors import ConfigError, NoCheckpointError, nearest
+from everstep.experiment.params import Params
+from everstep.record import located, to_read
+from everstep.supervisor import InitFrom
+from everstep.supervisor.init_from import names_in
+
+ROOT = "runs"
+"""The folder of runs where `cache_dir` names none."""
+
+_COUNTER = "global_step"
+"""The state entry that goes with the counters, not with the names that are chosen."""
+
+
+def folder_of(params: Mapping[str, Any]) -> Path:
+    """The folder of a collection: CACHE_DIR/DBNAME/COLLNAME."""
+    parts = [str(params[name]) for name in ("dbname", "collname") if params[name] is not None]
+    for part in parts:
+        _require_name(part)
+    return Path(params["cache_dir"] or ROOT, *parts)
+
+
+def run_dir_of(params: Mapping[str, Any]) -> Path:
+    """The run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
+    _require_name(params["exp_id"])
+    return folder_of(params) / str(params["exp_id"])
+
+
+def _require_name(name: str) -> None:
+    if not name or "/" in name or name in (".", ".."):
+        raise ConfigError(f"{name!r} names a folder; give a text without '/', not empty")
+
+
+def index_of(params: Mapping[str, Any], place: str) -> str | None:
+    """The URL of the database that `host` and `port` name; None for the file beside the runs.
+
+    Raises:
+        ConfigError: they name none.
+    """
+    host, port = params["host"], params["port"]
+    if host is None:
+        if port is not None:
+            raise ConfigError(
+                f"{place}.port={port} without a host; give the host of a PostgreSQL, or neither"
+            )
+        return None
+    if "://" in host:
+        if port is not None:
+            raise ConfigError(f"{place}.port={port}: the host is a URL; give it with the port in it")
+        return str(host)
+    if port == 27017:
+        raise ConfigError(
+            f"{place}: port 27017 is that of MongoDB, which is not used; give host and port of a "
+            "PostgreSQL, or leave both out: then the index is a file beside the runs"
+        )
+    return f"postgresql://{host}:{port or 5432}/everstep"
+
+
+def source(load: Params, save: Mapping[str, Any] | None) -> Path | None:
+    """The checkpoint, or the run, that `load_params` mean; None if they mean the run itself.
+
+    Args:
+        load: resolved; a part of the place that it lacks is that of `save`.
+
+    Raises:
+        ConfigError: a query that can only find the run itself.
+        NoCheckpointError: nothing is there.
+    """
+    if load["from_ckpt"] is not None:
+        return Path(load["from_ckpt"])
+    own = None if save is None or save["exp_id"] is None else run_dir_of(save)
+    names = ("cache_dir", "dbname", "collname", "host", "port")
+    place = {n: load[n] if load[n] is not None or save is None else save[n] for n in names}
+    asked = {**place, "exp_id": load["exp_id"]}
+    there = None if load["exp_id"] is None else run_dir_of(asked)
+    if load["query"] is None:
+        return None if there is None or there == own else there
+    if own is not None and there == own:
+        raise ConfigError(
+            f"loading pointlessly: load_params.query asks for {there}, where this run saves, and from "
+            "where it goes on by itself; leave the query out, or save elsewhere"
+        )
+    return _asked(load["query"], folder_of(asked), load["exp_id"], index_of(asked, "load_params"))
+
+
+def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: str | None) -> Path:
+    """The newest run that a query finds, or its newest checkpoint if the query asks for a step."""
+    where = {name: value for name, value in query.items() if name != "step"}
+    asked = index or located(folder)
+    for run in reversed(find("runs", where, asked)):
+        path = Path(str(run["path"]))
+        if (exp_id is not None and path.name != exp_id) or not path.is_dir():
+            continue
+        if "step" not in query:
+            if Store(path, 0, lambda _: None).names():
+                return path
+            continue
+        for found in reversed(find("checkpoints", {"run": run["name"], "step": query["step"]}, asked)):
+            if (checkpoint := path / "checkpoints" / str(found["name"])).is_dir():
+                return checkpoint
+    raise NoCheckpointError(
+        f"load_params.query {dict(query)!r} finds no checkpoint in {folder}; "
+        "change it; everstep runs --where tries one"
+    )
+
+
+def find(collection: str, where: Mapping[str, Any], index: str | Path) -> list[dict[str, Any]]:
+    """Ask the index; in the order of the starts."""
+    from everstep.index.asking import query
+
+    return query(collection, where, index=index)
+
+
+def chosen(path: Path, load: Params, *, entries: Iterable[str] | None = None) -> tuple[InitFrom, int]:
+    """Which parts of a checkpoint are loaded, and the step that its run had made.
+
+    Args:
+        entries: of the state; None for all but the counter.
+
+    Raises:
+        NoCheckpointError: there is no checkpoint.
+        ConfigError: a name is not in it; names the nearest.
+    """
+    checkpoint = find_checkpoint(to_read(path), print)
+    if checkpoint is None:
+        raise NoCheckpointError(f"{path} has no checkpoint to load; check load_params")
+    known = [name for name in names_in(checkpoint) if name != _COUNTER]
+    if entries is not None:
+        known = [name for name in known if name.partition("/")[0] in entries]
+    rename: dict[str, str] = {}
+    if load["load_param_dict"] is not None:
+        pairs = {_full(old, known): new for old, new in load["load_param_dict"].items()}
+        rename = {f"^{re.escape(old)}$": _like(old, new).replace("\\", r"\\") for old, new in pairs.items()}
+        wanted = [_like(old, new) for old, new in pairs.items()]
+    elif load["to_restore"] is not None:
+        wanted = _restored(load["to_restore"], known)
+        if not wanted:
+            raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
+    include = exclude = None
+    if load["load_param_dict"] is not None or load["to_restore"] is not None:
+        include = f"^(?:{'|'.join(map(re.escape, wanted))})$"
+    elif entries is not None:
+        include = f"^(?:{'|'.join(map(re.escape, entries))})(?:/|$)"
+    else:
+        exclude = f"^{_COUNTER}$"
+    reset = () if load["restore_global_step"] else ("step",)
+    return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
+
+
+def _restored(choice: Any, known: list[str]) -> list[str]:
+    if callable(choice):
+        named: Callable[[list[str]], Iterable[str]] = choice
+        return [_full(name, known) for name in named(list(known))]
+    if isinstance(choice, str | re.Pattern):
+        return [name for name in known if re.search(choice, name)]
+    return [_full(name, known) for name in choice]
+
+
+def _full(name: str, known: list[str]) -> str:
+    """A name of the checkpoint; of the model's without "model/" in front."""
+    for each in (name, f"model/{name}"):
+        if each in known:
+            return each
+    raise ConfigError(f"load_params: the checkpoint has no {name!r}; {nearest(name, known)}")
+
+
+def _like(old: str, new: str) -> str:
+    """A name here, with the entry of the checkpoint's name if it has none."""
+    entry, slash, _ = old.partition("/")
+    return f"{entry}/{new}" if slash and not new.startswith(f"{entry}/") else new

@@ -1,0 +1,196 @@
+"""`MultiRun`: several models on one pass over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from everstep.contracts import Interrupt, Stream, Task
+from everstep.data.adapt import describe
+from everstep.errors import ConfigError, Interrupted, RolledBack
+from everstep.state import capture, isolated, restore
+from everstep.supervisor import Ending
+from everstep.trainer.evaluation import mapping
+from everstep.trainer.inputs import Inputs
+from everstep.trainer.sharing import Shared, Tap
+from everstep.trainer.trainer import Trainer, TrainerLoop
+
+
+class MultiRun:
+    """Several Trainers that train together: each batch is read once, for all of them.
+
+        data = everstep.data.arrays(x, y, batch_size=64, shuffle=True, seed=0)
+        small = everstep.Trainer(Digits(8), {"train": data}, "runs/small", max_step=1000, seed=7)
+        large = everstep.Trainer(Digits(64), {"train": data}, "runs/large", max_step=1000, seed=7)
+        everstep.MultiRun([small, large]).run_training()
+
+    Each is a run of its own, in its own run directory, equal to the one that it would be alone, to the
+    bit: it has its own random state, its own copy of each batch, its own evaluations and its own end.
+    Killed, all of them resume; one that stands behind the others reads alone until it has come to them.
+    One that fails does not end the others.  Carries on tfutils' lists of params.
+
+    Args:
+        trainers: two or more, with one and the same object as stream "train": everstep's own, or a
+            `Stream`, whose order is the same for all (one seed for all, or one of its own).
+
+    Raises:
+        ConfigError: they cannot read together.
+    """
+
+    def __init__(self, trainers: Iterable[Trainer]) -> None:
+        self.trainers: Sequence[Trainer] = list(trainers)
+        if len(self.trainers) < 1 or not all(isinstance(each, Trainer) for each in self.trainers):
+            raise ConfigError(f"MultiRun({list(self.trainers)!r}): give Trainers")
+        self._stream = _shared_by(self.trainers)
+
+    def run_training(self) -> list[Ending]:
+        """Train all of them, or go on training, each until its own limit or stop.
+
+        Raises:
+            Interrupted: a signal, or a time budget; all of them are saved.
+            Exception: the first that one of them has failed with, after the others have ended.
+        """
+        with isolated(), closing(Shared(self._stream)) as shared:
+            runs = [_Run(trainer, Tap(shared)) for trainer in self.trainers]
+            try:
+                while going := [run for run in runs if not run.over]:
+                    behind = min(going, key=lambda run: run.tap.place)
+                    behind.advance()
+                    if isinstance(behind.error, Interrupted):
+                        _interrupt(going, behind.error)
+            finally:
+                for run in runs:
+                    run.close()
+        _raise(runs)
+        return [run.ending for run in runs if run.ending is not None]
+
+
+class _Run:
+    """One of them, a step at a time.
+
+    Attributes:
+        over: it has come to its end.
+        ending: how, unless by an error.
+        error: what it has failed with, or what has interrupted it.
+    """
+
+    def __init__(self, trainer: Trainer, tap: Tap) -> None:
+        self.trainer, self.tap = trainer, tap
+        draws = type(trainer.task).next_train_inputs is not Task.next_train_inputs
+        self._stream: Stream = Inputs(tap, trainer.task.next_train_inputs) if draws else tap
+        self.over = False
+        self.ending: Ending | None = None
+        self.error: BaseException | None = None
+        self.loop: TrainerLoop | None = None
+        self._steps = self._program()
+        self._random = capture()
+
+    def advance(self) -> None:
+        """Go on to the end of its next step."""
+        restore(self._random)
+        try:
+            next(self._steps)
+        except StopIteration:
+            self.over = True
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.over, self.error = True, error
+            if not isinstance(error, Interrupted):
+                print(f"{self.trainer.run_dir} failed: {type(error).__name__}: {error}", flush=True)
+        finally:
+            self._random = capture()
+
+    def _program(self) -> Iterator[None]:
+        """`Trainer.run_training`, with a rest after each step."""
+        trainer = self.trainer
+        began = trainer.clock()
+        while self.ending is None:
+            try:
+                with trainer.open() as loop:
+                    self.loop = loop
+                    loop.print_training_summary()
+                    for _ in loop.iter_epochs():
+                        yield from self._epoch(loop)
+            except RolledBack:
+                trainer.go_back(began)
+            else:
+                self.ending = loop.ending
+
+    def _epoch(self, loop: TrainerLoop) -> Iterator[None]:
+        """`Trainer.epoch`, on the shared stream."""
+        task = self.trainer.task
+        task.train_loop_begin()
+        for _, batch in loop.iter_steps(self._stream):
+            loop.collect_metrics(mapping(task.train_step(batch), task, "train_step"))
+            yield
+        if (last := task.train_loop_end()) is not None:
+            loop.collect_metrics(mapping(last, task, "train_loop_end"))
+
+    def close(self) -> None:
+        """Leave it where it is, if it has not come to its end: as by an exception."""
+        if not self.over:
+            restore(self._random)
+            self._steps.close()  # type: ignore[attr-defined]
+
+
+def _interrupt(going: Sequence[_Run], error: Interrupted) -> None:
+    """Tell the others; one that was opened after the signal came has not seen it."""
+    for run in going:
+        if run.over:
+            continue
+        if run.loop is None:
+            run.over = True  # not begun
+        else:
+            assert isinstance(error.code, int)
+            run.loop.call_soon(Interrupt(error.reason, error.code))
+
+
+def _raise(runs: Sequence[_Run]) -> None:
+    """The first failure, else the first interruption, with what happened to the others."""
+    ended = [run for run in runs if run.error is not None]
+    ended.sort(key=lambda run: isinstance(run.error, Interrupted))
+    if not ended:
+        return
+    first = ended[0].error
+    assert first is not None
+    first.add_note(f"in {ended[0].trainer.run_dir}")
+    for run in ended[1:]:
+        if not isinstance(run.error, Interrupted):
+            first.add_note(f"and in {run.trainer.run_dir}: {type(run.error).__name__}: {run.error}")
+    raise first
+
+
+def _shared_by(trainers: Sequence[Trainer]) -> Stream:
+    """The stream that all of them train on.
+
+    Raises:
+        ConfigError: they have several, or it does not give each of them what it would give it alone.
+    """
+    streams = [trainer.streams.get("train") for trainer in trainers]
+    stream = streams[0]
+    if stream is None or any(each is not stream and not _is_adapted(each) for each in streams):
+        raise ConfigError(
+            'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
+        )
+    if _is_adapted(stream):
+        raise ConfigError(
+            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
+            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
+        )
+    seeds = [trainer.seed for trainer in trainers]
+    told = [None if seed is None else describe(stream, seed) for seed in (*seeds, 0, 1)]
+    own_seed = hasattr(stream, "describe") and all(each == told[-1] for each in told if each is not None)
+    if not own_seed and (None in seeds or len(set(seeds)) > 1):
+        raise ConfigError(
+            f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "
+            "give all Trainers one seed, or the stream a seed of its own"
+        )
+    return stream
+
+
+def _is_adapted(stream: Any) -> bool:
+    """Whether it is made of data that is no `Stream` by itself."""
+    kind = type(stream)
+    return kind.__module__.startswith("everstep.") and kind.__module__.endswith((".iterables", ".dataloader"))

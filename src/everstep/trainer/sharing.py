@@ -1,0 +1,204 @@
+"""One reading of a stream for several runs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.contracts import Cursor, Stream
+from everstep.data.adapt import describe
+
+
+class Shared:
+    """A stream that several runs read through taps of their own, each batch once.
+
+    A tap that stands where no other is, as after a resume from another step, reads alone until it has
+    come to where the others are.
+
+    Args:
+        stream: everstep's own or a user's: which batches come must follow from the seed, the pass and the
+            position alone.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._passes: dict[tuple[str, int], _Pass] = {}
+
+    def reading(self, purpose: str, pass_index: int, position: Any, seed: int) -> _Pass:
+        """The reading of a pass, opened at `position` if nobody has one."""
+        key = (purpose, pass_index)
+        if key not in self._passes:
+            for old in [each for each in self._passes if each[1] < pass_index - 1]:
+                self._passes.pop(old).close()
+            self._passes[key] = _Pass(self.stream, purpose, pass_index, position, seed)
+        return self._passes[key]
+
+    def close(self) -> None:
+        """Stop what reads."""
+        for each in self._passes.values():
+            each.close()
+        self._passes.clear()
+
+
+class _Batch(NamedTuple):
+    """A batch, and how the pass stood before and after it."""
+
+    before: Any
+    batch: Any
+    after: Any
+    left: int | None
+
+
+class _Pass:
+    """One pass, read once: its cursor, and the batch that was read last."""
+
+    def __init__(self, stream: Stream, purpose: str, pass_index: int, position: Any, seed: int) -> None:
+        self._cursor = stream.open(purpose, pass_index, position, seed=seed)
+        self._last: _Batch | None = None
+        self.head = position
+
+    def left(self, position: Any) -> int | None:
+        """Batches left from a position that is here; None if unknown."""
+        left = self._cursor.remaining()
+        if self._last is not None and position == self._last.before and left is not None:
+            return left + 1
+        return left
+
+    def has(self, position: Any) -> bool:
+        """Whether what follows a position is what was read last, or what is read next."""
+        return position == self.head or (self._last is not None and position == self._last.before)
+
+    def after(self, position: Any) -> _Batch:
+        """The batch that follows a position.
+
+        Raises:
+            StopIteration: the pass ends there.
+        """
+        if self._last is not None and position == self._last.before:
+            return self._last
+        batch = next(self._cursor)
+        self._last = _Batch(position, batch, self._cursor.position(), self._cursor.remaining())
+        self.head = self._last.after
+        return self._last
+
+    def close(self) -> None:
+        self._cursor.close()
+
+
+class Tap:
+    """The shared stream, as one run reads it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.place = (0, 0)
+        """The pass, and the batches of it that were taken: how far this run has come."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _TapCursor(self, self._shared, purpose, pass_index, position, seed)
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        """That of the stream: alone, the run would read it itself."""
+        return describe(self._shared.stream, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared.stream, name)
+
+
+class _TapCursor:
+    """One run's pass over a shared stream."""
+
+    def __init__(
+        self, tap: Tap, shared: Shared, purpose: str, pass_index: int, position: Any, seed: int
+    ) -> None:
+        self._tap, self._shared = tap, shared
+        self._pass = (purpose, pass_index)
+        self._seed = seed
+        self._at = position
+        self._alone: Cursor | None = None
+        self.ended = False
+        self._done = 0
+        if position is not None:
+            self._done = getattr(self._read_alone(), "done", 0)
+        self._note()
+
+    def __iter__(self) -> _TapCursor:
+        return self
+
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        try:
+            batch = self._next()
+        except StopIteration:
+            self.ended = True
+            self.close()
+            raise
+        self._done += 1
+        self._note()
+        return batch
+
+    def _note(self) -> None:
+        self._tap.place = (self._pass[1], self._done)
+
+    def _next(self) -> Any:
+        reading = self._reading()
+        if reading.has(self._at):
+            self.close()
+            found = reading.after(self._at)
+            self._at = found.after
+            return copied(found.batch)  # what one run does to it, the others do not see
+        alone = self._read_alone()
+        batch = next(alone)
+        self._at = alone.position()
+        return batch
+
+    def _read_alone(self) -> Cursor:
+        if self._alone is None:
+            self._alone = self._shared.stream.open(*self._pass, self._at, seed=self._seed)
+        return self._alone
+
+    def _reading(self) -> _Pass:
+        purpose, pass_index = self._pass
+        return self._shared.reading(purpose, pass_index, self._at, self._seed)
+
+    def position(self) -> Any:
+        return self._at
+
+    def remaining(self) -> int | None:
+        if self.ended:
+            return 0
+        reading = self._reading()
+        return reading.left(self._at) if reading.has(self._at) else self._read_alone().remaining()
+
+    def close(self) -> None:
+        if self._alone is not None:
+            self._alone.close()
+            self._alone = None
+
+
+def copied(batch: Any) -> Any:
+    """A batch with memory of its own; arrays have the strides that they had, on which bits can depend."""
+    kind = type(batch)
+    if kind is np.ndarray and not batch.dtype.hasobject:
+        return _array(batch)
+    if kind in (tuple, list):
+        return kind(map(copied, batch))
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return kind._make(map(copied, batch))
+    if kind is dict:
+        return {name: copied(part) for name, part in batch.items()}
+    return copy.deepcopy(batch)
+
+
+def _array(array: NDArray[Any]) -> NDArray[Any]:
+    if not array.size:
+        return array.copy()
+    spans = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
+    begin = -sum(span for span in spans if span < 0)
+    memory = np.empty(begin + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
+    made: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
+    np.copyto(made, array)
+    return made

@@ -1,0 +1,238 @@
+"""The parameters of tfutils' tutorial, on scikit-learn's digits: what a user writes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import everstep
+
+ImageSet = dict[str, Any]
+
+READS: list[int] = []
+"""The first label of each batch that `counted` has read."""
+
+
+@cache
+def bunch() -> Any:
+    return load_digits()
+
+
+def digits(group: str, count: int = 160) -> ImageSet:
+    found = bunch()
+    images = (found.images / 16.0).astype(np.float32)[:, None]
+    chosen = slice(0, count) if group == "train" else slice(1500, 1500 + count)
+    return {"images": images[chosen], "labels": found.target[chosen]}
+
+
+def build_data(batch_size: int, group: str, count: int = 160) -> ImageSet:
+    return digits(group, count)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, width, 3)
+        self.drop = torch.nn.Dropout(dropout)
+        self.head = torch.nn.Linear(width * 36, classes)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        hidden: Tensor = self.drop(self.conv(inputs["images"]).relu().flatten(1))
+        scores: Tensor = self.head(hidden)
+        return scores
+
+
+def mnist_model(
+    inputs: Mapping[str, Any], train: bool, seed: int, width: int = 4, classes: int = 10, dropout: float = 0.2
+) -> Net:
+    assert inputs["images"].shape[1:] == (1, 8, 8)
+    assert seed >= 0 and isinstance(train, bool)
+    return Net(width, classes, dropout)
+
+
+def staircase(global_step: int, base: float = 0.05, decay: float = 0.5, every: int = 8) -> float:
+    return float(base * decay ** (global_step // every))
+
+
+def sgd(parameters: Any, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def accuracy(inputs: Mapping[str, Tensor], outputs: Tensor, k: int = 1) -> dict[str, Tensor]:
+    best = outputs.topk(k).indices
+    return {f"top{k}": (best == inputs["labels"][:, None]).any(1).float().mean()}
+
+
+def features(inputs: Mapping[str, Tensor], outputs: Tensor) -> dict[str, Any]:
+    hits = (outputs.argmax(1) == inputs["labels"]).float().mean()
+    return {"scores": outputs, "hits": hits}
+
+
+def mean_of(results: list[dict[str, Any]]) -> dict[str, float]:
+    return {"hits": float(np.mean([float(each["hits"]) for each in results])), "batches": float(len(results))}
+
+
+def mean_dict(results: list[dict[str, Any]]) -> dict[str, float]:
+    return {name: float(np.mean([float(each[name]) for each in results])) for name in results[0]}
+
+
+def running_mean(current: Any, new: Mapping[str, Any], step: int) -> dict[str, float]:
+    if current is None:
+        return {name: float(value) for name, value in new.items()}
+    return {name: old + (float(new[name]) - old) / (step + 1) for name, old in current.items()}
+
+
+def params(exp_id: str = "basic", **changes: Any) -> dict[str, Any]:
+    """The tree, with changes by dotted path ("train_params__num_steps")."""
+    tree: dict[str, Any] = {
+        "save_params": {
+            "dbname": "digits",
+            "collname": "tutorial",
+            "exp_id": exp_id,
+            "save_valid_freq": 10,
+            "save_filters_freq": 20,
+            "cache_filters_freq": 5,
+            "cache_max_num": 2,
+            "save_metrics_freq": 5,
+        },
+        "model_params": {"func": mnist_model, "seed": 3, "width": 4},
+        "train_params": {
+            "data_params": {"func": build_data, "batch_size": 20, "group": "train"},
+            "num_steps": 20,
+            "thres_loss": 1000,
+            "targets": {"func": accuracy, "k": 3},
+        },
+        "loss_params": {"pred_targets": "labels", "loss_func": cross_entropy},
+        "learning_rate_params": {"func": staircase, "base": 0.05},
+        "optimizer_params": {"optimizer": sgd, "momentum": 0.8},
+        "validation_params": {
+            "valid0": {
+                "data_params": {"func": build_data, "batch_size": 30, "group": "valid", "count": 100},
+                "targets": {"func": accuracy},
+                "num_steps": 3,
+                "agg_func": mean_dict,
+            }
+        },
+    }
+    tree = copy.deepcopy(tree)
+    for path, value in changes.items():
+        *above, name = path.split("__")
+        place = tree
+        for part in above:
+            place = place[part]
+        place[name] = value
+    return tree
+
+
+def train_loop(task: Any, inputs: Mapping[str, Tensor], times: int = 1) -> Mapping[str, Any]:
+    """A loop of one's own: several updates on one batch; a process with KILL_AT is killed at that step."""
+    for _ in range(times):
+        metrics = task.step(inputs)
+    if task.state()["global_step"]["global_step"] + 1 == int(os.environ.get("KILL_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return metrics
+
+
+def several(exp_id: str = "several") -> dict[str, Any]:
+    """Two models on one reading of the data."""
+    tree = params(exp_id, train_params__train_loop={"func": train_loop}, train_params__num_steps=12)
+    return {**tree, "model_params": [{**tree["model_params"], "width": width} for width in (4, 6)]}
+
+
+class Counted:
+    """A stream that tells which batches were read."""
+
+    def __init__(self, batch_size: int) -> None:
+        found = digits("train")
+        self._stream = everstep.data.arrays(
+            found["images"], found["labels"], batch_size=batch_size, shuffle=True, seed=0
+        )
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+        return CountedCursor(self._stream.open(purpose, pass_index, position, seed=seed))
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        return self._stream.describe(seed)
+
+
+class CountedCursor:
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        images, labels = next(self._cursor)
+        READS.append(int(labels[0]))
+        return {"images": images, "labels": labels}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def counted(batch_size: int) -> Counted:
+    return Counted(batch_size)
+
+
+def only_conv(names: list[str]) -> list[str]:
+    return [name for name in names if "conv" in name]
+
+
+def takes_loss(inputs: Mapping[str, Tensor], outputs: Tensor) -> dict[str, Tensor]:
+    return {"loss": outputs.mean()}
+
+
+def renamed_model(inputs: Mapping[str, Any], train: bool, seed: int) -> torch.nn.Module:
+    return Renamed()
+
+
+class Renamed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Conv2d(1, 4, 3)
+        self.head = torch.nn.Linear(144, 10)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        scores: Tensor = self.head(self.features(inputs["images"]).relu().flatten(1))
+        return scores
+
+
+class Softmax:
+    """A model on NumPy that trains itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.weights = np.random.default_rng(seed).normal(0, 0.01, (64, 10))
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        scores = inputs["images"].reshape(-1, 64) @ self.weights
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def train_step(self, inputs: Mapping[str, Any], learning_rate: float) -> dict[str, float]:
+        odds, rows = self(inputs), np.arange(len(inputs["labels"]))
+        loss = -np.log(odds[rows, inputs["labels"]]).mean()
+        odds[rows, inputs["labels"]] -= 1
+        gradient = inputs["images"].reshape(-1, 64).T @ odds / len(rows)
+        self.weights -= learning_rate * (gradient + 0.001 * np.random.standard_normal(gradient.shape))
+        return {"loss": float(loss)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.weights[:] = state["weights"]
+
+
+def numpy_model(inputs: Mapping[str, Any], train: bool, seed: int) -> Softmax:
+    return Softmax(seed)

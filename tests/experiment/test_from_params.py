@@ -1,0 +1,513 @@
+"""`train_from_params` and `test_from_params`: tfutils' tree of parameters over a Trainer."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import digits_params
+import numpy as np
+import pytest
+import torch
+from digits_params import (
+    accuracy,
+    counted,
+    features,
+    mean_of,
+    mnist_model,
+    numpy_model,
+    params,
+    running_mean,
+    train_loop,
+)
+
+import everstep
+from everstep.checkpoint import read_checkpoint
+from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
+from everstep.experiment import intermediate_results, recorded_params
+from everstep.proof.compare import compare_runs
+from everstep.record import RunDir, RunJournal
+from postgres_server import Server
+
+BASIC = Path("runs/digits/tutorial/basic")
+VALID = "validation_params__valid0"
+
+KILLED = """
+import sys
+sys.path.insert(0, {folder!r})
+import everstep, digits_params, torch
+torch.set_num_threads(1)
+everstep.train_from_params(**digits_params.{call})
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For models of this size more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def train(exp_id: str = "basic", **changes: Any) -> everstep.Ending:
+    ending: everstep.Ending = everstep.train_from_params(**params(exp_id, **changes), skip_check=True)
+    return ending
+
+
+def killed(call: str) -> None:
+    """Train in a process that its training kills."""
+    code = KILLED.format(folder=str(Path(digits_params.__file__).parent), call=call)
+    killing = {**os.environ, "KILL_AT": "8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=killing, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == -9, done.stderr
+
+
+def weights(run_dir: Path, step: int = -1) -> dict[str, Any]:
+    """The model in a run's newest checkpoint, or in that of step 0."""
+    names = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: int(path.name[-8:]))
+    saved = read_checkpoint(names[step] if step < 0 else names[0])
+    found = {}
+    for path, array in saved.arrays.items():
+        if path.startswith("user/model/"):
+            found[path.removeprefix("user/model/")] = array.data.tobytes()
+    return found
+
+
+# ------------------------------------------------------------------------------ the tutorial's tree
+
+
+def test_the_tutorial_is_trained_killed_and_resumed_exactly() -> None:
+    loop = {"func": train_loop}
+    whole = train("whole", train_params__train_loop=loop, train_params__num_steps=12)
+    killed("params(train_params__train_loop={'func': digits_params.train_loop})")
+    ending = train(train_params__train_loop=loop, train_params__num_steps=12)
+    assert ending.resumed_from == "step-00000005" and ending.step == 12
+    assert ending.digest == whole.digest
+    assert compare_runs(BASIC, BASIC.with_name("whole")) == []
+
+
+def test_cadence_tiers_and_what_is_recorded() -> None:
+    train(save_params__cache_filters_freq=3, save_params__save_filters_freq=10)
+    journal = RunJournal(BASIC)
+    steps, _ = journal.series("valid0/top1", "eval/valid0")
+    assert steps == [0, 10, 20]
+    for name in ("loss", "learning_rate", "top3"):
+        assert journal.series(name, "step")[0] == list(range(1, 21))
+    assert journal.series("learning_rate", "step")[1] == [0.05] * 8 + [0.025] * 8 + [0.0125] * 4
+    kept = sorted({int(path.name[-8:]) for path in (BASIC / "checkpoints").iterdir()})
+    assert {0, 10, 20} < set(kept)  # the initial and the permanent ones, and the newest beside them
+    assert len(kept) < 7
+
+
+def test_a_finished_run_says_so_and_more_steps_go_on() -> None:
+    train(train_params__num_steps=5)
+    assert train(train_params__num_steps=5).step == 5
+    assert train(train_params__num_steps=7).digest == train("seven", train_params__num_steps=7).digest
+
+
+def test_nothing_is_saved_without_do_save() -> None:
+    assert train(save_params__do_save=False, train_params__num_steps=2).step == 2
+    assert not Path("runs").exists()
+
+
+def test_dont_run_builds_and_trains_nothing() -> None:
+    trainer = everstep.train_from_params(**params(), dont_run=True, skip_check=True)
+    assert isinstance(trainer, everstep.Trainer) and trainer.max_step == 20
+    assert not Path("runs").exists()
+
+
+def test_a_loss_above_the_threshold_is_an_error_and_not_saved() -> None:
+    with pytest.raises(HiLossError, match=r"loss is .* at step 1, above its bound 1"):
+        train(train_params__thres_loss=1)
+    assert [path.name for path in (BASIC / "checkpoints").iterdir()] == ["epoch-0000-step-00000000"]
+
+
+def test_minibatches_are_the_whole_batch() -> None:
+    change: dict[str, Any] = {"model_params__dropout": 0.0, "train_params__num_steps": 4}
+    train("whole", **change)
+    train("parts", train_params__minibatch_size=16, **change)
+    whole, parts = (
+        RunJournal(BASIC.with_name(name)).series("loss", "step")[1] for name in ("whole", "parts")
+    )
+    assert parts == pytest.approx(whole, rel=1e-6)
+
+
+def test_clipping_around_an_optimizer_class_and_parameters_that_are_not_trained() -> None:
+    clipped = {
+        "optimizer": everstep.torch.ClipOptimizer,
+        "optimizer_class": torch.optim.SGD,
+        "clip": {"global_norm": 0.01},
+        "momentum": 0.9,
+        "trainable_names": "head",
+    }
+    train(optimizer_params=clipped, train_params__num_steps=3)
+    norms = RunJournal(BASIC).series("grad_norm", "step")[1]
+    assert len(norms) == 3 and min(norms) > 0.01
+    first, last = weights(BASIC, 0), weights(BASIC)
+    assert first["conv.weight"] == last["conv.weight"] and first["head.weight"] != last["head.weight"]
+
+
+def test_a_training_loop_of_ones_own() -> None:
+    train(train_params__train_loop={"func": train_loop, "times": 2}, train_params__num_steps=3)
+    with pytest.raises(ChangedError, match=r"train_params\.train_loop\.times: stored 2, given 3"):
+        train(train_params__train_loop={"func": train_loop, "times": 3}, train_params__num_steps=4)
+
+
+def test_aggregations_of_validations() -> None:
+    online = params(train_params__num_steps=1, **{f"{VALID}__online_agg_func": running_mean})
+    valid = online["validation_params"]["valid0"]
+    valid["data"], valid["agg_func"] = valid.pop("data_params"), None
+    everstep.train_from_params(**online, skip_check=True)
+    plain = train("plain", train_params__num_steps=1)
+    assert plain.step == 1
+    running, listed = (
+        RunJournal(BASIC.with_name(name)).series("valid0/top1", "eval/valid0")[1]
+        for name in ("basic", "plain")
+    )
+    assert running == pytest.approx(listed)
+
+
+def test_a_model_of_numpy_trains_itself(tmp_path: Path) -> None:
+    tree = params(model_params={"func": numpy_model, "seed": 3}, train_params__targets=None)
+    del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
+    ending = everstep.train_from_params(**copy.deepcopy(tree), skip_check=True)
+    tree["save_params"]["exp_id"] = "twice"
+    tree["train_params"]["num_steps"] = 7
+    everstep.train_from_params(**copy.deepcopy(tree), skip_check=True)
+    tree["train_params"]["num_steps"] = 20
+    assert everstep.train_from_params(**tree, skip_check=True).digest == ending.digest
+    losses = RunJournal(BASIC).series("loss", "step")[1]
+    assert losses[-1] < losses[0]
+
+
+# ------------------------------------------------------------------------------------------ lists
+
+
+def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
+    widths, seeds = (4, 6, 4), (3, 3, 5)
+    data = {"func": counted, "batch_size": 20}
+    models = [{"func": mnist_model, "seed": seed, "width": w} for w, seed in zip(widths, seeds, strict=True)]
+    tree = params("several", train_params__data_params=data, train_params__num_steps=9)
+    digits_params.READS.clear()
+    endings = everstep.train_from_params(**{**tree, "model_params": models}, skip_check=True)
+    assert len(digits_params.READS) == 9 + 1  # and the batch that tells the models its shape
+    for number, model in enumerate(models):
+        alone = train(
+            f"alone{number}",
+            train_params__data_params=data,
+            train_params__num_steps=9,
+            model_params=model,
+        )
+        assert alone.digest == endings[number].digest
+        run_dir = BASIC.with_name(f"several_model_{number}")
+        assert compare_runs(run_dir, BASIC.with_name(f"alone{number}")) == []
+
+
+def test_several_models_that_are_killed_resume_exactly() -> None:
+    killed("several()")
+    endings = everstep.train_from_params(**digits_params.several(), skip_check=True)
+    whole = everstep.train_from_params(**digits_params.several("whole"), skip_check=True)
+    assert [ending.digest for ending in endings] == [ending.digest for ending in whole]
+    assert len(endings) == 2 and all(ending.resumed_from for ending in endings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_params": [{"func": mnist_model}] * 2, "loss_params": []}, "loss_params has 0"),
+        ({"model_params": [{"func": mnist_model}] * 2, "load_params": [None] * 3}, "model_params has 2"),
+        (
+            {
+                "train_params": [
+                    params()["train_params"],
+                    params(train_params__data_params__batch_size=25)["train_params"],
+                ]
+            },
+            "data_params differ",
+        ),
+    ],
+)
+def test_lists_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        everstep.train_from_params(**{**params(), **changes}, skip_check=True)
+
+
+# ---------------------------------------------------------------------------------------- loading
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ten steps, trained once."""
+    root = tmp_path_factory.mktemp("made")
+    train(save_params__cache_dir=str(root), train_params__num_steps=10)
+    return root / BASIC.relative_to("runs")
+
+
+@pytest.fixture
+def trained(made: Path) -> Path:
+    shutil.copytree(made, BASIC)
+    return BASIC
+
+
+HERE = {"dbname": "digits", "collname": "tutorial"}
+
+
+def load(run: str, num_steps: int = 11, **load_params: Any) -> Path:
+    """Train a second run that begins with parts of another one; its run directory."""
+    place = {} if "from_ckpt" in load_params else {**HERE, "exp_id": "basic"}
+    place |= load_params
+    given = {"load_params": place, "model_params__seed": 9}
+    train(run, train_params__num_steps=num_steps, **given)
+    return BASIC.with_name(run)
+
+
+def test_a_second_run_goes_on_where_another_stands(trained: Path) -> None:
+    second = load("second")
+    assert weights(second, 0) == weights(trained)
+    assert RunJournal(second).series("learning_rate", "step") == ([11], [0.025])
+    third = load("third", num_steps=2, restore_global_step=False)
+    assert weights(third, 0) == weights(trained)
+    assert RunJournal(third).series("learning_rate", "step") == ([1, 2], [0.05, 0.05])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        re.compile("^model/conv"),
+        "conv",
+        ["conv.weight", "model/conv.bias"],
+        digits_params.only_conv,
+    ],
+    ids=["pattern", "regex", "list", "callable"],
+)
+def test_to_restore_chooses(trained: Path, choice: Any) -> None:
+    second = weights(load("second", to_restore=choice), 0)
+    old, fresh = weights(trained), weights(trained, 0)
+    assert {name for name in old if second[name] == old[name]} == {"conv.weight", "conv.bias"}
+    assert second["head.weight"] not in (old["head.weight"], fresh["head.weight"])
+
+
+def test_load_param_dict_renames(trained: Path) -> None:
+    name = {"conv.weight": "features.weight", "conv.bias": "features.bias"}
+    load_params = {**HERE, "exp_id": "basic", "load_param_dict": name}
+    renamed = {"func": digits_params.renamed_model, "seed": 9}
+    train("second", load_params=load_params, model_params=renamed, train_params__num_steps=11)
+    second, old = weights(BASIC.with_name("second"), 0), weights(trained)
+    assert second["features.weight"] == old["conv.weight"]
+    assert second["features.bias"] == old["conv.bias"]
+    assert second["head.weight"] != old["head.weight"]
+
+
+def test_from_ckpt_takes_a_path(trained: Path) -> None:
+    assert weights(load("second", from_ckpt=str(trained / "checkpoints" / "step-00000009")), 0)
+    with pytest.raises(NoCheckpointError):
+        load("third", from_ckpt="runs/nowhere")
+
+
+def test_a_run_with_checkpoints_of_its_own_goes_on_with_them(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("second")
+    load("second", num_steps=12)
+    assert "load_params are not used" in capsys.readouterr().out
+
+
+def test_do_restore_false_starts_over(trained: Path) -> None:
+    ending = train(load_params={"do_restore": False}, train_params__num_steps=3)
+    assert ending.step == 3 and ending.resumed_from is None
+
+
+def test_names_that_are_not_in_the_checkpoint(trained: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no 'conv.wieght'; did you mean 'model/conv.weight'"):
+        load("second", to_restore=["conv.wieght"])
+    with pytest.raises(ConfigError, match="to_restore chooses nothing"):
+        load("second", to_restore="^nothing$")
+
+
+def test_a_model_that_does_not_fit_is_an_error_with_the_three_lists(trained: Path) -> None:
+    given = {**HERE, "exp_id": "basic"}
+    with pytest.raises(RestoreError) as raised:
+        train("second", load_params=given, model_params__width=6)
+    assert "model/conv.weight (4, 1, 3, 3) -> (6, 1, 3, 3)" in str(raised.value) or raised.value.reshaped
+    with pytest.raises(RestoreError) as raised:
+        train("third", load_params=given, model_params={"func": digits_params.renamed_model})
+    assert "model/features.weight" in raised.value.missing
+    assert "model/conv.weight" in raised.value.unexpected
+
+
+def test_at_its_own_place_a_changed_model_is_never_silent(trained: Path) -> None:
+    with pytest.raises(RestoreError, match=r"reshaped .*model/conv.weight .4, 1, 3, 3. .*-> .6, 1, 3, 3."):
+        train(model_params__width=6)
+    with pytest.raises(ChangedError, match=r"model_params\.dropout: stored none, given 0\.5"):
+        train(model_params__dropout=0.5)
+    changed = {**params(model_params__dropout=0.5), "on_change": "override", "skip_check": True}
+    assert everstep.train_from_params(**changed).step == 20
+
+
+# ---------------------------------------------------------------------------------------- queries
+
+
+def test_a_query_finds_the_run_to_load(trained: Path) -> None:
+    train("wide", model_params__width=6, train_params__num_steps=10)
+    second = load("second", exp_id=None, query={"config.model_params.width": 4})
+    assert weights(second, 0) == weights(trained)
+    early = load("early", num_steps=2, query={"step": {"$lt": 3}})
+    assert weights(early, 0) == weights(trained, 0)
+    assert RunJournal(early).series("loss", "step")[0] == [1, 2]
+    named = "digits_params:mnist_model"
+    found = everstep.query("runs", {"config.model_params.func.call": named}, index="runs/digits/tutorial")
+    assert {Path(run["path"]).name for run in found} == {"basic", "wide", "second", "early"}
+    with pytest.raises(NoCheckpointError, match="finds no checkpoint"):
+        load("third", exp_id=None, query={"config.model_params.width": 5})
+
+
+def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_INDEX")
+    url = server.database()
+    train(save_params__host=url, train_params__num_steps=3)
+    assert not list(BASIC.parent.glob("everstep.db"))
+    (run,) = everstep.query("runs", {"config.save_params.exp_id": "basic"}, index=url)
+    assert run["step"] == 3 and "EVERSTEP_INDEX" not in os.environ
+
+
+def test_a_query_for_the_run_itself_is_pointless(trained: Path) -> None:
+    with pytest.raises(ConfigError, match="loading pointlessly"):
+        train("new", load_params={"exp_id": "new", "query": {"step": 10}})
+
+
+# ------------------------------------------------------------------------------------------ tests
+
+
+def validate(save_params: Any = None, **valid: Any) -> Any:
+    validations = copy.deepcopy(params()["validation_params"])
+    validations["valid0"] |= valid
+    place = {**HERE, "exp_id": "basic"}
+    model = {"func": mnist_model, "width": 4}
+    return everstep.test_from_params(place, model, validations, save_params, skip_check=True)
+
+
+def test_a_test_is_recorded_with_its_checkpoint(trained: Path) -> None:
+    found = validate()
+    inside = RunJournal(trained).series("valid0/top1", "eval/valid0")
+    assert found == {"valid0": {"top1": inside[1][-1]}}
+    (record,) = everstep.evaluations(trained)
+    assert record.metrics == {"valid0/top1": found["valid0"]["top1"]} and record.step == 10
+
+
+def test_a_test_of_its_own_place_keeps_intermediate_results(trained: Path) -> None:
+    save = {**HERE, "exp_id": "test1", "save_intermediate_freq": 2}
+    targets: dict[str, Any] = {"targets": {"func": features}, "num_steps": None, "agg_func": mean_of}
+    found = validate(save, **targets)
+    assert found["valid0"]["batches"] == 4
+    place = BASIC.with_name("test1")
+    first, second = intermediate_results(place, "valid0")
+    assert (first["batch"], second["batch"]) == (2, 4)
+    assert first["results"]["scores"].shape == (30, 10) and second["results"]["scores"].shape == (10, 10)
+    assert isinstance(first["results"]["hits"], float)
+    validates = RunDir.open(place, create=False).facts["validates"]
+    assert validates["run"] == RunDir.open(trained, create=False).id and validates["step"] == 10
+    assert validate(save, **targets) == found
+    assert len(intermediate_results(place)) == 2
+    assert len(RunJournal(place).series("valid0/hits", "eval/valid0")[1]) == 2
+
+
+def test_what_cannot_be_validate(trained: Path) -> None:
+    with pytest.raises(NoCheckpointError):
+        everstep.test_from_params({"exp_id": "none"}, {"func": mnist_model}, params()["validation_params"])
+    with pytest.raises(ConfigError, match="load_params say no checkpoint"):
+        everstep.test_from_params({}, {"func": mnist_model}, params()["validation_params"])
+    with pytest.raises(ConfigError, match="validation_params name no validation"):
+        everstep.test_from_params({**HERE, "exp_id": "basic"}, {"func": mnist_model}, {})
+
+
+# --------------------------------------------------------------------------------- what is recorded
+
+
+def test_a_run_is_made_again_from_its_record(trained: Path) -> None:
+    tree = recorded_params(trained)
+    assert tree["model_params"]["func"] is mnist_model
+    tree["save_params"]["exp_id"] = "again"
+    again = everstep.train_from_params(**tree, skip_check=True)
+    assert again.digest == read_checkpoint(trained / "checkpoints" / "epoch-0002-step-00000010").digest
+
+
+def test_functions_are_recorded_with_where_they_come_from() -> None:
+    everstep.train_from_params(**params(train_params__num_steps=1))
+    (start,) = RunJournal(BASIC).events("segment", valid=False)
+    config = start.data["facts"]["config"]
+    func, loss = config["model_params"]["func"], config["loss_params"]["loss_func"]
+    assert func["call"] == "digits_params:mnist_model" and func["source"] == digits_params.__file__
+    assert len(func["commit"]) == 40
+    assert loss["call"] == "torch.nn.functional:cross_entropy" and loss["version"] == torch.__version__
+
+
+def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
+    def local(inputs: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
+        return accuracy(inputs, outputs)
+
+    train(train_params__targets={"func": local}, train_params__num_steps=1)
+    with pytest.raises(ConfigError, match=r"train_params\.targets\.func was .*<locals>.*top of its module"):
+        recorded_params(BASIC)
+
+
+# ------------------------------------------------------------------------------------------- misuse
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"save_params__save_valid_frq": 1},
+            "save_params has no key 'save_valid_frq'; did you mean 'save_valid",
+        ),
+        ({"save_params__exp_id": 7}, "save_params.exp_id is 7; give a text"),
+        ({"save_params__exp_id": None}, "save_params.exp_id is missing"),
+        ({"save_params__cache_max_num": 0}, "save_params.cache_max_num is 0; give a whole number"),
+        ({"save_params__do_save": 1}, "save_params.do_save is 1; give True or False"),
+        ({"save_params__dbname": "a/b"}, "'a/b' names a folder"),
+        ({"save_params__port": 27017, "save_params__host": "localhost"}, "27017 is that of MongoDB"),
+        ({"model_params__func": "net"}, "model_params.func is 'net'; give a function"),
+        ({"model_params__widht": 3}, r"mnist_model\(\) has no argument 'widht'; did you mean 'width'"),
+        ({"train_params__num_step": 3}, "train_params has no key 'num_step'; did you mean 'num_steps'"),
+        ({"train_params__num_steps": True}, "train_params.num_steps is True; give a whole number"),
+        ({"train_params__thres_loss": "100"}, "train_params.thres_loss is '100'; give a number"),
+        ({"train_params__queue_params": {}}, "train_params.queue_params is gone"),
+        (
+            {"train_params__data_params__batch_sise": 3},
+            "train_params.data_params: .*no argument 'batch_sise'",
+        ),
+        ({"train_params__data_params__batch_size": 2.5}, "train_params.data_params.batch_size is 2.5"),
+        ({"train_params__targets__kk": 3}, r"train_params.targets: accuracy\(\) has no argument 'kk'"),
+        ({"loss_params__loss_per_case_func": len}, "loss_per_case_func is gone: it is loss_func"),
+        ({"loss_params__pred_targets": "label"}, "a batch has no 'label'; did you mean 'labels'"),
+        ({"loss_params": None}, "loss_params is missing"),
+        ({"learning_rate_params__func": accuracy}, "is called with global_step="),
+        ({"optimizer_params__momentun": 1}, r"sgd\(\) has no argument 'momentun'; did you mean 'momentum'"),
+        ({f"{VALID}__num_stepz": 1}, "validation_params.valid0 has no key 'num_stepz'"),
+        ({f"{VALID}__targets": accuracy}, "validation_params.valid0.targets is <function"),
+        ({"validation_params": [1]}, "validation_params is 1"),
+        ({"load_params": {"to_restor": 1}}, "load_params has no key 'to_restor'; did you mean 'to_restore'"),
+        ({"load_params": {"query": "x"}}, "load_params.query is 'x'; give a dictionary"),
+        ({"train_params__targets": {"func": digits_params.takes_loss}}, "'loss' is taken"),
+        ({"model_params__width": np.float32(3)}, "model_params.width is .*cannot be recorded"),
+    ],
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
+)
+def test_what_cannot_be_right_names_its_place(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(**changes)
