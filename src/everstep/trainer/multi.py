@@ -13,8 +13,9 @@ from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
 from everstep.trainer.evaluation import mapping
 from everstep.trainer.inputs import Inputs
+from everstep.trainer.loop import TrainerLoop
 from everstep.trainer.sharing import Shared, Tap
-from everstep.trainer.trainer import Trainer, TrainerLoop
+from everstep.trainer.trainer import Trainer
 
 
 class MultiRun:
