@@ -133,6 +133,9 @@ class UpdateWatch(Protocol):
     def load_gradients(self, tree: Any) -> None:
         """Put saved gradients back; None clears them."""
 
+    def left_out(self) -> bool:
+        """Whether updates that were due were left out, their gradients not being finite."""
+
     def strangers(self) -> list[str]:
         """Descriptions of optimizers that training depends on without their being part of the state."""
 
@@ -289,13 +292,15 @@ class Task:
     Attributes:
         model: what `build_model` returned; or assign it yourself, then nothing is built.
         optimizer: the same of `build_optimizer`.
+        is_built: whether a Trainer has called `build`, which no other one does again.
     """
 
     model: Any = None
     optimizer: Any = None
+    is_built = False
 
     def build(self) -> None:
-        """Make what is not there yet; the Trainer calls it once."""
+        """Make what is not there yet; called once, however many Trainers the task has."""
         if self.model is None:
             self.model = self.build_model()
         if self.optimizer is None:

@@ -681,7 +681,8 @@ class Run:
     def _check_updates(self) -> None:
         """Asked after the first epoch; of a loop without epochs at its end."""
         counted = self._progress.step > self._recovered.step
-        if counted and self._user.watches_optimizers and not self._user.updates:
+        none = self._user.watches_optimizers and not self._user.updates
+        if counted and none and not self._user.left_out():
             raise ProgressError(
                 f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
                 "call optimizer.step() in the loop, or leave the optimizer out of state"

@@ -60,6 +60,10 @@ class UserState:
         """Whether the state has an optimizer, so that steps without an update can be noticed."""
         return any(watch.optimizers for watch in self._watches.values())
 
+    def left_out(self) -> bool:
+        """Whether updates that were due were left out, their gradients not being finite."""
+        return any(watch.left_out() for watch in self._watches.values())
+
     def strangers(self) -> list[str]:
         """Optimizers that training depends on and that are not part of this state."""
         return [text for watch in self._watches.values() for text in watch.strangers()]

@@ -96,10 +96,13 @@ class Trainer:
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:
+        if self.task.is_built:
+            return
         with nullcontext() if self._seed is None else isolated():
             if self._seed is not None:
                 seed_all(self._seed)
             self.task.build()
+        self.task.is_built = True
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         given = _evaluates(services)

@@ -26,7 +26,7 @@ _APART = (_METADATA, _BUFFERS, _FLAGS)
 
 
 def make_entry(value: Any) -> Entry | None:
-    """The entry for a module, optimizer, scheduler, tensor or generator; None for anything else.
+    """The entry for a module, optimizer, scheduler, scaler, tensor or generator; None for anything else.
 
     Raises:
         StateError: a lazy module that has not seen a batch yet.
@@ -37,6 +37,8 @@ def make_entry(value: Any) -> Entry | None:
         return OptimizerEntry(value)
     if isinstance(value, LRScheduler):
         return SchedulerEntry(value)
+    if isinstance(value, torch.amp.GradScaler):
+        return ScalerEntry(value)
     if isinstance(value, Tensor):
         return TensorEntry(value)
     if isinstance(value, torch.Generator):
@@ -226,6 +228,24 @@ class SchedulerEntry(Entry):
     def leave(self) -> None:
         """Note how far training brought it."""
         options.leave(self.scheduler)
+
+
+class ScalerEntry(Entry):
+    """A gradient scaler."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+
+    def save(self) -> Any:
+        """Its state_dict."""
+        return self.scaler.state_dict()
+
+    def load(self, tree: Any) -> None:
+        """Hand it the saved state; it stands between two steps then, wherever an error has left it."""
+        self.scaler.load_state_dict(tree)
+        if self.scaler.is_enabled():
+            # else gradients of the next step, of the same process, would count as unscaled already
+            self.scaler._per_optimizer_states.clear()
 
 
 class TensorEntry(Entry):

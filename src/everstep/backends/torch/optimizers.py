@@ -68,8 +68,10 @@ class Around(Optimizer):
 
     Attributes:
         optimizer: the other one.
+        left_out: whether it ever made no update where one was due.
     """
 
+    left_out = False
     _step_supports_amp_scaling = False
     """A gradient scaler unscales before it steps: what a fused optimizer does inside would come too late."""
 
@@ -100,7 +102,8 @@ class Around(Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the other one."""
+        """As of the other one; what a step that failed has found out is not told."""
+        self._told = {}
         self.optimizer.load_state_dict(state_dict)
 
     def options(self) -> dict[str, str]:
@@ -172,6 +175,7 @@ class ClipOptimizer(Around):
                 assert parameter.grad is not None
                 parameter.grad.masked_fill_(~finite.to(parameter.device), 0.0)
         elif not finite:
+            self.left_out = True
             return loss
         self.optimizer.step()
         return loss
@@ -199,6 +203,7 @@ class ScaledOptimizer(Around):
         self._stepped = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.left_out = self.left_out or not self._stepped
         self._told = {"overflowed": float(not self._stepped)}
         return loss
 
@@ -290,7 +295,8 @@ class MinibatchOptimizer(Around):
         """The inverse; a state without a window has none open."""
         window = state_dict.get(_WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
         self._steps, self._elements, self._loss = window["steps"], window["elements"], window["loss"]
-        self.optimizer.load_state_dict({key: part for key, part in state_dict.items() if key != _WINDOW})
+        self._weight = 1.0
+        super().load_state_dict({key: part for key, part in state_dict.items() if key != _WINDOW})
 
 
 _WINDOW = "window"

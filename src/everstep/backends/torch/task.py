@@ -89,14 +89,11 @@ class Task(contracts.Task):
         self._evaluated: Any = None
         """What an evaluation has for `model`, if it is another."""
         self._scaler: torch.amp.GradScaler | None = None
-        self._built = False
 
     # -------------------------------------------------------------------------------- building
 
     def build(self) -> None:
         """Make the model, place it, freeze what is not trained; then the optimizer and what follows it."""
-        if self._built:
-            return
         if self.model is None:
             self.model = self.build_model()
         if not isinstance(self.model, torch.nn.Module):
@@ -115,7 +112,6 @@ class Task(contracts.Task):
             self.model = torch.compile(self.model, **how)
             if self._ema is not None:
                 self._evaluated = torch.compile(self._ema.module, **how)
-        self._built = True
 
     def _equip(self, optimizer: Optimizer) -> None:
         """Put around the optimizer what was asked for; its updates move the schedule and the average."""

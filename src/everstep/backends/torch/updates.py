@@ -54,6 +54,8 @@ class TorchUpdateWatch:
         self._layers = {name: list(layers(optimizer)) for name, optimizer in _optimizers(pairs)}
         self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
+        scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
+        self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
         self._strangers: dict[str, None] = {}
@@ -88,6 +90,11 @@ class TorchUpdateWatch:
             ] = None
         else:
             self._others[optimizer] = False
+
+    def left_out(self) -> bool:
+        """Whether an update was left out because its gradients were not finite; reads from the device."""
+        around = any(getattr(layer, "left_out", False) for found in self._layers.values() for layer in found)
+        return around or any(scaler.get_scale() < before for scaler, before in self._scales)
 
     def strangers(self) -> list[str]:
         """Optimizers that training depends on without their being in the state, each in words.
