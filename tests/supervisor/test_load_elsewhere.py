@@ -204,3 +204,11 @@ print(json.dumps([notes["epoch"], notes["scale"].tolist(), "torch" in sys.module
             [sys.executable, "-c", script, str(source)], capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout) == [4, [1, 1], False]
+
+
+def test_a_choice_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
+    """Else weights that were never loaded would be taken for the checkpoint's."""
+    Net().train(tmp_path, max_epoch=1)
+    for wrong in ({"include": "^modle/"}, {"include": "^old/", "rename": {"^model": "m"}}, {"exclude": "."}):
+        with pytest.raises(ConfigError, match="takes nothing of .*after rename=: .*0.weight"):
+            everstep.load(InitFrom(tmp_path, **wrong), {"model": Net().model})

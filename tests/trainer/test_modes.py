@@ -16,7 +16,7 @@ from tiny_task import TinyTask, numbers, trainer
 
 import everstep
 from everstep import hazard
-from everstep.errors import ConfigError, NoCheckpointError
+from everstep.errors import ConfigError, NoCheckpointError, UsageError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from tiny_runs import rows
@@ -215,3 +215,22 @@ def test_an_epoch_alone_is_one_epoch_of_the_run(tmp_path: Path) -> None:
     assert ending.finished and ending.step == 12
     trainer(tmp_path / "straight", max_epoch=3).run_training()
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    trainer(run_dir, max_epoch=4, services=[everstep.Evaluate(), everstep.Best("valid/loss")]).run_training()
+    best = everstep.best(run_dir)["valid/loss"]
+    assert best.path is not None and best.step != 16  # the newest is another one
+    door = trainer(run_dir, max_epoch=4)
+    newest = door.evaluate("valid")
+    for name in ("best", "best/valid/loss", best.path):
+        found = door.evaluate("valid", weights=name)
+        assert found["valid/loss"] == best.value != newest["valid/loss"]
+    assert {Path(one.checkpoint).name for one in everstep.evaluations(run_dir)[1:]} == {Path(best.path).name}
+    (prediction, *_) = door.predict("valid", weights="best")
+    assert np.array_equal(prediction, next(iter(door.predict("valid", weights=best.path))))
+    with pytest.raises(ConfigError, match="'best/valid/loss'"):
+        door.evaluate("valid", weights="best/valid/los")
+    with door.open(), pytest.raises(UsageError, match="inside the loop"):
+        door.evaluate("valid", weights="best")

@@ -31,7 +31,8 @@ class InitFrom:
     Args:
         path: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
             `RUN/best/METRIC`: the best weights.
-        include, exclude: regular expressions searched in names; include None takes all.
+        include, exclude: regular expressions searched in names, as they are here: after `rename`; include
+            None takes all.
         rename: checkpoint name to name here; a pattern of regular expressions also works.
         on_missing: for a name here that the checkpoint lacks: "error", "warn" or "skip" (keep as it is).
         on_unexpected: for a name of the checkpoint that is not here.
@@ -40,7 +41,7 @@ class InitFrom:
             this program's learning rates.  Without "step" the counters go on.
 
     Raises:
-        ConfigError: an argument is unknown.
+        ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen.
     """
 
     path: str | Path
@@ -134,6 +135,13 @@ class InitFrom:
         }
         ours = {path: value for name, tree in old.items() for path, value in _split(name, tree)}
         theirs = self._theirs({name: tree for name, tree in saved.items() if name not in left})
+        if not theirs:
+            named = [p for name, tree in saved.items() for p, _ in _split(name, tree)]
+            renamed = ", ".join(sorted(map(self._renamed, named))[:8])
+            raise ConfigError(
+                f"{self} takes nothing of {where}: include= and exclude= are searched in the names as they "
+                f"are here, after rename=: {renamed}, ..."
+            )
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
         unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
         reshaped = [p for p in theirs if p in ours and _differs(ours[p], theirs[p])]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep.contracts import Service
-from everstep.errors import RunDirError
+from everstep.errors import ConfigError, RunDirError
 from everstep.record import Evaluation, RunJournal, evaluations, located, record_evaluation, to_read
-from everstep.supervisor import Loaded
+from everstep.supervisor import Loaded, best
 from everstep.supervisor.configuration import Configuration
 
 
@@ -83,6 +83,25 @@ class Recorded:
             return {}
         rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
         return {row.name: row.value for row in rows if row.step == weights.step}
+
+
+def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
+    """The path of a run's best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given.
+
+    Raises:
+        ConfigError: the run keeps no best weights, or those of several metrics.
+    """
+    first, _, metric = str(asked).partition("/")
+    if first == "best":
+        kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
+        if metric:
+            kept = {name: path for name, path in kept.items() if metric in (name, name.replace("/", "."))}
+        if len(kept) != 1:
+            known = ", ".join(f"'best/{name}'" for name in best(run_dir)) or "none: add Best(metric)"
+            raise ConfigError(f"weights={str(asked)!r}: give one that the run keeps: {known}")
+        return Path(*kept.values())
+    named = to_read(run_dir) / "checkpoints" / str(asked)
+    return named if named.exists() else Path(asked)
 
 
 def _of_the_loop(weights: Loaded) -> bool:

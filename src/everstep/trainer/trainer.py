@@ -33,7 +33,7 @@ from everstep.supervisor.board import listed
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
 from everstep.trainer.loop import TrainerLoop
 from everstep.trainer.modes import RunResult, run_mode
-from everstep.trainer.recorded import Recorded
+from everstep.trainer.recorded import Recorded, weights_of
 from everstep.trainer.smoke import scratch, unchanged
 from everstep.trainer.streams import Data, Streams
 from everstep.trainer.watching import Watched, Which
@@ -289,14 +289,21 @@ class Trainer:
 
     # ----------------------------------------------------------------------------- evaluation
 
-    def run_evaluation(self, stream: Any = "valid") -> dict[str, float]:
-        """Evaluate all of a stream on the run's newest checkpoint, and print what was found."""
-        self._load()
-        found = self.evaluate(stream)
+    def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
+        """Evaluate all of a stream on the run's newest checkpoint, and print what was found.
+
+        Args:
+            weights: others, as for `evaluate`.
+        """
+        if weights is None:
+            self._load()
+        found = self.evaluate(stream, weights=weights)
         print(values_line(found))
         return found
 
-    def evaluate(self, stream: Any = "valid", num_steps: int = -1) -> dict[str, float]:
+    def evaluate(
+        self, stream: Any = "valid", num_steps: int = -1, *, weights: str | Path | None = None
+    ) -> dict[str, float]:
         """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
 
         Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
@@ -305,22 +312,27 @@ class Trainer:
         Args:
             stream: its name, or data, which is called "valid".
             num_steps: batches, 1 or more; -1: until the stream ends (one without an end needs a number).
+            weights: which to load for it: "best" or "best/METRIC" of this run, the name of one of its
+                checkpoints, or a path as for `everstep.load`.  All of the task's state comes from there, an
+                average of the weights, too.
 
         Returns:
             Names, with the stream's prefix, to values.
 
         Raises:
             NoCheckpointError: nothing was trained: random weights are not evaluated.
+            ConfigError: there is not one best.
+            UsageError: `weights` in a loop that is open.
         """
-        self._require_weights()
+        self._require_weights(weights)
         ((name, data),) = self._streams.chosen([stream], "valid")
         if self._loop is None and isinstance(stream, str):
             return self._evaluate_apart(name, steps(num_steps)).metrics
         return self._evaluate(name, data, steps(num_steps), self._service_of(name))
 
-    def predict(self, stream: Any = "test") -> Iterator[Any]:
+    def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
         """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
-        self._require_weights()
+        self._require_weights(weights)
         ((name, data),) = self._streams.chosen([stream], "test")
         self._require_apart(name, data)
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
@@ -472,8 +484,12 @@ class Trainer:
         seed = self._weights.seed
         return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
 
-    def _require_weights(self) -> None:
-        if self._weights is None:
+    def _require_weights(self, asked: str | Path | None) -> None:
+        if asked is not None:
+            if self._loop is not None:
+                raise UsageError(f"weights={str(asked)!r} inside the loop, which has its own; leave it first")
+            self._weights = load(weights_of(self.run_dir, asked), self.task.state())
+        elif self._weights is None:
             self._load()
 
     def _load(self) -> None:

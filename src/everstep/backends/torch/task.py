@@ -94,6 +94,9 @@ class Task(contracts.Task):
 
     def build(self) -> None:
         """Make the model, place it, freeze what is not trained; then the optimizer and what follows it."""
+        if not hasattr(self, "_accumulate"):
+            name = type(self).__name__
+            raise ConfigError(f"{name}.__init__ does not call super().__init__(); do so in its first line")
         if self.model is None:
             self.model = self.build_model()
         if not isinstance(self.model, torch.nn.Module):
