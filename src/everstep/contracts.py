@@ -221,8 +221,8 @@ class Backend(Protocol):
 class Cursor(Protocol):
     """An iterator over one pass of a stream.  Not shared, not restarted.
 
-    It may have an attribute `done`: the batches handed out since the start of the pass.  `Recovery`, which
-    names a batch by its place in the pass, asks for it where a cursor was opened at a position.
+    It may have an attribute `done`: the batches handed out since the start of the pass, also where the
+    cursor was opened at a position.  `Recovery` names a batch by it, and refuses a cursor that has none.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
