@@ -63,6 +63,11 @@ class Prefetched:
         return describe(self._stream, seed)
 
     @property
+    def spent(self) -> bool:
+        """Whether the source is."""
+        return getattr(self._stream, "spent", False)
+
+    @property
     def sample_ids(self) -> Any:
         """The source's method, None if it has none."""
         return getattr(self._stream, "sample_ids", None)
