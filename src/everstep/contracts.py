@@ -221,8 +221,8 @@ class Backend(Protocol):
 class Cursor(Protocol):
     """An iterator over one pass of a stream.  Not shared, not restarted.
 
-    It may have an attribute `done`: the batches handed out since the start of the pass.  `Recovery`, which
-    names a batch by its place in the pass, asks for it where a cursor was opened at a position.
+    It may have an attribute `done`: the batches handed out since the start of the pass, also where the
+    cursor was opened at a position.  `Recovery` names a batch by it, and refuses a cursor that has none.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -263,7 +263,8 @@ class Stream(Protocol):
     Our own have more, all of it optional: `generators` that it draws from; `carries_over`: the next pass
     depends on where this one leaves the data; `may_be_empty`: a pass without a batch is no error;
     `holds_state`: objects that tell their place at any time; the contexts `place_kept()` and
-    `drawn_again()`, after which the data stands where it stood, or what was drawn comes again;
+    `drawn_again()`, after which the data stands where it stood, or what was drawn comes again; `spent`:
+    this object cannot be read from an earlier place any more;
     `end_workers()`; `no_thread`: why no other thread may draw, in words.
     """
 

@@ -125,3 +125,50 @@ def test_a_run_over_it_resumes(tmp_path: Path) -> None:
         return seen
 
     assert dict.fromkeys(start(4, "run") + start(9, "run")) == dict.fromkeys(start(9, "straight"))
+
+
+class Uncounted:
+    """Three batches a pass; its cursor has a position and no `done`."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
+        return UncountedCursor(position or 0)
+
+
+class UncountedCursor:
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == 3:
+            raise StopIteration
+        self.at += 1
+        return np.full(2, self.at)
+
+    def position(self) -> int:
+        return self.at
+
+    def remaining(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_resume_after_the_last_batch_of_a_pass_is_no_empty_pass(prefetched: bool) -> None:
+    source = everstep.data.prefetch(Uncounted()) if prefetched else Uncounted()
+    stream = everstep.data.checked(source)
+    begun = stream.open("train", 0, seed=1)
+    next(begun), next(begun), next(begun)
+    position = begun.position()
+    begun.close()
+    assert list(stream.open("train", 0, position, seed=1)) == []
+
+
+def test_a_resume_at_the_start_of_an_empty_pass_is_one() -> None:
+    stream = everstep.data.checked([])
+    with pytest.raises(DataError, match="no batch in a whole pass"):
+        list(stream.open("train", 0, stream.open("train", 0, seed=1).position(), seed=1))

@@ -103,3 +103,32 @@ def test_torch_loaders_are_refused():
     for source in (loader(data, 2), torch.utils.data.DataLoader(data)):
         with pytest.raises(ConfigError, match=r"give the .*oader num_workers=1"):
             prefetch(source)
+
+
+def test_it_tells_how_many_batches_were_handed_out_only_where_the_source_does():
+    class Uncounted:
+        def open(self, purpose, pass_index, position=None, *, seed):
+            return UncountedCursor(position or 0)
+
+    class UncountedCursor:
+        def __init__(self, at):
+            self.at = at
+
+        def __iter__(self):
+            return iter(())
+
+        def position(self):
+            return self.at
+
+        def remaining(self):
+            return 5 - self.at
+
+        def close(self):
+            pass
+
+    for position in (None, 2):
+        cursor = prefetch(Uncounted()).open("train", 0, position, seed=0)
+        assert not hasattr(cursor, "done")
+        cursor.close()
+    cursor = prefetch(arrays(X, batch_size=3)).open("train", 0, {"batches": 2}, seed=0)
+    assert cursor.done == 2 and len(list(cursor)) == 2 and cursor.done == 4

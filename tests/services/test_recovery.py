@@ -336,6 +336,56 @@ def test_several_streams_of_a_supervisor(tmp_path: Path) -> None:
     assert quarantined(tmp_path) == []
 
 
+class Uncounted:
+    """The stream of `Tiny`; its cursor tells no `done`, unless it is to."""
+
+    def __init__(self, *, tells: bool) -> None:
+        self._data = everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)
+        self._tells = tells
+
+    def open(self, *place: Any, seed: int) -> Any:
+        cursor = self._data.open(*place, seed=seed)
+        return cursor if self._tells else UncountedCursor(cursor)
+
+
+class UncountedCursor:
+    def __init__(self, cursor: Any) -> None:
+        self.position, self.remaining, self.close = cursor.position, cursor.remaining, cursor.close
+        self._next = cursor.__next__
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return self._next()
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(
+    tmp_path: Path, prefetched: bool
+) -> None:
+    def program(*, tells: bool, recovery: bool = True) -> Spoilt:
+        made = Spoilt(tmp_path, {(0, 12)}, save=4, services=[Recovery()] if recovery else [])
+        data = Uncounted(tells=tells)
+        made.data = everstep.data.prefetch(data) if prefetched else data  # type: ignore[assignment]
+        return made
+
+    first = program(tells=False)
+    with pytest.raises(
+        ConfigError, match=r"give the cursor of your data the attribute done, .* or leave out Recovery"
+    ):
+        first.train()
+    assert first.seen == []
+    with pytest.raises(RolledBack):
+        program(tells=True).train()
+    for recovery in (True, False):  # what is quarantined stays so
+        with pytest.raises(
+            ConfigError, match=r"give the cursor of your data the attribute done, [^,]* at a position$"
+        ):
+            program(tells=False, recovery=recovery).train()
+    assert program(tells=True).train().loop.ending.finished
+
+
 def test_misuse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_rollbacks=0"):
         Recovery(0)

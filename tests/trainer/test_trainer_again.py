@@ -177,6 +177,21 @@ def test_run_training_goes_on_by_itself(tmp_path: Path) -> None:
         trainer(tmp_path / "bound", Failing(), services=[Recovery(1)]).run_training()
 
 
+@pytest.mark.parametrize("wrap", [iter, everstep.data.replay, everstep.data.prefetch, everstep.data.checked])
+def test_a_failure_in_data_that_can_be_read_once_stands(tmp_path: Path, wrap: Any) -> None:
+    batches = ((np.array([at, at + 1]),) for at in range(0, 8, 2))
+    lines: list[str] = []
+    run = trainer(
+        tmp_path, Failing(), services=[Recovery()], streams={"train": wrap(batches)}, lines=lines, max_epoch=1
+    )
+    with pytest.raises(NonFiniteError, match="a_loss") as failed:
+        run.run_training()
+    reason = "step 3 is not undone: stream 'train' is an iterator, which cannot be gone back in; give a list"
+    assert reason in failed.value.__notes__[-1]
+    assert [line for line in lines if line.startswith(reason)]
+    assert RunJournal(tmp_path).rollbacks() == []
+
+
 def test_the_time_budget_counts_the_tries(tmp_path: Path) -> None:
     clock = ManualClock()
 

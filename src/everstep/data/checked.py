@@ -172,19 +172,19 @@ class CheckedStream(StreamAround):
         what = f"stream {purpose!r}, pass {pass_index}"
         if position is not None and not hasattr(cursor, "done"):
             what += " from the resume on"
-        return CheckedCursor(cursor, self._checks, what)
+        return CheckedCursor(cursor, self._checks, what, fresh=position is None)
 
 
 class CheckedCursor(CursorAround):
     """A cursor that looks at what it hands out."""
 
-    def __init__(self, cursor: Cursor, checks: _Checks, what: str) -> None:
+    def __init__(self, cursor: Cursor, checks: _Checks, what: str, *, fresh: bool) -> None:
         super().__init__(cursor)
         self._checks, self._what = checks, what
         self._opened_at = getattr(cursor, "done", 0)
         self._drawn = 0
-        self._empty = not self._opened_at
-        """Nothing of this pass was handed out."""
+        self._empty = fresh or getattr(cursor, "done", None) == 0
+        """Nothing of this pass was handed out, as far as can be told."""
 
     def __next__(self) -> Any:
         while True:

@@ -19,7 +19,6 @@ class PassCursor:
 
     Attributes:
         what: the data, in words, for messages.
-        done: batches handed out since the start of the pass.
         ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
         fetch_error_may_be_signal: an error while fetching may come from a signal that killed a worker.
@@ -38,11 +37,17 @@ class PassCursor:
         ended: bool = False,
         closer: Callable[[], object] | None = None,
     ) -> None:
-        self.what, self.done, self.ended = what, done, ended
+        self.what, self.ended = what, ended
+        self._count = done
         self._total = total
         self._batches: Iterator[Any] | None = None if ended else batches
         self._closer = closer
         self._error: BaseException | None = None
+
+    @property
+    def done(self) -> int:
+        """Batches handed out since the start of the pass."""
+        return self._count
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -61,7 +66,7 @@ class PassCursor:
             self._error = error
             self.close()
             raise
-        self.done += 1
+        self._count += 1
         return batch
 
     def _refuse(self) -> Any:
@@ -70,9 +75,9 @@ class PassCursor:
         if self._error is not None:
             cause = f"{type(self._error).__name__}: {self._error}"
             raise DataError(
-                f"{self.what}: fetching batch {self.done} failed ({cause}); open the pass at its position"
+                f"{self.what}: fetching batch {self._count} failed ({cause}); open the pass at its position"
             ) from self._error
-        raise UsageError(f"{self.what}: the pass was closed after {self.done} batches; open a new one")
+        raise UsageError(f"{self.what}: the pass was closed after {self._count} batches; open a new one")
 
     def position(self) -> Any:
         raise NotImplementedError(type(self).__name__)
@@ -80,7 +85,7 @@ class PassCursor:
     def remaining(self) -> int | None:
         if self.ended:
             return 0
-        return None if self._total is None else max(self._total - self.done, 0)
+        return None if self._total is None else max(self._total - self._count, 0)
 
     def close(self) -> None:
         self._batches = None
@@ -89,7 +94,7 @@ class PassCursor:
             closer()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.what}, batches={self.done})"
+        return f"{type(self).__name__}({self.what}, batches={self._count})"
 
 
 class SampledStream:

@@ -79,6 +79,11 @@ class IterableStream:
         self._drawn: list[Any] = []
         """Of an iterator, what is to be drawn again."""
 
+    @property
+    def spent(self) -> bool:
+        """Whether this object cannot be read from an earlier place any more."""
+        return self._used and not self._may_rewind()
+
     @contextmanager
     def drawn_again(self) -> Iterator[None]:
         """What the block draws from an iterator is kept, and drawn again afterwards."""

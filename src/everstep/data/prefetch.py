@@ -63,6 +63,11 @@ class Prefetched:
         return describe(self._stream, seed)
 
     @property
+    def spent(self) -> bool:
+        """Whether the source is."""
+        return getattr(self._stream, "spent", False)
+
+    @property
     def sample_ids(self) -> Any:
         """The source's method, None if it has none."""
         return getattr(self._stream, "sample_ids", None)
@@ -131,6 +136,7 @@ class PrefetchCursor(PassCursor):
         self._position = _position(cursor)
         done, left = getattr(cursor, "done", 0), cursor.remaining()
         total = None if left is None else done + left
+        self._counted = hasattr(cursor, "done")
         super().__init__(what, self._take(), done=done, total=total, closer=self._stop)
         self.note = getattr(cursor, "note", None)
         self.fetch_error_may_be_signal = getattr(cursor, "fetch_error_may_be_signal", False)
@@ -151,6 +157,13 @@ class PrefetchCursor(PassCursor):
                 raise made.error
             self._position = made.position
             yield made.batch
+
+    @property
+    def done(self) -> int:
+        """Absent where the source's cursor has none: at a position nobody else knows it."""
+        if not self._counted:
+            raise AttributeError("done")
+        return self._count
 
     def position(self) -> Any:
         if isinstance(self._position, NotResumableError):

@@ -36,7 +36,8 @@ class Recovery(Service):
     the decisions and the step alone.
 
     If the tries are used up, or there is no checkpoint or no batch to blame, the failure stands as if this
-    service were not there; so it does at every start after it, until `max_rollbacks` is raised.
+    service were not there; so it does at every start after it, until `max_rollbacks` is raised.  So it does
+    in a `Trainer` over a generator or another iterator, which can be read only once.
 
     Args:
         max_rollbacks: how many there may be, 1 or more: in all, or in a row.

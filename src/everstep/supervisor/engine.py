@@ -94,6 +94,9 @@ class Run:
     Arguments: see `Supervisor`.
     """
 
+    _goes_back_itself = False
+    """Whether a rollback goes on in this process, with the same data."""
+
     @checked_keywords
     def __init__(
         self,
@@ -361,7 +364,13 @@ class Run:
         stack.callback(self._journal.close)
         recovery = self._board.find(Recovery)
         self._rollbacks = Rollbacks(
-            opening.rollbacks, recovery, opening.store, self._streams, self._journal, self.println
+            opening.rollbacks,
+            recovery,
+            opening.store,
+            self._streams,
+            self._journal,
+            self.println,
+            same_data=self._goes_back_itself,
         )
         if recovery is not None:
             self._streams.drew = lambda *batch: recovery.drew(self._progress.step + 1, *batch)

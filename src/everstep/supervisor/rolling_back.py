@@ -22,6 +22,7 @@ class Rollbacks:
     Args:
         decided: by earlier starts.
         recovery: the service that allows more; None if the run has none.
+        same_data: whether the run goes on with the same objects, and not in a new process.
 
     Attributes:
         decided: also by this start.
@@ -35,10 +36,12 @@ class Rollbacks:
         streams: Streams,
         journal: Journal,
         say: Callable[[str], None],
+        *,
+        same_data: bool,
     ) -> None:
         self.decided = list(decided)
         self._recovery, self._store, self._streams = recovery, store, streams
-        self._journal, self._say = journal, say
+        self._journal, self._say, self._same_data = journal, say, same_data
         self._refused = ""
         """Why a failure that was to be undone was not; empty if there was none."""
 
@@ -95,6 +98,11 @@ class Rollbacks:
         if used >= recovery.max_rollbacks:
             return f"all {recovery.max_rollbacks} rollbacks are used up"
         blamed = recovery.blamed(self.decided, step)
+        if self._same_data and (spent := self._streams.spent()):
+            return (
+                f"stream {spent[0]!r} is an iterator, which cannot be gone back in; give a list, or an "
+                "object whose __iter__ starts anew"
+            )
         if not blamed:
             return "it read no batch from a stream of this run"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]

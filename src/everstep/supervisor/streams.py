@@ -80,7 +80,7 @@ class StreamSlot:
         seed: int,
         say: Callable[[str], None],
         generators: Generators,
-        sieve: Callable[[StreamSlot, Cursor, bool], Cursor],
+        sieve: Callable[[StreamSlot, Cursor], Cursor],
     ) -> None:
         self.name = name
         self.stream: Stream | None = None
@@ -156,7 +156,7 @@ class StreamSlot:
             if self.cursor is None:
                 self._notice_generators()
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
-                self.cursor = self._sieve(self, cursor, True)
+                self.cursor = self._sieve(self, cursor)
             self._left, self._must_return = None, False
         return self.cursor
 
@@ -213,7 +213,7 @@ class StreamSlot:
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 cursor = self._open_at(self.pass_index, self._saved)
-                self.cursor, self._saved = self._sieve(self, cursor, False), None
+                self.cursor, self._saved = self._sieve(self, cursor), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
@@ -417,20 +417,33 @@ class Streams:
     def _new(self, name: str) -> StreamSlot:
         return StreamSlot(name, self._seed, self._say, self._generators, self._sieve)
 
-    def _sieve(self, slot: StreamSlot, cursor: Cursor, fresh: bool) -> Cursor:
+    def _sieve(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
         """What hands out the batches of a pass: the cursor, unless some are to be noted or left out."""
         place = (slot.name, slot.pass_index)
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
         if self.drew is None and not out:
             return cursor
+        if not hasattr(cursor, "done"):
+            cursor.close()
+            otherwise = "" if self._quarantined else ", or leave out Recovery"
+            raise ConfigError(
+                f"stream {slot.name!r}: a {type(cursor).__name__} does not tell how many batches of its pass "
+                "it has handed out, so none can be quarantined; give the cursor of your data the attribute "
+                "done, counted from the start of the pass also where it is opened at a "
+                f"position{otherwise}"
+            )
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
-        return Sieve(f"stream {slot.name!r}", cursor, fresh, out, drew)
+        return Sieve(cursor, out, drew)
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """The numbers of the samples in a batch; None where the stream cannot tell them."""
         slot = self._slots.get(name)
         tell = None if slot is None else getattr(slot.stream, "sample_ids", None)
         return None if tell is None else tell(name, pass_index, index, seed=self._seed)
+
+    def spent(self) -> list[str]:
+        """The names of those that this process cannot read from an earlier place."""
+        return [name for name, slot in self._slots.items() if getattr(slot.stream, "spent", False)]
 
     def _confirm(self, name: str, data: Any) -> None:
         """What was found at the resume point is what the program gives, or it was not found."""

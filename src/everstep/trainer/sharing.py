@@ -56,13 +56,13 @@ class _Pass:
     """One pass, read once: its cursor, and the batch that was read last."""
 
     def __init__(self, stream: Stream, purpose: str, pass_index: int, position: Any, seed: int) -> None:
-        self._cursor = stream.open(purpose, pass_index, position, seed=seed)
+        self.cursor = stream.open(purpose, pass_index, position, seed=seed)
         self._last: _Batch | None = None
         self.head = position
 
     def left(self, position: Any) -> int | None:
         """Batches left from a position that is here; None if unknown."""
-        left = self._cursor.remaining()
+        left = self.cursor.remaining()
         if self._last is not None and position == self._last.before and left is not None:
             return left + 1
         return left
@@ -79,13 +79,13 @@ class _Pass:
         """
         if self._last is not None and position == self._last.before:
             return self._last
-        batch = next(self._cursor)
-        self._last = _Batch(position, batch, self._cursor.position(), self._cursor.remaining())
+        batch = next(self.cursor)
+        self._last = _Batch(position, batch, self.cursor.position(), self.cursor.remaining())
         self.head = self._last.after
         return self._last
 
     def close(self) -> None:
-        self._cursor.close()
+        self.cursor.close()
 
 
 class Tap:
@@ -119,9 +119,9 @@ class _TapCursor:
         self._at = position
         self._alone: Cursor | None = None
         self.ended = False
-        self._done = 0
-        if position is not None:
-            self._done = getattr(self._read_alone(), "done", 0)
+        opened = self._reading().cursor if position is None else self._read_alone()
+        self._counted = hasattr(opened, "done")
+        self._done = 0 if position is None else getattr(opened, "done", 0)
         self._note()
 
     def __iter__(self) -> _TapCursor:
@@ -139,6 +139,13 @@ class _TapCursor:
         self._done += 1
         self._note()
         return batch
+
+    @property
+    def done(self) -> int:
+        """Absent where the stream's own cursors have none."""
+        if not self._counted:
+            raise AttributeError("done")
+        return self._done
 
     def _note(self) -> None:
         self._tap.place = (self._pass[1], self._done)
