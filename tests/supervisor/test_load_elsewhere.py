@@ -210,5 +210,5 @@ def test_a_choice_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     """Else weights that were never loaded would be taken for the checkpoint's."""
     Net().train(tmp_path, max_epoch=1)
     for wrong in ({"include": "^modle/"}, {"include": "^old/", "rename": {"^model": "m"}}, {"exclude": "."}):
-        with pytest.raises(ConfigError, match="takes nothing of .*after rename=: .*0.weight"):
+        with pytest.raises(ConfigError, match=r"takes nothing of .*after rename=: .*0\.weight"):
             everstep.load(InitFrom(tmp_path, **wrong), {"model": Net().model})
