@@ -350,8 +350,8 @@ class Task:
     def batch_size(self, batch: Any) -> float:
         """How many samples a batch has: the weight of its metrics in the mean.
 
-        Default: the length of the batch, or of its first part if it is a tuple, list or mapping; what has
-        no length is one sample.
+        A number above 0.  Default: the length of the batch, or of its first part if it is a tuple, list or
+        mapping; what has no length is one sample.
         """
         while isinstance(batch, tuple | list | Mapping) and batch:
             batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
@@ -521,7 +521,7 @@ class SetValue:
         least: `times` lowers no value below it.
 
     Raises:
-        ConfigError: both or none of `value` and `times` is given.
+        ConfigError: both or none of `value` and `times` is given, or it is no finite number.
     """
 
     target: str
@@ -532,13 +532,29 @@ class SetValue:
     def __post_init__(self) -> None:
         if (self.value is None) == (self.times is None):
             raise ConfigError(f"{self}: give one of value= and times=")
+        if not _is_finite(self.times if self.value is None else self.value):
+            raise ConfigError(f"{self}: give a finite number")
 
     def applied(self, old: float) -> float:
-        """What becomes of one number."""
+        """What becomes of one number.
+
+        Raises:
+            ConfigError: it would not be finite.
+        """
         if self.times is None:
             assert self.value is not None
             return self.value
-        return max(old * self.times, min(old, self.least))
+        new = max(old * self.times, min(old, self.least))
+        if not math.isfinite(new):
+            raise ConfigError(f"{self} makes {new} of {old}; give a finite value=")
+        return new
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 Action: TypeAlias = Stop | Interrupt | Save | SaveBest | SetValue
@@ -679,6 +695,7 @@ class Service:
         name: unique in a run; the key of its state in the checkpoint.
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
         watches: names of the metrics that it is there for; one of which no value comes is warned about.
+        sets: targets of the `SetValue`s that it may return; each must be there when the loop opens.
     """
 
     stage: Stage = Stage.REPORT
@@ -687,6 +704,7 @@ class Service:
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after it ran; built-in services draw none."""
     watches: Sequence[str] = ()
+    sets: Sequence[str] = ()
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 

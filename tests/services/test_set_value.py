@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import everstep
-from everstep import Boundary, Every, Outcome, Service, SetValue, Stage
+from everstep import Boundary, Every, Outcome, Service, SetValue, Stage, services
 from everstep.errors import ConfigError
 from tiny_runs import Boom, quiet, rows
 
@@ -104,6 +105,37 @@ def test_value_or_times() -> None:
     for arguments in ({}, {"value": 1.0, "times": 0.5}):
         with pytest.raises(ConfigError, match="one of value= and times="):
             SetValue("optimizer.lr", **arguments)
+
+
+def test_what_is_no_finite_number(tmp_path: Path) -> None:
+    for arguments in ({"value": math.nan}, {"value": math.inf}, {"times": math.inf}, {"value": "x"}):
+        with pytest.raises(ConfigError, match=r"SetValue\(.*give a finite number"):
+            SetValue("optimizer.lr", **arguments)
+    settings = {"rate": 1e300}
+    with pytest.raises(ConfigError, match=r"makes inf of 1e\+300; give a finite value="):
+        advance(tmp_path, {"settings": settings}, SetValue("settings.rate", times=1e300))
+    assert settings == {"rate": 1e300}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda target: services.Plateau("loss", then=SetValue(target, 0.5)),
+        lambda target: services.When(Every(epochs=9), SetValue(target, 0.5)),
+        lambda target: services.Scheduled(target, lambda step: 0.5),
+    ],
+)
+def test_a_target_known_beforehand_is_looked_up_when_the_loop_opens(tmp_path: Path, make: Any) -> None:
+    state = {"settings": {"rate": 1.0}}
+    for target, message in {
+        "setings.rate": "did you mean 'settings'",
+        "settings.rat": "did you mean 'rate'",
+    }.items():
+        with (
+            pytest.raises(ConfigError, match=message),
+            everstep.Supervisor(tmp_path / target, state, services=[make(target)]),
+        ):
+            pass
 
 
 def test_killed_before_and_after_a_change_the_run_ends_equal(tmp_path: Path) -> None:

@@ -172,6 +172,36 @@ def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
         trainer(tmp_path, task).run_training()
 
 
+@pytest.mark.parametrize("name", ["", 1])
+@pytest.mark.parametrize("where", ["train_step", "train_loop_end", "eval_step", "eval_end"])
+def test_a_metric_without_a_name(tmp_path: Path, where: str, name: Any) -> None:
+    task = TinyTask()
+    setattr(task, where, lambda *_: {name: 1.0})
+    with pytest.raises(MetricError, match=rf"metric name {name!r}: give a text, not empty"):
+        trainer(tmp_path, task).run_training()
+
+
+@pytest.mark.parametrize("value", [None, 1j, 10**400])
+def test_statistics_of_what_is_no_number(tmp_path: Path, value: Any) -> None:
+    task = TinyTask()
+    setattr(task, "eval_step", lambda _: {"loss": value})  # noqa: B010
+    with pytest.raises(MetricError, match="metric 'loss'"):
+        trainer(tmp_path, task, services=[everstep.Evaluate("valid", stats={"loss": ["q50"]})]).run_training()
+
+
+@pytest.mark.parametrize("value", [-3, 0, float("nan"), None, "x", 10**400])
+def test_a_batch_without_a_size(tmp_path: Path, value: Any) -> None:
+    task = TinyTask()
+    setattr(task, "batch_size", lambda _: value)  # noqa: B010
+    with pytest.raises(
+        MetricError, match=rf"TinyTask\.batch_size returned {value!r}; return how many samples"
+    ):
+        trainer(tmp_path / "size", task).run_training()
+    counting = Fit(accumulate=2)
+    setattr(counting, "elements", lambda _: value)  # noqa: B010
+    refused(tmp_path / "elements", counting, MetricError, rf"Fit\.elements returned {value!r}; .* above 0")
+
+
 # --------------------------------------------------------------------------------------- around
 
 
@@ -252,3 +282,28 @@ def test_a_task_without_its_parts_says_which(tmp_path: Path) -> None:
             return None
 
     refused(tmp_path / "none", Unoptimized(), ConfigError, r"optimizer of Unoptimized is None: return one")
+
+
+# ----------------------------------------------------------------------------- what is asked of it
+
+
+@pytest.mark.parametrize("value", ["no", 5, None])
+def test_evaluations_neither_wanted_nor_scheduled(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluate={value!r}: give True, False or a schedule"):
+        trainer(tmp_path).run_training(evaluate=value)
+
+
+def test_modes_and_arguments_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no mode \['train'\]; did you mean 'train'"):
+        trainer(tmp_path).run(["train"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no argument 'trainer'; known: max_step$"):
+        trainer(tmp_path).run("train", trainer=3)
+
+
+def test_options_that_torch_does_not_take(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainable='\(' is no regular expression \(missing \)"):
+        Fit(trainable="(")
+    with pytest.raises(ConfigError, match="device='bogus' is none of torch; give"):
+        Fit(device="bogus")
+    with pytest.raises(ConfigError, match=r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""):
+        door(tmp_path, Fit(device="cuda:99"))

@@ -61,6 +61,7 @@ class Plateau(Service):
         if whole("short", short) >= whole("long", long):
             raise ConfigError(f"Plateau(long={long}, short={short}): give a long one that is longer")
         self.metric, self.watches, self.then = metric, (metric,), then
+        self.sets = (then.target,) if isinstance(then, SetValue) else ()
         self.mode, _ = direction(metric, mode)
         self.short = short
         self.cooldown = long if cooldown is None else whole("cooldown", cooldown, 0)

@@ -82,7 +82,7 @@ class Scheduled(Service):
         )
         if not callable(value):
             raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
-        self.target, self.value = target, value
+        self.target, self.value, self.sets = target, value, (target,)
 
     def config(self) -> Json:
         value = repr(self.value) if isinstance(self.value, Annealing) else "a function"

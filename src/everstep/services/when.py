@@ -70,6 +70,7 @@ class When(Service):
                     f"{action!r} is no action; give Save(), Stop(reason), Interrupt(reason), SetValue(...) "
                     "or a function of the boundary"
                 )
+        self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))
         if any(isinstance(action, _DECISIONS) for action in self.actions):
             self.stage, self.controller = Stage.DECIDE, True
 

@@ -356,6 +356,8 @@ class Run:
         self._user.open(stack)
         self._user.require_whole()
         self._recovered = recovered = opening.recover(self._user, self._board, self._limits())
+        for target in (target for service in self._board for target in service.sets):
+            self._user.numbers(target)  # which refuses what is not there
         self._progress = recovered.progress
         self._streams = opening.streams(recovered)
         stack.callback(self._streams.close)

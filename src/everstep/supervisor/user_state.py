@@ -171,6 +171,19 @@ class UserState:
         for name, options in changed.items():
             self.entries[name].use_options(options)
 
+    def numbers(self, target: str) -> list[tuple[Any, Callable[[float], object]]]:
+        """The numbers that a target of `SetValue` names, one a group: each with what changes it.
+
+        Raises:
+            ConfigError: there is no such number.
+        """
+        name, _, option = target.partition(".")
+        if name not in self.objects:
+            raise ConfigError(
+                f"no state entry {name!r} for SetValue({target!r}); {nearest(name, self.objects)}"
+            )
+        return list(_numbers(name, self.objects[name], option))
+
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
         """Change what the action names.
 
@@ -178,13 +191,10 @@ class UserState:
             (name, new value) of each number that is another one now; that of group 1 is "optimizer.lr.1".
 
         Raises:
-            ConfigError: there is no such number.
+            ConfigError: there is no such number, or it would not be finite.
         """
-        name, _, option = action.target.partition(".")
-        if name not in self.objects:
-            raise ConfigError(f"no state entry {name!r} for {action}; {nearest(name, self.objects)}")
         changed = []
-        for index, (value, put) in enumerate(_numbers(name, self.objects[name], option)):
+        for index, (value, put) in enumerate(self.numbers(action.target)):
             new = action.applied(old := float(value))
             if new != old:
                 put(new)

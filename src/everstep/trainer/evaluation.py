@@ -10,7 +10,7 @@ from everstep import backends
 from everstep.contracts import Cursor, EvalStep, Stream, Task
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
 from everstep.metrics.aggregation import Aggregate
-from everstep.metrics.collector import resolve, to_scalar
+from everstep.metrics.collector import positive, resolve, to_scalar
 from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, make_entry, seed_all
 
@@ -77,7 +77,8 @@ def evaluate(
 
     Raises:
         DataError: there was no batch.
-        MetricError: a step returned no mapping, or what is neither a number nor taken by `eval_reduce`.
+        MetricError: a step returned no mapping, or what is neither a number nor taken by `eval_reduce`; or
+            `batch_size` no number above 0.
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     reduction = _Reduction(task, how)
@@ -91,7 +92,10 @@ def evaluate(
                     f"stream {name!r}: {min(clash)!r} is a log of next_eval_inputs and an output of "
                     "eval_step; give one of them another name"
                 )
-            metrics.add(outputs, task.batch_size(inputs))
+            returned = f"{type(task).__name__}.batch_size"
+            metrics.add(
+                outputs, positive(task.batch_size(inputs), returned, "how many samples the batch has")
+            )
             outputs = {**outputs, **logs}
             state = reduction.reduce(state, outputs, metrics.batches - 1)
             seen(EvalStep(name, metrics.batches, inputs, outputs))
@@ -155,13 +159,18 @@ def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
     """`value`, which a method of the task, or a function given to `Evaluate`, returned as metrics.
 
     Raises:
-        MetricError: it is no mapping.
+        MetricError: it is no mapping, or a name in it is no text or empty.
     """
     if not isinstance(value, Mapping):
         raise MetricError(
             f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
             'as in {"loss": loss}'
         )
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise MetricError(
+                f"{type(owner).__name__}.{method} returned the metric name {name!r}: give a text, not empty"
+            )
     return value
 
 
@@ -191,6 +200,8 @@ class _Metrics:
                 self._waiting.append((name, to_scalar(name, value), weight))
             except MetricError as error:
                 if name in self._stats:
+                    if not isinstance(value, Iterable):
+                        raise
                     values = _elements(name, value)
                     self._of(name).add(values, [1.0] * len(values))
                 elif self._takes_all:

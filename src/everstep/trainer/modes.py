@@ -29,29 +29,29 @@ class RunResult(NamedTuple):
 
 def run_mode(trainer: Trainer, mode: str, arguments: dict[str, Any]) -> RunResult:
     """See `Trainer.run`."""
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise ConfigError(f"there is no mode {mode!r}; {nearest(str(mode), _MODES)}")
     return checked_keywords(_MODES[mode])(trainer, **arguments)
 
 
-def train(trainer: Trainer, max_step: int | None = None) -> RunResult:
+def train(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
     return RunResult(trainer.run_training(max_step=max_step, evaluate=False), {})
 
 
-def evaluate(trainer: Trainer) -> RunResult:
+def evaluate(trainer: Trainer, /) -> RunResult:
     return RunResult(None, trainer.evaluate_all(newest=True))
 
 
-def train_and_evaluate(trainer: Trainer, max_step: int | None = None) -> RunResult:
+def train_and_evaluate(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
     return RunResult(trainer.run_training(max_step=max_step), trainer.evaluate_all())
 
 
-def train_then_evaluate(trainer: Trainer, max_step: int | None = None) -> RunResult:
+def train_then_evaluate(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
     return RunResult(trainer.run_training(max_step=max_step, evaluate=False), trainer.evaluate_all())
 
 
 def train_in_iterations(
-    trainer: Trainer, steps_per_iteration: int | None = None, max_step: int | None = None
+    trainer: Trainer, /, steps_per_iteration: int | None = None, max_step: int | None = None
 ) -> RunResult:
     whole("steps_per_iteration", steps_per_iteration, none="for a tenth of max_step")
     limit = max_step or trainer.max_step
@@ -62,6 +62,7 @@ def train_in_iterations(
 
 def watch(
     trainer: Trainer,
+    /,
     streams: Iterable[str] | str | None = None,
     every: Which = "each",
     throttle: float = 0.0,

@@ -170,6 +170,7 @@ class Trainer:
                 have them at other times than their own.
 
         Raises:
+            ConfigError: `evaluate` is none of these.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         began, services = self._clock(), _evaluating(self._services, evaluate)
@@ -509,6 +510,8 @@ def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
 
 def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
     """The services with no evaluation among them, or with each at other times; True: as they are."""
+    if not isinstance(when, bool | Schedule):
+        raise ConfigError(f"evaluate={when!r}: give True, False or a schedule, such as Every(epochs=5)")
     chosen: list[Service] = []
     for service in services:
         if not isinstance(service, Evaluate) or when is True:

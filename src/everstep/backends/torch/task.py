@@ -24,6 +24,7 @@ from everstep.backends.torch.optimizers import (
 from everstep.backends.torch.updates import flatten
 from everstep.errors import ConfigError, MetricError, StateError
 from everstep.keywords import checked_keywords, number, whole
+from everstep.metrics.collector import positive
 
 
 class Task(contracts.Task):
@@ -73,7 +74,18 @@ class Task(contracts.Task):
         trainable: str | None = None,
         compile: bool | Mapping[str, Any] = False,
     ) -> None:
-        self.device = None if device is None else torch.device(device)
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f'device={device!r} is none of torch; give "cpu", "cuda", "cuda:1" ...'
+            ) from error
+        try:
+            re.compile(trainable or "")
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f'trainable={trainable!r} is no regular expression ({error}); give one, such as r"^head\\."'
+            ) from error
         if autocast not in (None, torch.bfloat16, torch.float16):
             raise ConfigError(f"autocast={autocast}: give torch.bfloat16, torch.float16 or None")
         if ema is not None and not 0 < number("ema", ema) < 1:
@@ -102,6 +114,7 @@ class Task(contracts.Task):
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
+            _require_device(self.device)
             self.model.to(self.device)
         if self._trainable is not None:
             self._freeze(self._trainable)
@@ -194,18 +207,24 @@ class Task(contracts.Task):
         """Over how many elements a batch's loss is the mean: its weight where gradients accumulate.
 
         It gets the batch as the stream gave it.  Default: `batch_size`; of a loss per token, return the
-        tokens that are not padding.
+        tokens that are not padding.  A number above 0; a tensor on a device is not looked at.
         """
         return self.batch_size(batch)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         """One forward and backward pass, and an update where the accumulation window ends."""
-        count = self.elements(batch) if self._accumulate > 1 else None
+        count = self._counted(batch) if self._accumulate > 1 else None
         batch = self.to_device(batch)
         with self.precision():
             metrics = self.forward(batch)
         self.backward(_loss(self, metrics), count)
         return {**metrics, **self.update()}
+
+    def _counted(self, batch: Any) -> float | Tensor:
+        count = self.elements(batch)
+        if not isinstance(count, Tensor) or count.device.type == "cpu":  # reading another would wait for it
+            positive(count, f"{type(self).__name__}.elements", "over how many elements the loss is the mean")
+        return count
 
     def train_loop_begin(self) -> None:
         """Of what the state lacks, only the task can know the scaler and the average."""
@@ -313,6 +332,17 @@ class Average(AveragedModel):
         for our, their in copied:
             our.copy_(their)
         self.n_averaged += 1
+
+
+def _require_device(device: torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device={str(device)!r} cannot be used here ({reason}); torch finds "
+            f'{torch.accelerator.device_count()} accelerators: give one of them, or "cpu"'
+        ) from error
 
 
 def _loss(task: Task, metrics: Any) -> Tensor:
