@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, MetricError, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +109,24 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
         wanted = ("a number" if zero else "a positive number") + (f" of {of}" if of else "")
         raise ConfigError(f"{what}={value!r}: give {wanted}{', 0 or more' if zero else ''}{_or_none(none)}")
     return value
+
+
+def positive(value: Any, returned: str, remedy: str) -> float:
+    """A finite number above 0, which somebody's method returned.
+
+    Args:
+        returned: who returned it, as "Digits.batch_size".
+
+    Raises:
+        MetricError: it is none.
+    """
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's, of many elements
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise MetricError(f"{returned} returned {value!r}; return {remedy}, a finite number above 0")
+    return number
 
 
 def _or_none(meaning: str) -> str:

@@ -100,24 +100,6 @@ def resolve(values: list[Any]) -> list[float]:
     return resolved
 
 
-def positive(value: Any, returned: str, remedy: str) -> float:
-    """A finite number above 0, which somebody's method returned.
-
-    Args:
-        returned: who returned it, as "Digits.batch_size".
-
-    Raises:
-        MetricError: it is none.
-    """
-    try:
-        (number,) = resolve([to_scalar(returned, value)])
-    except MetricError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise MetricError(f"{returned} returned {value!r}; return {remedy}, a finite number above 0")
-    return number
-
-
 class Reader:
     """One consumer's own windows: reading or clearing them changes nobody else's."""
 

@@ -9,8 +9,9 @@ from typing import Any
 from everstep import backends
 from everstep.contracts import Cursor, EvalStep, Stream, Task
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
+from everstep.keywords import positive
 from everstep.metrics.aggregation import Aggregate
-from everstep.metrics.collector import positive, resolve, to_scalar
+from everstep.metrics.collector import resolve, to_scalar
 from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, make_entry, seed_all
 

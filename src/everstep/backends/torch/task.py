@@ -23,8 +23,7 @@ from everstep.backends.torch.optimizers import (
 )
 from everstep.backends.torch.updates import flatten
 from everstep.errors import ConfigError, MetricError, StateError
-from everstep.keywords import checked_keywords, number, whole
-from everstep.metrics.collector import positive
+from everstep.keywords import checked_keywords, number, positive, whole
 
 
 class Task(contracts.Task):
