@@ -139,8 +139,8 @@ class InitFrom:
             named = [p for name, tree in saved.items() for p, _ in _split(name, tree)]
             renamed = ", ".join(sorted(map(self._renamed, named))[:8])
             raise ConfigError(
-                f"{self} takes nothing of {where}: include= and exclude= are searched in the names as they "
-                f"are here, after rename=: {renamed}, ..."
+                f"{self} takes nothing of {where}: give include= and exclude= that are searched in the names "
+                f"as they are here, after rename=: {renamed}, ..."
             )
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
         unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
