@@ -133,9 +133,13 @@ class PostgreSQL:
 
     def version(self, connection: Connection) -> int | None:
         """The version of its schema; None if there is none yet."""
-        if connection.execute(select(func.to_regclass(f"{_SCHEMA}.version"))).scalar_one() is None:
+        # asked of the catalog as it is now: to_regclass() may answer from before a lock was waited for
+        found = text(
+            "SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:schema, 'version')"
+        )
+        if connection.execute(found, {"schema": _SCHEMA}).scalar() is None:
             return None
-        return int(connection.execute(text("SELECT number FROM version")).scalar_one())
+        return int(connection.execute(text(f"SELECT number FROM {_SCHEMA}.version")).scalar_one())
 
     def set_version(self, connection: Connection) -> None:
         """Note that the schema is that of `VERSION` now."""
