@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,10 +12,12 @@ import click
 
 from everstep.cli.output import note
 from everstep.errors import ConfigError
-from everstep.index import asking
+from everstep.index import asking, mongo
 from everstep.index.database import Database
-from everstep.index.queries import GONE, find_run
-from everstep.index.shipping import is_gone, run_dirs, ship
+from everstep.index.documents import run_condition
+from everstep.index.filters import parse, where
+from everstep.index.queries import GONE, all_runs, find_run
+from everstep.index.shipping import gone_runs, is_gone, run_dirs, ship
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +38,14 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
+def where_option(function: F) -> F:
+    """The option --where of the commands that choose runs."""
+    option = click.option(
+        "--where", "filter_text", metavar="JSON", help="MongoDB's filter language: docs/guide/queries.md."
+    )
+    return option(function)
+
+
 def open_index(index: str | None) -> Database:
     """The index, brought up to what the journals beside it say; what is wrong with those is noted.
 
@@ -44,6 +55,45 @@ def open_index(index: str | None) -> Database:
     database, problems = asking.open_index(index)
     note(problems)
     return database
+
+
+class Searched(NamedTuple):
+    """What was found in an index; `names` are those that were asked about, in their order."""
+
+    database: Database
+    runs: list[Mapping[str, Any]]
+    names: list[str]
+
+
+def search(
+    index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
+) -> Searched:
+    """The runs of which the comparisons and the filter hold, the newest start last.
+
+    Args:
+        wanted: further names that each run is to have, if it can.
+
+    Raises:
+        ConfigError: what is asked is no comparison or no filter, or names what no run has.
+        RunIndexError: there is neither an index nor a run.
+    """
+    asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
+    names = [*(condition.name for condition in asked), *mongo.paths(filtered), *wanted]
+    database = open_index(index)
+    with database.read() as connection:
+        gone = gone_runs(database, connection)
+        chosen = run_condition(connection, filtered, gone) if filter_text else None
+        found = where(all_runs(connection, names, gone, chosen), asked)
+    return Searched(database, found, names)
+
+
+def _filter(text: str | None) -> mongo.Node:
+    try:
+        return mongo.parse(json.loads(text or "{}"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f'--where is no JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
+        ) from None
 
 
 class Found(NamedTuple):

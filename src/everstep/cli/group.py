@@ -6,11 +6,13 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from everstep.errors import nearest
 
 COMMANDS = {
     "train": "Train what a config file says, or go on with it.",
+    "sweep": "Train a config with many settings, several at once.",
     "resume": "Go on with a run, by the config that it has recorded.",
     "eval": "Evaluate the newest checkpoint of a run.",
     "predict": "Write what the newest checkpoint of a run predicts.",
@@ -21,6 +23,8 @@ COMMANDS = {
     "compare": "Differences of facts and of last and best metrics.",
     "plot": "Draw a metric of one or more runs.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
+    "export": "Write the weights of a run for programs without everstep.",
+    "prune": "Delete runs that are not needed any more.",
     "drill": "Kill a script at every hazard: is its resume exact?",
     "sync": "Bring the index up to what the journals say.",
     "doctor": "Examine this machine: devices, determinism, disk, locks.",
@@ -46,6 +50,11 @@ class _Commands(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=COMMANDS[name]) for name in names), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

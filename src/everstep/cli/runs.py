@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from everstep.cli.finding import index_option, json_option, open_index
+from everstep.cli.finding import index_option, json_option, search, where_option
 from everstep.cli.output import print_json, print_table
-from everstep.errors import ConfigError
-from everstep.index import mongo
-from everstep.index.documents import run_condition
-from everstep.index.filters import ordered, parse, where
-from everstep.index.queries import FACTS, all_runs
-from everstep.index.shipping import gone_runs
+from everstep.index.filters import ordered
+from everstep.index.queries import FACTS
 
 COLUMNS = ("name", "status", "step", "epoch", "started")
 
 
 @click.command("runs")
 @click.argument("conditions", nargs=-1)
-@click.option(
-    "--where", "filter_text", metavar="JSON", help="MongoDB's filter language: docs/guide/queries.md."
-)
+@where_option
 @click.option("--sort", metavar="NAME", help="Sort by a fact or metric; -NAME: the largest first.")
 @click.option("--columns", metavar="A,B,...", help=f"What to show; default {','.join(COLUMNS)}.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show the first so many.")
@@ -45,21 +37,15 @@ def command(
     start (git.commit, packages.torch).  A run's name is meant without its six digits, too: name=digits.
     Status is running, finished, stopped, failed, killed, or gone (its directory is not there any more).
     """
-    asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(COLUMNS)
     by = sort.removeprefix("-") if sort else None
-    named = [*(condition.name for condition in asked), *mongo.paths(filtered)]
-    wanted = [*named, *shown, *([by] if by else [])]
-    database = open_index(index)
-    with database.read() as connection:
-        gone = gone_runs(database, connection)
-        chosen = run_condition(connection, filtered, gone) if filter_text else None
-        found = where(all_runs(connection, wanted, gone, chosen), asked)
+    searched = search(index, conditions, filter_text, [*shown, *([by] if by else [])])
+    found = searched.runs
     if by and sort:
         found = ordered(found, by, sort.startswith("-"))
     found = found[:limit]
     if not columns:
-        shown += [name for name in dict.fromkeys(wanted) if name not in shown]
+        shown += [name for name in dict.fromkeys(searched.names) if name not in shown]
     if as_json:
         keys = shown if columns else [*FACTS, *(name for name in shown if name not in FACTS)]
         print_json([{key: run.get(key) for key in keys} for run in found])
@@ -69,11 +55,3 @@ def command(
         said = " ".join([*conditions, *([filter_text] if filter_text else [])])
         click.echo(f"no run matches {said}" if said else "there are no runs")
 
-
-def _filter(text: str | None) -> mongo.Node:
-    try:
-        return mongo.parse(json.loads(text or "{}"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f'--where is no JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
-        ) from None

@@ -14,6 +14,7 @@ from everstep.record.reading import (
     RunJournal,
     read_segment,
 )
+from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Replay
 from everstep.record.rollback import Batch, Rollback
 from everstep.record.rundir import RunDir, located, to_read
@@ -39,7 +40,9 @@ __all__ = [
     "located",
     "read_segment",
     "record_evaluation",
+    "remove",
     "to_read",
     "user_path",
     "values_line",
+    "why_stays",
 ]

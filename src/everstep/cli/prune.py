@@ -1,0 +1,102 @@
+"""`everstep prune`"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli.finding import find_all, index_option, json_option, search, where_option
+from everstep.cli.output import note, print_json, print_table
+from everstep.errors import RunDirError
+from everstep.index.database import Database
+from everstep.index.queries import GONE
+from everstep.index.shipping import forget_gone, is_here
+from everstep.record import remove, why_stays
+
+_COLUMNS = ("name", "status", "step", "epoch", "started", "bytes", "path")
+
+
+@click.command("prune")
+@click.argument("chosen", nargs=-1, metavar="RUN...|CONDITION...")
+@where_option
+@click.option("--delete", is_flag=True, help="Do it; without, only say what would go.")
+@index_option
+@json_option
+def command(
+    chosen: tuple[str, ...], filter_text: str | None, delete: bool, index: str | None, as_json: bool
+) -> None:
+    """Delete RUNs, or those of which all CONDITIONS hold, as in `everstep runs`.
+
+    \b
+      everstep prune 'epoch<1'                # say what would go
+      everstep prune status=failed --delete
+
+    Only run directories go, each as a whole.  A run that is running stays, as does what is no run.
+    The exit status is 1 if a RUN that was named stays.
+    """
+    conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
+    names = [each for each in chosen if each not in conditions]
+    if bool(names) == bool(conditions or filter_text):
+        raise click.UsageError("give RUNs, or CONDITIONS such as 'epoch<1', and not both")
+    found: Sequence[tuple[Database, Mapping[str, Any]]] = (
+        [(run.database, run.facts) for run in find_all(names, index)]
+        if names
+        else _searched(index, conditions, filter_text)
+    )
+    rows = [_pruned(database, run, delete) for database, run in found]
+    stay = [row for row in rows if row["stays"]]
+    if as_json:
+        print_json(rows)
+    else:
+        note(f"{row['name']} stays: {row['stays']}" for row in stay)
+        _say([row for row in rows if not row["stays"]], delete)
+    if stay and names:
+        sys.exit(1)
+
+
+def _searched(
+    index: str | None, conditions: Sequence[str], filter_text: str | None
+) -> list[tuple[Database, Mapping[str, Any]]]:
+    """What is there; evaluations go with their run."""
+    searched = search(index, conditions, filter_text)
+    there = [run for run in searched.runs if run["status"] != GONE]
+    return [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]
+
+
+def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[str, Any]:
+    """A run, why it stays if it does, and whether it was deleted."""
+    path = Path(run["path"])
+    row = {name: run.get(name) for name in _COLUMNS} | {"stays": _why_stays(database, run), "deleted": False}
+    if row["stays"]:
+        return row
+    row["bytes"] = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    if delete:
+        try:
+            remove(path)
+        except RunDirError as error:
+            return row | {"stays": str(error)}
+        row["deleted"] = True
+        forget_gone(database, [path])
+    return row
+
+
+def _why_stays(database: Database, run: Mapping[str, Any]) -> str:
+    if run["status"] == GONE:
+        return "its directory is not there any more; everstep sync forgets it"
+    if not is_here(database, run["host"]):
+        return f"it is on {run['host']}"
+    if run["status"] == "running":
+        return "it is running"
+    return why_stays(Path(run["path"]))
+
+
+def _say(rows: list[dict[str, Any]], delete: bool) -> None:
+    if rows:
+        print_table(rows, _COLUMNS)
+    gone = f"{len(rows)} run{'s' * (len(rows) != 1)}"
+    click.echo(f"{gone} deleted" if delete else f"{gone} would go; pass --delete to delete")

@@ -1,0 +1,82 @@
+"""Removing a run: its directory, and nothing that is not one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from everstep.durable import fsync_folder
+from everstep.errors import RunDirError
+from everstep.record.lock import RunLock, is_held
+from everstep.record.rundir import RunDir
+
+_FACTS = ("run.json", ".run.json")
+
+
+def why_stays(run_dir: Path) -> str:
+    """Why a directory is not to be removed, in words; "" if it may be."""
+    if run_dir.is_symlink():
+        return "it is a link; remove the run at its end"
+    try:
+        RunDir.open(run_dir, create=False)
+        if is_held(run_dir):
+            return "it is running"
+        if is_held(run_dir / "evaluations"):
+            return "it is being evaluated"
+    except OSError as error:
+        return str(error)
+    if inner := _other_run(run_dir):
+        return f"another run is in it, {inner}"
+    return ""
+
+
+def _other_run(run_dir: Path) -> Path | None:
+    """A run inside a run, but for that of its own evaluations."""
+    for folder, _, names in os.walk(run_dir):
+        if any(name in names for name in _FACTS) and Path(folder) not in (run_dir, run_dir / "evaluations"):
+            return Path(folder)
+    return None
+
+
+def remove(run_dir: Path) -> None:
+    """Remove a run's directory.
+
+    It gets another name first, so that a start at its place begins a new run; killed in between, what is
+    left is still a run directory, and can be removed.
+
+    Raises:
+        RunLockedError: a process trains it.
+        RunDirError: it is none that may be removed, or the disk refuses.
+    """
+    if why := why_stays(run_dir):
+        raise RunDirError(f"{run_dir} stays: {why}")
+    moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
+    lock = RunLock(run_dir)
+    lock.acquire()
+    try:
+        os.rename(run_dir, moved)
+        fsync_folder(moved.parent, "removed run")
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"the run cannot be removed: {error.strerror}; see to its folder", str(run_dir)
+        ) from error
+    finally:
+        lock.release()
+    try:
+        _empty(moved)
+    except OSError as error:
+        raise RunDirError(
+            error.errno, f"the run cannot be removed wholly: {error.strerror}; remove the rest", str(moved)
+        ) from error
+
+
+def _empty(folder: Path) -> None:
+    """Remove a run's folder; what makes it one comes last."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name in _FACTS):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    folder.rmdir()

@@ -1,0 +1,118 @@
+"""`everstep prune`: run directories, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_runs import as_json, everstep
+from index_runs import make_runs, start
+
+from everstep.record import RunDir, RunLock
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/`: good, long, killed, failed and stopped ones."""
+    folder = tmp_path_factory.mktemp("made")
+    make_runs(folder / "runs")
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    """A copy of them, beside what is no run."""
+    shutil.copytree(made / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("everstep.db*"))
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "notes" / "ideas.txt").write_text("keep")
+    return tmp_path
+
+
+def there(here: Path) -> set[str]:
+    return {path.name for path in (here / "runs").iterdir() if not path.name.startswith("everstep.db")}
+
+
+def test_it_only_says_what_would_go(here: Path) -> None:
+    before = there(here)
+    said, _ = everstep("prune", "status=failed", cwd=here)
+    assert "failed-" in said and "good" not in said
+    assert said.endswith("1 run would go; pass --delete to delete\n")
+    assert there(here) == before
+
+
+def test_it_deletes_what_was_chosen_and_the_index_forgets_it(here: Path) -> None:
+    before = there(here)
+    (row,) = as_json("prune", "status=failed", "--delete", cwd=here)
+    assert row["deleted"] and row["stays"] == "" and row["bytes"] > 0
+    assert there(here) == before - {"failed"}
+    assert (here / "runs" / "notes" / "ideas.txt").read_text() == "keep"
+    assert "failed" not in {run["status"] for run in as_json("runs", cwd=here)}
+    said, _ = everstep("prune", "--where", '{"status": "killed"}', "--delete", cwd=here)
+    assert "1 run deleted" in said
+    assert there(here) == before - {"failed", "killed"}
+    assert everstep("prune", "status=killed", cwd=here)[0].startswith("0 runs would go")
+
+
+def test_by_name_and_by_directory(here: Path) -> None:
+    before = there(here)
+    rows = as_json("prune", "good", "runs/long", "--delete", cwd=here)
+    assert [row["deleted"] for row in rows] == [True, True]
+    assert there(here) == before - {"good", "long"}
+
+
+@pytest.fixture
+def running(here: Path) -> Iterator[Path]:
+    """The same while one more is in the middle of its training."""
+    victim = start(here / "runs" / "running", 4, 6, "wait")
+    assert "waiting\n" in iter(victim.stdout.readline, "")
+    yield here
+    victim.kill()
+    victim.communicate()
+
+
+def test_a_running_run_stays(running: Path) -> None:
+    said, beside = everstep("prune", "step>=0", "--delete", cwd=running)
+    assert "stays: it is running" in beside and "running-" not in said
+    assert there(running) == {"notes", "running"}
+    _, beside = everstep("prune", "runs/running", "--delete", cwd=running, status=1)
+    assert "stays: it is running" in beside
+    (row,) = as_json("prune", "running", "--delete", cwd=running, status=1)
+    assert row["stays"] == "it is running" and not row["deleted"]
+
+
+def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
+    assert "is no run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
+    (here / "link").symlink_to(here / "runs" / "good")
+    assert "it is a link" in everstep("prune", "link", "--delete", cwd=here, status=1)[1]
+    RunDir.open(here / "runs" / "long" / "mine")
+    assert "another run is in it" in everstep("prune", "runs/long", "--delete", cwd=here, status=1)[1]
+    RunDir.open(here / "runs" / "stopped" / "evaluations")
+    lock = RunLock(here / "runs" / "stopped" / "evaluations")
+    lock.acquire()
+    assert "it is being evaluated" in everstep("prune", "stopped", "--delete", cwd=here, status=1)[1]
+    lock.release()
+    (here / "runs" / "failed" / "run.json").unlink()
+    (here / "runs" / "failed" / ".run.json").unlink()
+    assert "is not there any more" in everstep("prune", "failed", "--delete", cwd=here, status=1)[1]
+    assert there(here) == {"notes", "good", "long", "stopped", "failed", "killed"}
+    assert "1 run deleted" in everstep("prune", "stopped", "--delete", cwd=here)[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ([], 2, "give RUNs, or CONDITIONS"),
+        (["good", "epoch<1"], 2, "not both"),
+        (["goood"], 2, "did you mean 'good-"),
+        (["epcoh<1"], 2, "did you mean 'epoch'"),
+        (["epoch<"], 2, "is no comparison"),
+        (["--where", "epoch"], 2, "is no JSON"),
+        (["good", "--index", "none/everstep.db"], 1, "there are no runs"),
+    ],
+)
+def test_wrong_input_deletes_nothing(made: Path, command: list[str], status: int, said: str) -> None:
+    before = there(made)
+    assert said in everstep("prune", *command, "--delete", cwd=made, status=status)[1]
+    assert there(made) == before
