@@ -136,19 +136,19 @@ class Export(Service):
             return
         name = CheckpointName(boundary.step)
         after_epoch = boundary.epoch and (boundary.final or boundary.moment is Moment.AFTER_EPOCH)
-        about = {
-            "run": self._id,
-            "step": boundary.step,
-            "epoch": boundary.epoch,
-            "checkpoint": str(CheckpointName(boundary.step, boundary.epoch) if after_epoch else name),
-            "entry": self.entry,
-            "format": self.format,
-            "metrics": {n: v if math.isfinite(v) else str(v) for n, v in sorted(self._metrics.items())},
-            "digest": digest(Encoded(list(arrays), arrays)),
-        }
+        about = description(
+            arrays,
+            self._metrics,
+            run=self._id,
+            step=boundary.step,
+            epoch=boundary.epoch,
+            checkpoint=str(CheckpointName(boundary.step, boundary.epoch) if after_epoch else name),
+            entry=self.entry,
+            format=self.format,
+        )
         target = self.folder / str(name)
-        if _about(target) != about:
-            place_apart(target, partial(_write, contents=self._contents(obj, arrays), about=about))
+        if about_export(target) != about:
+            place(target, self._contents(obj, arrays), about)
         self._kept = [*(other for other in self._kept if other != target.name), target.name]
         if self.keep is not None:
             self._kept = self._kept[-self.keep :]
@@ -157,7 +157,7 @@ class Export(Service):
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
         """What writes the weights' file into a folder."""
         if self.format == "safetensors":
-            return lambda folder: write_arrays(folder / "model.safetensors", arrays)
+            return weights(arrays)
         exporting = importlib.import_module("everstep.backends.torch.exporting")
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
         return lambda folder: files.write_new(folder / "model.pt2", data)
@@ -184,7 +184,25 @@ def _plain(obj: Any) -> Any:
     return importlib.import_module("everstep.backends.torch.exporting").plain(obj)
 
 
-def _about(folder: Path) -> Any:
+def description(
+    arrays: Mapping[str, HostArray], metrics: Mapping[str, float], **facts: Any
+) -> dict[str, Any]:
+    """What an export says of itself."""
+    told = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
+    return {**facts, "metrics": told, "digest": digest(Encoded(list(arrays), dict(arrays)))}
+
+
+def weights(arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
+    """What writes arrays into a folder, as safetensors."""
+    return lambda folder: write_arrays(folder / "model.safetensors", arrays)
+
+
+def place(target: Path, contents: Callable[[Path], object], about: dict[str, Any]) -> None:
+    """Make an export, whole or not at all; one that is there is replaced."""
+    place_apart(target, partial(_write, contents=contents, about=about))
+
+
+def about_export(folder: Path) -> Any:
     """What an export says of itself; None if there is none."""
     try:
         return json.loads((folder / ABOUT).read_bytes())
