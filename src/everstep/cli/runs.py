@@ -54,4 +54,3 @@ def command(
     else:
         said = " ".join([*conditions, *([filter_text] if filter_text else [])])
         click.echo(f"no run matches {said}" if said else "there are no runs")
-

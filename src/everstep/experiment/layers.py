@@ -125,16 +125,25 @@ def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layer
 
 
 def _override(text: str) -> Layers:
-    path, equals, value = text.partition("=")
-    keys = tuple(path.strip().split("."))
-    if not equals or not all(keys):
-        raise ConfigError(f"{text!r} is no override; give PATH=VALUE, as in optimizer.lr=0.1")
-    given = parsed(value, f"override {text!r}")
+    keys, given = assignment(text, f"override {text!r}")
     tree = given.tree
     for key in reversed(keys):
         tree = {key: tree}
     places = [keys[:end] for end in range(1, len(keys))] + [(*keys, *place) for place in given.origins]
     return Layers(tree, dict.fromkeys(places, f"override {text!r}"), whole=keys)
+
+
+def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
+    """The keys and the value of "PATH=VALUE".
+
+    Raises:
+        ConfigError: it has another form, or the value is no YAML.
+    """
+    path, equals, value = text.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"{text!r} is no override; give PATH=VALUE, as in optimizer.lr=0.1")
+    return keys, parsed(value, name)
 
 
 def parsed(text: str, name: str) -> Layers:

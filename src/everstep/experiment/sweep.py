@@ -1,0 +1,181 @@
+"""A sweep's trials: which settings a config is trained with, and where."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from everstep.errors import ConfigError, nearest
+from everstep.experiment.config import resolve
+from everstep.experiment.layers import assignment, dotted
+from everstep.experiment.opening import findable
+from everstep.experiment.schema import ExperimentConfig
+
+_LONGEST = 100
+"""Characters of what a run directory's name says of the settings."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a sweep.
+
+    Attributes:
+        settings: dotted path to value, as JSON has it.
+        run_dir: where it trains.
+    """
+
+    settings: dict[str, Any]
+    run_dir: Path
+
+    @property
+    def overrides(self) -> list[str]:
+        """As `resolve` takes them: a number is read as a number, a text as a text."""
+        return [_override(path, value) for path, value in self.settings.items()]
+
+
+@dataclass(frozen=True)
+class Between:
+    """Numbers to draw from, `low` and `high` included; whole ones if both are.
+
+    Attributes:
+        log: whether to draw from their logarithms.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def draw(self, source: random.Random) -> float:
+        """One of them."""
+        if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
+            return source.randint(self.low, self.high)
+        if not self.log:
+            return source.uniform(self.low, self.high)
+        drawn = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        drawn = min(max(drawn, self.low), self.high)
+        return round(drawn) if isinstance(self.low, int) and isinstance(self.high, int) else drawn
+
+
+def trials(
+    files: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    *,
+    grid: Iterable[str] = (),
+    draws: Iterable[str] = (),
+    count: int = 10,
+    seed: int = 0,
+    run_dir: Path | None = None,
+    profile: str | None = None,
+) -> list[Trial]:
+    """What a sweep trains; every config is checked before the first.
+
+    The same arguments give the same trials: a run directory is named by its settings, so that a sweep that
+    was cut off, or has got more values, goes on where it stands.
+
+    Args:
+        files, overrides, profile: as for `open_config`.
+        grid: "PATH=[VALUE, ...]" each, in YAML: every combination of them.
+        draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
+        count: how often to draw; each draw goes with every combination.
+        seed: of the draws.
+        run_dir: what the run directories' names begin with; the config's by default.
+
+    Raises:
+        ConfigError: there is nothing to vary, a list or a range is none, or a config would be wrong.
+    """
+    listed = [_axis("--grid", text) for text in grid]
+    drawn = [_space(text) for text in draws]
+    axes, spaces = dict(listed), dict(drawn)
+    paths = [path for path, _ in (*listed, *drawn)]
+    if twice := [path for path in axes | spaces if paths.count(path) > 1]:
+        raise ConfigError(f"{twice[0]} varies twice; give all of its values in one --grid or --random")
+    if not axes and not spaces:
+        raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
+    findable(Path(file).absolute().parent for file in files)
+    found: dict[Path, Trial] = {}
+    for settings in _settings(axes, spaces, count, random.Random(seed)):
+        given = [*overrides, *(_override(path, value) for path, value in settings.items())]
+        config = resolve(ExperimentConfig, files, given, profile=profile).config
+        base = run_dir or Path(config.run_dir or f"runs/{config.name or Path(files[-1]).stem}")
+        trial = Trial(settings, base.with_name(f"{base.name}-{_name(settings)}"))
+        found.setdefault(trial.run_dir, trial)  # drawn twice
+    return list(found.values())
+
+
+def _settings(
+    axes: Mapping[str, Sequence[Any]],
+    spaces: Mapping[str, Sequence[Any] | Between],
+    count: int,
+    source: random.Random,
+) -> Iterator[dict[str, Any]]:
+    for _ in range(count if spaces else 1):
+        drawn = {
+            path: space.draw(source) if isinstance(space, Between) else source.choice(space)
+            for path, space in spaces.items()
+        }
+        for values in itertools.product(*axes.values()):
+            yield dict(zip(axes, values, strict=True)) | drawn
+
+
+def _axis(option: str, text: str) -> tuple[str, list[Any]]:
+    keys, given = assignment(text, f"{option} {text!r}")
+    if not isinstance(given.tree, list) or not given.tree:
+        raise ConfigError(f"{option} {text!r}: {given.tree!r} is no list of values; give [VALUE, ...]")
+    return dotted(keys), given.tree
+
+
+def _space(text: str) -> tuple[str, list[Any] | Between]:
+    keys, given = assignment(text, f"--random {text!r}")
+    if not isinstance(given.tree, dict):
+        return _axis("--random", text)
+    known = ("low", "high", "log")
+    for name in given.tree:
+        if name not in known:
+            raise ConfigError(f"--random {text!r}: a range has no {name!r}; {nearest(name, known)}")
+    low, high, log = (given.tree.get(name, False) for name in known)
+    if any(isinstance(end, bool) or not isinstance(end, int | float) for end in (low, high)):
+        raise ConfigError(f"--random {text!r}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
+    if not isinstance(log, bool) or not -math.inf < low < high < math.inf or (log and low <= 0):
+        raise ConfigError(f"--random {text!r}: give numbers with low < high, and low > 0 with log: true")
+    return dotted(keys), Between(low, high, log)
+
+
+def _override(path: str, value: Any) -> str:
+    return f"{path}={_yaml(value)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML that reads back as the same, of the same type; JSON has no infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {_yaml(part)}' for key, part in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    """The settings in a folder's name; with a digest where it cannot say them wholly."""
+    last = [path.rpartition(".")[2] for path in settings]
+    words = last if len(set(last)) == len(last) else list(settings)
+    told = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
+    plain = re.sub(r"[^\w.+-]+", "_", told)
+    if plain == told and len(told) <= _LONGEST and all(map(_unmistakable, settings.values())):
+        return plain
+    exact = _yaml(dict(sorted(settings.items())))
+    return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(exact.encode())[:6]}"
+
+
+def _unmistakable(value: Any) -> bool:
+    """Whether no other value is written so."""
+    return not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))

@@ -1,0 +1,198 @@
+"""`everstep sweep`: every setting in a run of its own, as typed, several at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_runs import as_json, everstep
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+from tiny_experiment import write
+
+from everstep.errors import ConfigError
+from everstep.experiment import as_yaml, open_run
+from everstep.experiment.layers import layered
+from everstep.experiment.sweep import trials
+from everstep.record import RunJournal
+
+SMALL = ("tiny.yaml", "trainer.max_epoch=1")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with tiny.yaml and its module."""
+    write(tmp_path)
+    return tmp_path
+
+
+def runs(here: Path) -> set[str]:
+    return {path.name for path in (here / "runs").iterdir() if path.is_dir()}
+
+
+def test_a_grid_in_parallel_and_every_value_with_its_type(here: Path) -> None:
+    line = ("sweep", *SMALL, "--grid", "optimizer.lr=[0.1, 2.0]", "--grid", "group=['1', a b]", "-j", "2")
+    rows = as_json(*line, cwd=here)
+    assert [row["status"] for row in rows] == ["finished"] * 4
+    assert {Path(row["run"]).name for row in rows} == runs(here)
+    for row in rows:
+        tree = open_run(here / row["run"]).tree
+        given, expected = (tree["optimizer"]["lr"], tree["group"]), tuple(row["settings"].values())
+        assert given == expected and [type(value) for value in given] == [float, str]
+        assert RunJournal(here / row["run"]).ended() is not None
+    found = as_json("runs", "config.optimizer.lr=0.1", cwd=here)
+    assert len(found) == 2
+
+
+def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None:
+    said, beside = everstep("sweep", *SMALL, "--grid", "optimizer.lr=[0.1]", "--grid", "seed=[7]", cwd=here)
+    assert beside == "[1/1] runs/tiny-lr-0.1-seed-7: finished\n"
+    assert said.splitlines()[0].split() == ["run", "optimizer.lr", "seed", "status"]
+    everstep("train", *SMALL, "optimizer.lr=0.1", cwd=here)
+    rows = [
+        [(row.name, row.value) for row in RunJournal(here / "runs" / name).rows() if not row.wall]
+        for name in ("tiny-lr-0.1-seed-7", "tiny")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
+    line = [
+        "sweep", "tiny.yaml", "--dry-run", "-n", "20",
+        "--random", "optimizer.lr={low: 1e-4, high: 1e-1, log: true}",
+        "--random", "streams.train.count={low: 2, high: 4}",
+        "--random", "task.scale=[1, 2.5]",
+    ]  # fmt: skip
+    rows = as_json(*line, cwd=here)
+    assert rows == as_json(*line, cwd=here) != as_json(*line, "--seed", "1", cwd=here)
+    assert len(rows) == 20 and not (here / "runs").exists()
+    drawn = [tuple(row["settings"].values()) for row in rows]
+    assert all(1e-4 <= lr <= 1e-1 for lr, _, _ in drawn) and sum(lr < 1e-2 for lr, _, _ in drawn) > 5
+    assert {count for _, count, _ in drawn} == {2, 3, 4} and {scale for _, _, scale in drawn} == {1, 2.5}
+    assert {row["status"] for row in rows} == {"not run (--dry-run)"}
+    each = as_json(*line[:5], "--grid", "seed=[1, 2]", "--random", "task.scale=[3]", cwd=here)
+    assert [row["settings"] for row in each] == [{"seed": seed, "task.scale": 3} for seed in (1, 2)]
+
+
+def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
+    line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--grid", "trainer.max_time=[60]")
+    said, beside = everstep(*line, cwd=here, status=1)
+    assert "batch_size-2-max_time-60: finished" in beside and "-0-max_time-60: failed\n  " in beside
+    assert "batch_size" in beside.partition("failed\n")[2]
+    assert "failed" in said and "finished" in said
+
+
+def test_what_was_cut_off_goes_on(here: Path) -> None:
+    line = ("sweep", "tiny.yaml", "--grid", "seed=[7, 8]", "-j", "2")
+    _, beside = everstep(*line, cwd=here, status=1, SIGKILL_AT="5")
+    assert beside.count("killed by SIGKILL") == 2
+    everstep(*line, cwd=here)
+    everstep("train", "tiny.yaml", cwd=here)
+    rows = [
+        [(row.name, row.value) for row in RunJournal(here / "runs" / name).rows() if not row.wall]
+        for name in ("tiny-seed-7", "tiny")
+    ]
+    assert rows[0] == rows[1]
+    before = runs(here)
+    everstep("sweep", "tiny.yaml", "--grid", "seed=[8, 9]", cwd=here)
+    assert runs(here) == before | {"tiny-seed-9"}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, status: int) -> None:
+    slow = "import tiny_experiment, time, pathlib\n\nclass Slow(tiny_experiment.TinyTask):\n"
+    slow += "    def train_step(self, batch):\n        pathlib.Path('training').touch()\n"
+    slow += "        time.sleep(0.05)\n        return super().train_step(batch)\n"
+    (here / "slow.py").write_text(slow)
+    line = ["sweep", "tiny.yaml", "task.call=slow:Slow", "trainer.max_epoch=1000", "--grid", "seed=[1, 2]"]
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "everstep", *line],
+        cwd=here,
+        env={**os.environ, "EVERSTEP_INDEX": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (here / "training").exists():
+        assert sweep.poll() is None
+        time.sleep(0.02)
+    sweep.send_signal(number)
+    beside = sweep.communicate()[1]
+    assert sweep.returncode == status and "Traceback" not in beside
+    assert runs(here) == {"tiny-seed-1"}
+    assert as_json("show", "runs/tiny-seed-1", cwd=here)["status"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["tiny.yaml"], "nothing varies"),
+        (["--grid", "seed=[1]"], "give a config FILE"),
+        (["tiny.yaml", "--grid", "seed=1"], "1 is no list of values"),
+        (["tiny.yaml", "--grid", "optimizer.lr=[0.1, x]"], "'x' is a text"),
+        (["tiny.yaml", "--random", "seed={lo: 1, high: 2}"], "did you mean 'low'"),
+        (["tiny.yaml", "--grid", "seed=[1]", "-j", "0"], "0 is not in the range"),
+        (["tiny.yaml", "--grid", "seed=[1]", "--on-change", "kepe"], "keep"),
+    ],
+)
+def test_wrong_input_trains_nothing(here: Path, command: list[str], said: str) -> None:
+    assert said in everstep("sweep", *command, cwd=here, status=2)[1]
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("grid", "draws", "said"),
+    [
+        (["seed=[]"], [], "is no list of values"),
+        (["seed"], [], "is no override"),
+        (["seed=[1"], [], "correct the YAML"),
+        (["seed=[1]"], ["seed=[2]"], "seed varies twice"),
+        (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
+        (["optimizer.lrr=[1]"], [], "did you mean 'lr'"),
+        ([], ["seed={low: 1}"], "give a range"),
+        ([], ["seed={low: 3, high: 2}"], "low < high"),
+        ([], ["seed={low: a, high: 2}"], "give a range"),
+        ([], ["seed={low: 1, high: 2, log: 3}"], "low < high"),
+        ([], ["optimizer.lr={low: 0, high: 2, log: true}"], "low > 0"),
+        ([], ["optimizer.lr={low: 0, high: .inf}"], "low < high"),
+    ],
+)
+def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        trials([here / "tiny.yaml"], grid=grid, draws=draws)
+
+
+VALUES = [
+    0.1,
+    1e-05,
+    1e22,
+    3,
+    -2,
+    True,
+    None,
+    "1",
+    "a b",
+    "adam",
+    "True",
+    "\u20ac\U0001f600\n",
+    [1, "1"],
+    {"a": [1.0]},
+]
+
+
+def test_every_value_arrives_as_it_is_in_a_run_of_its_own(here: Path) -> None:
+    grid = [f"schedules.train.x={as_yaml(VALUES)}"]
+    found = trials([here / "tiny.yaml"], grid=grid)
+    arrived = [layered((), trial.overrides).tree["schedules"]["train"]["x"] for trial in found]
+    assert [(type(value), value) for value in arrived] == [(type(value), value) for value in VALUES]
+    assert len({trial.run_dir for trial in found}) == len(VALUES)
+    assert all(re.fullmatch(r"tiny-x-[\w.+-]+", trial.run_dir.name) for trial in found)
+    (infinite,) = trials([here / "tiny.yaml"], grid=["schedules.train.x=[[-.inf, .inf]]"])
+    assert layered((), infinite.overrides).tree["schedules"]["train"]["x"] == [-math.inf, math.inf]
