@@ -44,12 +44,14 @@ class Seed:
         mark: what only its document has; the document begins there.
         titles: words of the headings and items that are about it in notes.
         apart: words of headings below those that another page answers.
+        until: where its document ends; "": at the end of the text.
     """
 
     page: str
     mark: str
     titles: tuple[str, ...]
     apart: str = "(nothing)"
+    until: str = ""
 
 
 SEEDS = (
@@ -57,14 +59,21 @@ SEEDS = (
     Seed("emloop", "Source code for emloop", ("emloop",)),
     Seed("model-garden", "base_trainer.Trainer(", ("Orbit",)),
     Seed("tf-supervisor", "supervisor\nbasic use process", ("Supervisor",), apart="Experiment"),
+    Seed(
+        "tf-experiment",
+        "Experiment\nhttps://",
+        ("Experiment and Estimator",),
+        until="supervisor\nbasic use process",
+    ),
     Seed("tfutils", "tfutils.base¶", ("tfutils",)),
 )
 
 EXCLUDED = {
     "other products": "AdamW DeepSpeech TensorBoard TensorFlow",
-    "headings and words of the text": "common constructor initialization method Methods Parameters Recovery "
-    "Args Returns",
-    "words that have grown together, or with a typo": "andapply_gradients exp_ids oftrain_params train_parms",
+    "headings and words of the text": "common constructor Constructor initialization method Methods "
+    "Parameters Recovery Args Returns",
+    "words that have grown together, or with a typo": "andapply_gradients exp_ids ExportStrategys oftrain_params "
+    "start_delay train_parms",
     "in examples, a user's own": "input_x input_y step_loss test_x test_y train_data train_flow train_op",
     "everstep's, in the notes": "local_init_fn ready",
     "values, formulas and files": "acc accuracy auc ckpt f1 info json KEY NaN sqrt tar train_loss warn yaml",
@@ -177,11 +186,16 @@ def names(seed: Seed, documents: list[str], notes: list[str]) -> list[str]:
     found: set[str] = set()
     (document,) = (text[text.index(seed.mark) :] for text in documents if seed.mark in text)
     read = of_source if "Source code" in seed.mark else of_document
+    if seed.until:
+        document = document[: document.index(seed.until)]
     found.update(read(FOREIGN.sub("", document)))
     for text in notes:
         for part in notes_about(seed, text):
             found.update(of_notes(FOREIGN.sub("", part)))
-    return sorted((name for name in found if is_name(name) and not is_torn(name, found)), key=str.lower)
+    return sorted(
+        (name for name in found if is_name(name) and not is_torn(name, found)),
+        key=lambda name: (name.lower(), name),
+    )
 
 
 def is_name(name: str) -> bool:

@@ -68,6 +68,11 @@ def test_names_of_notes(tool: ModuleType) -> None:
     assert " ".join(found) == names
 
 
+def test_a_document_ends_where_the_next_begins(tool: ModuleType) -> None:
+    seed = tool.Seed("old", "NoiseLoop¶", ("Old",), until="Methods\nmake_noise")
+    assert " ".join(tool.names(seed, [DOCUMENT], [])) == "hooks log max_steps model NoiseLoop"
+
+
 def test_a_document_must_be_there(tool: ModuleType) -> None:
     with pytest.raises(ValueError, match="not enough values"):
         tool.names(tool.Seed("old", "a mark", ("Old",)), [DOCUMENT], [])

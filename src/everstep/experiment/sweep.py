@@ -160,7 +160,7 @@ def _yaml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {_yaml(part)}' for key, part in value.items())}}}"
+        return f"{{{', '.join(f'{_yaml(key)}: {_yaml(part)}' for key, part in value.items())}}}"
     return json.dumps(value, ensure_ascii=False)
 
 
