@@ -72,8 +72,8 @@ EXCLUDED = {
     "other products": "AdamW DeepSpeech TensorBoard TensorFlow",
     "headings and words of the text": "common constructor Constructor initialization method Methods "
     "Parameters Recovery Args Returns",
-    "words that have grown together, or with a typo": "andapply_gradients exp_ids ExportStrategys oftrain_params "
-    "start_delay train_parms",
+    "words that have grown together, or with a typo": "andapply_gradients exp_ids ExportStrategys "
+    "oftrain_params start_delay train_parms",
     "in examples, a user's own": "input_x input_y step_loss test_x test_y train_data train_flow train_op",
     "everstep's, in the notes": "local_init_fn ready",
     "values, formulas and files": "acc accuracy auc ckpt f1 info json KEY NaN sqrt tar train_loss warn yaml",

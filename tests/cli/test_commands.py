@@ -42,11 +42,23 @@ def names(runs: list[dict[str, str]]) -> list[str]:
 def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: Path) -> None:
     told, _ = everstep("--help", cwd=tmp_path)
     assert "0 done, 1 something is wrong, 2 wrong usage" in told
-    for name in ("runs", "show", "compare", "plot", "checkpoints", "sync", "doctor"):
+    for name in ("sweep", "runs", "show", "compare", "export", "prune", "checkpoints", "sync", "doctor"):
         assert re.search(rf"^  {name} ", told, re.MULTILINE)
     told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
     assert "Status is running, finished, stopped, failed, killed, or gone" in told
     assert everstep("--version", cwd=tmp_path)[0].startswith("everstep, version ")
+
+
+def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
+    def completed(*words: str) -> list[str]:
+        asked = {"COMP_WORDS": " ".join(["everstep", *words]), "COMP_CWORD": str(len(words))}
+        told, _ = everstep(cwd=tmp_path, _EVERSTEP_COMPLETE="bash_complete", **asked)
+        return [line.partition(",")[2] for line in told.splitlines()]
+
+    assert completed("s") == ["sweep", "show", "sync"]
+    assert "--on-change" in completed("train", "--o")
+    assert completed("train", "--on-change", "k") == ["keep"]
+    assert "everstep_completion" in everstep(cwd=tmp_path, _EVERSTEP_COMPLETE="zsh_source")[0]
 
 
 def test_help_imports_nothing_heavy() -> None:

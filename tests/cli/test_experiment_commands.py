@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import everstep
+from cli_runs import as_json, everstep
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
@@ -75,6 +75,26 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     assert "config.trainer" not in compared
     _, said = everstep("resume", "tiny", "task.scale=3", cwd=here, status=2)
     assert "config.task.scale: stored 1.0, given 3" in said
+
+
+def test_compare_shows_where_the_configs_differ(here: Path) -> None:
+    line = ("train", "tiny.yaml", "trainer.max_step=1")
+    everstep(*line, cwd=here)
+    changed = (
+        "task.scale=2",
+        "services.0.Evaluate.num_steps=1",
+        "streams.more={call: tiny_experiment:noise}",
+    )
+    everstep(*line, *changed, "--run-dir", "runs/other", cwd=here)
+    found = as_json("compare", "tiny", "runs/other", cwd=here)
+    facts = {name: list(values.values()) for name, values in found["facts"].items()}
+    assert {name: values for name, values in facts.items() if name.startswith("config.")} == {
+        "config.task.scale": [1.0, 2],
+        "config.services.0.Evaluate.num_steps": [None, 1],
+        "config.streams.more.call": [None, "tiny_experiment:noise"],
+    }
+    told, _ = everstep("compare", "tiny", "runs/other", cwd=here)
+    assert re.search(r"\n  config.services.0.Evaluate.num_steps +- +1\n", told)
 
 
 def test_queries_find_the_config(trained: Path) -> None:

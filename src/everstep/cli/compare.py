@@ -24,8 +24,9 @@ _WIDEST = 48
 def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: bool) -> None:
     """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
 
-    Among the facts are the options that optimizers and the like were made with (optimizer.lr), as the
-    newest checkpoint has them.  Long values are cut in the table; --json has all.
+    Among the facts are the config of the newest start (config.optimizer.lr), and the options that
+    optimizers and the like were made with (optimizer.lr), as the newest checkpoint has them.  Long
+    values are cut in the table; --json has all.
     Best is given where the metric's name tells which way is better (..._loss, ..._acc, ..._accuracy).
     """
     if len(runs) < 2:
@@ -64,9 +65,11 @@ def _facts(run: Found) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"git": {"commit": 1}} as {"git.commit": 1}."""
+    """{"git": {"commit": 1}} as {"git.commit": 1}, and lists of such, as an override writes the places."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
+        if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+            value = {str(at): part for at, part in enumerate(value)}
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{name}.")
         else:
