@@ -100,6 +100,16 @@ def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "1 run deleted" in everstep("prune", "stopped", "--delete", cwd=here)[0]
 
 
+@pytest.mark.parametrize("point", ["rename:1", "fsync_folder:1", "entry:1", "entry:4"])
+def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, point: str) -> None:
+    everstep("prune", "good", "--delete", cwd=here, status=-9, EVERSTEP_HAZARD=f"kill:removing.{point}")
+    (left,) = [name for name in there(here) if name.startswith("good")]
+    assert (left == "good") == (point == "rename:1")
+    (row,) = as_json("prune", f"runs/{left}", "--delete", cwd=here)
+    assert row["deleted"] and row["name"].startswith("good-")
+    assert not [name for name in there(here) if name.startswith("good")]
+
+
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [

@@ -7,7 +7,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from everstep.durable import fsync_folder
+from everstep import hazard
+from everstep.durable import fsync_folder, rename
 from everstep.errors import RunDirError
 from everstep.record.lock import RunLock, is_held
 from everstep.record.rundir import RunDir
@@ -56,8 +57,8 @@ def remove(run_dir: Path) -> None:
     lock = RunLock(run_dir)
     lock.acquire()
     try:
-        os.rename(run_dir, moved)
-        fsync_folder(moved.parent, "removed run")
+        rename(run_dir, moved, "removing")
+        fsync_folder(moved.parent, "removing")
     except OSError as error:
         raise RunDirError(
             error.errno, f"the run cannot be removed: {error.strerror}; see to its folder", str(run_dir)
@@ -68,13 +69,16 @@ def remove(run_dir: Path) -> None:
         _empty(moved)
     except OSError as error:
         raise RunDirError(
-            error.errno, f"the run cannot be removed wholly: {error.strerror}; remove the rest", str(moved)
+            error.errno,
+            f"the run cannot be removed wholly: {error.strerror}; see to the disk, and remove the rest",
+            str(moved),
         ) from error
 
 
 def _empty(folder: Path) -> None:
     """Remove a run's folder; what makes it one comes last."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name in _FACTS):
+        hazard.reach("removing.entry")
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
