@@ -189,7 +189,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_everything_can_be_asked_for_and_both_say_the_same(made: Path, server: Server) -> None:
+def test_everything_can_be_asked_for_and_both_say_the_same(
+    made: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # runs of the current directory are looked at, too
     url = server.database()
     sync(Database(url), [made])
     for places in (made, url):

@@ -143,7 +143,8 @@ def test_a_statement_that_never_ends_is_given_up(
     monkeypatch.setattr(writer, "PATIENCE", 0.2)
     threads, files = threading.enumerate(), set(os.listdir("/proc/self/fd"))
     run = Tiny(tmp_path / "run", max_epoch=1).train()
-    assert (threading.enumerate(), set(os.listdir("/proc/self/fd"))) == (threads, files)
+    assert threading.enumerate() == threads
+    assert set(os.listdir("/proc/self/fd")) <= files  # what an earlier test has left may go meanwhile
     (warning,) = warnings(run.lines)
     assert "did not answer in time" in warning
     assert run.loop.ending.finished
