@@ -6,12 +6,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
+from everstep.data.wrapping import StreamAround
 from everstep.errors import ConfigError, NotResumableError
 from everstep.keywords import checked_keywords, whole
 
@@ -42,38 +42,23 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
     return Prefetched(stream, buffer)
 
 
-class Prefetched:
+class Prefetched(StreamAround):
     """The stream that `prefetch` makes.  Immutable."""
 
     def __init__(self, stream: Stream, buffer: int) -> None:
-        self._stream, self._buffer = stream, buffer
-        self.carries_over = getattr(stream, "carries_over", False)
-        self.may_be_empty = getattr(stream, "may_be_empty", False)
-        self.keeps_place = getattr(stream, "keeps_place", None)
-        self.place_kept = getattr(stream, "place_kept", nullcontext)
-        self.drawn_again = getattr(stream, "drawn_again", nullcontext)
-        self.holds_state = getattr(stream, "holds_state", ())
+        super().__init__(stream)
+        self._buffer = buffer
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> PrefetchCursor:
-        cursor = self._stream.open(purpose, pass_index, position, seed=seed)
+        cursor = self.stream.open(purpose, pass_index, position, seed=seed)
         return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """That of the source: fetching ahead changes no batch."""
-        return describe(self._stream, seed)
-
-    @property
-    def spent(self) -> bool:
-        """Whether the source is."""
-        return getattr(self._stream, "spent", False)
-
-    @property
-    def sample_ids(self) -> Any:
-        """The source's method, None if it has none."""
-        return getattr(self._stream, "sample_ids", None)
+        return describe(self.stream, seed)
 
     def __repr__(self) -> str:
-        return f"prefetch({self._stream!r}, buffer={self._buffer})"
+        return f"prefetch({self.stream!r}, buffer={self._buffer})"
 
 
 class _Made(NamedTuple):

@@ -11,7 +11,10 @@ from typing import Any
 from everstep import contracts
 from everstep.contracts import Cursor, Stream
 from everstep.data import arrays, as_stream
+from everstep.data.adapt import describe
+from everstep.data.arrays import Arrays
 from everstep.data.iterables import SequenceStream
+from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.params import Params, arguments
 from everstep.trainer.inputs import Inputs
@@ -201,37 +204,35 @@ def tagged(name: str, data: Any) -> Stream:
     return Inputs(as_stream(data), lambda batches: (name, next(batches)))
 
 
-class Named:
+class Named(StreamAround):
     """Batches of arrays as dictionaries."""
 
-    def __init__(self, names: tuple[str, ...], stream: Any) -> None:
-        self._names, self._stream = names, stream
+    stream: Arrays
+
+    def __init__(self, names: tuple[str, ...], stream: Arrays) -> None:
+        super().__init__(stream)
+        self._names = names
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return _NamedCursor(self._names, self._stream.open(purpose, pass_index, position, seed=seed))
+        return _NamedCursor(self._names, self.stream.open(purpose, pass_index, position, seed=seed))
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {**self._stream.describe(seed), "names": list(self._names)}
+        return {**describe(self.stream, seed), "names": list(self._names)}
 
     def __len__(self) -> int:
-        return len(self._stream)
+        return len(self.stream)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (dict(zip(self._names, batch, strict=True)) for batch in self._stream)
+        return (dict(zip(self._names, batch, strict=True)) for batch in self.stream)
 
 
-class _NamedCursor:
-    def __init__(self, names: tuple[str, ...], cursor: Any) -> None:
-        self._names, self._cursor = names, cursor
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
+class _NamedCursor(CursorAround):
+    def __init__(self, names: tuple[str, ...], cursor: Cursor) -> None:
+        super().__init__(cursor)
+        self._names = names
 
     def __next__(self) -> dict[str, Any]:
-        return dict(zip(self._names, next(self._cursor), strict=True))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
+        return dict(zip(self._names, next(self.cursor), strict=True))
 
 
 class Example(Mapping[str, Any]):

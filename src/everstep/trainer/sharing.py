@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from everstep.contracts import Cursor, Stream
 from everstep.data.adapt import describe
+from everstep.data.wrapping import StreamAround
 
 
 class Shared:
@@ -88,10 +89,11 @@ class _Pass:
         self.cursor.close()
 
 
-class Tap:
+class Tap(StreamAround):
     """The shared stream, as one run reads it."""
 
     def __init__(self, shared: Shared) -> None:
+        super().__init__(shared.stream)
         self._shared = shared
         self.place = (0, 0)
         """The pass, and the batches of it that were taken: how far this run has come."""
@@ -101,10 +103,7 @@ class Tap:
 
     def describe(self, seed: int) -> dict[str, Any]:
         """That of the stream: alone, the run would read it itself."""
-        return describe(self._shared.stream, seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared.stream, name)
+        return describe(self.stream, seed)
 
 
 class _TapCursor:
