@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from everstep import backends
 from everstep.contracts import EvalStep
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
@@ -24,11 +22,11 @@ from everstep.record import (
     RunDir,
     RunJournal,
     RunLock,
-    facts,
     record_evaluation,
     to_read,
 )
 from everstep.supervisor import Loaded
+from everstep.supervisor.configuration import Configuration
 
 FOLDER = "intermediate"
 
@@ -53,9 +51,7 @@ class TestRecord:
         self, run_dir: Path | None, where: Loaded, seed: int, record: Recorded, frequency: int | None
     ) -> None:
         self._where, self._frequency = where, frequency
-        self._checkpoint = _named(where)
-        frameworks = {backend.name: backend.describe() for backend in backends.active()}
-        self._facts = facts(sys.argv, record.tree, seed, frameworks, next(iter(record.code), None))
+        self._facts = Configuration(record.tree, code=tuple(record.code)).facts(seed, ())
         self._tested = run_of(Path(where.path))
         self._home: RunDir | None = None
         if run_dir is not None:
@@ -64,7 +60,7 @@ class TestRecord:
     def _begin(self, run_dir: Path, seed: int) -> None:
         validates = {
             "run": RunDir.open(self._tested, create=False).id,
-            "checkpoint": self._checkpoint,
+            "checkpoint": self._where.name,
             "digest": self._where.digest,
             "step": self._where.step,
             "path": str(Path(self._where.path).absolute()),
@@ -99,7 +95,7 @@ class TestRecord:
         """What a validation came to."""
         where, prefixed = self._where, {f"{name}/{metric}": value for metric, value in found.items()}
         if self._home is None:
-            at = (name, self._checkpoint, where.digest, where.step, where.epoch, num_steps)
+            at = (name, where.name, where.digest, where.step, where.epoch, num_steps)
             record_evaluation(self._tested, Evaluation(*at, prefixed, time.time()), self._facts, {})
             return
         for metric, value in prefixed.items():
@@ -110,7 +106,7 @@ class TestRecord:
         """The test is over."""
         if self._home is None:
             return
-        status = {"status": "finished", "reason": f"tested {self._checkpoint}"}
+        status = {"status": "finished", "reason": f"tested {self._where.name}"}
         if error is not None:
             status = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
         try:
@@ -161,11 +157,6 @@ def run_of(checkpoint: Path) -> Path:
         if (folder / "run.json").exists():
             return folder
     raise ConfigError(f"{checkpoint} lies in no run directory; give one where its run has it")
-
-
-def _named(where: Loaded) -> str:
-    path = Path(where.path)
-    return path.name if path.parent.name == "checkpoints" else "/".join(path.parts[-3:])
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -35,6 +35,17 @@ class Loaded:
     digest: str = field(default="", compare=False)
     seed: int | None = field(default=None, compare=False)
 
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether they are one of the run's checkpoints; else best weights, or another copy."""
+        return Path(self.path).parent.name == "checkpoints"
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's, or the end of the path of what is none."""
+        parts = Path(self.path).parts
+        return parts[-1] if self.is_checkpoint else "/".join(parts[-3:])
+
 
 @checked_keywords
 def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Loaded:

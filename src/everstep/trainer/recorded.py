@@ -52,10 +52,8 @@ class Recorded:
             seed: the run's.
             seconds: how long it took.
         """
-        path = Path(weights.path)
-        checkpoint = path.name if _of_the_loop(weights) else "/".join(path.parts[-3:])
         found = Evaluation(
-            stream, checkpoint, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
+            stream, weights.name, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
         )
         if self._facts is None:
             self._facts = self._config.facts(seed, self._services)
@@ -79,7 +77,7 @@ class Recorded:
         for each in reversed(evaluations(run_dir)):
             if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
                 return each.metrics
-        if not _of_the_loop(weights):
+        if not weights.is_checkpoint:
             return {}
         rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
         return {row.name: row.value for row in rows if row.step == weights.step}
@@ -94,16 +92,10 @@ def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
     first, _, metric = str(asked).partition("/")
     if first == "best":
         kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
-        if metric:
-            kept = {name: path for name, path in kept.items() if metric in (name, name.replace("/", "."))}
-        if len(kept) != 1:
-            known = ", ".join(f"'best/{name}'" for name in best(run_dir)) or "none: add Best(metric)"
+        meant = [name for name in kept if metric in ("", name, name.replace("/", "."))]
+        if len(meant) != 1:
+            known = ", ".join(f"'best/{name}'" for name in kept) or "none: add Best(metric)"
             raise ConfigError(f"weights={str(asked)!r}: give one that the run keeps: {known}")
-        return Path(*kept.values())
+        return Path(kept[meant[0]])
     named = to_read(run_dir) / "checkpoints" / str(asked)
     return named if named.exists() else Path(asked)
-
-
-def _of_the_loop(weights: Loaded) -> bool:
-    """Whether they are those of a checkpoint; else they are best weights, or another copy."""
-    return Path(weights.path).parent.name == "checkpoints"
