@@ -110,11 +110,6 @@ class Experiment:
             )
         return self._trainer
 
-    @property
-    def stream_names(self) -> list[str]:
-        """ "train", then those that are evaluated."""
-        return list(self._streams)
-
     def stream(self, name: str) -> Any:
         """Make the data of a stream.
 

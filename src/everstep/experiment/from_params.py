@@ -321,8 +321,7 @@ def recorded_params(run_dir: str | Path) -> Params:
     Raises:
         ConfigError: it is no run of `train_from_params`, or a function is not found by its import path.
     """
-    starts = list(RunJournal(to_read(run_dir)).events("segment", valid=False))
-    facts = starts[-1].data.get("facts", {}) if starts else {}
+    facts = RunJournal(to_read(run_dir)).facts()
     tree = facts.get("config") or {}
     if "model_params" not in tree:
         raise ConfigError(

@@ -177,8 +177,7 @@ def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
     Raises:
         ConfigError: it has none.
     """
-    starts = list(RunJournal(to_read(run_dir)).events("segment", valid=False))
-    facts = starts[-1].data.get("facts", {}) if starts else {}
+    facts = RunJournal(to_read(run_dir)).facts()
     tree = facts.get("config") or {}
     if "task" not in tree or "streams" not in tree:
         raise ConfigError(

@@ -246,6 +246,12 @@ class RunJournal:
         """The files of the journal, oldest first."""
         return list(self._segments.values())
 
+    def facts(self) -> dict[str, Any]:
+        """Where the newest start came from: see `everstep.record.facts`; empty before the first."""
+        starts = list(self.events("segment", valid=False))
+        found: dict[str, Any] = starts[-1].data.get("facts", {}) if starts else {}
+        return found
+
     def rows(self, valid: bool = True) -> Iterator[Row]:
         """The metric rows in the order in which they were written.
 
