@@ -20,6 +20,7 @@ from everstep.index.queries import (
     last_values,
     newest_facts,
     require_known,
+    selected_last_values,
     status,
     valid,
 )
@@ -50,6 +51,11 @@ class Asked(NamedTuple):
     def order(self) -> list[tuple[str, bool]]:
         """(name, whether the largest comes first)."""
         return [(name.removeprefix("-"), name.startswith("-")) for name in self.sort]
+
+    @property
+    def names(self) -> list[str]:
+        """Every field that it speaks of."""
+        return [*paths(self.where), *(name for name, _ in self.order), *self.fields]
 
 
 def ask(connection: Connection, collection: str, asked: Asked, gone: Collection[int] = ()) -> list[Document]:
@@ -114,7 +120,7 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
         if path in columns:
             return columns[path]
         if is_metric(connection, path):
-            last = last_values(clean(path)).subquery()
+            last = selected_last_values(clean(path)).subquery()
             number = Value({"number": true()}, last.c.value, literal(None))
             return SelectedValues(runs.c.id, number, select(last.c.run))
         require_known(connection, path)
@@ -155,9 +161,9 @@ def _ask_runs(connection: Connection, asked: Asked, gone: Collection[int]) -> li
         run["id"]: {**recorded.get(run["id"], {}), **{name: run[name] for name in FACTS}} for run in found
     }
     for name in _metrics_for(connection, asked, documents):
-        values = {run: value for run, value in connection.execute(last_values(clean(name)))}
+        values = last_values(connection, name)
         for run in documents.keys() & values.keys():
-            documents[run][name] = math.nan if values[run] is None else values[run]
+            documents[run][name] = values[run]
     if not asked.fields:
         return list(documents.values())
     return [project(document, asked.fields) for document in documents.values()]
@@ -178,7 +184,7 @@ def _metrics_for(connection: Connection, asked: Asked, documents: Collection[int
 
 def _ask_configs(connection: Connection, asked: Asked) -> list[Document]:
     """`run`, and `config` as the newest start recorded it."""
-    for name in (*paths(asked.where), *(name for name, _ in asked.order), *asked.fields):
+    for name in asked.names:
         if name != "run" and name.partition(".")[0] != "config":
             raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
 
@@ -253,7 +259,7 @@ _TEXTS = ("run", "phase", "name")
 
 
 def _ask_table(connection: Connection, table: _Table, asked: Asked) -> list[Document]:
-    for name in (*paths(asked.where), *(name for name, _ in asked.order), *asked.fields):
+    for name in asked.names:
         if name not in table.columns:
             raise ConfigError(f"{table.name} have no field {name!r}; {nearest(name, table.columns)}")
     names = list(dict.fromkeys(asked.fields or table.columns))

@@ -72,7 +72,7 @@ def all_runs(
     for name in dict.fromkeys(wanted):
         if name in FACTS:
             continue
-        values = _last_values(connection, name)
+        values = last_values(connection, name)
         if not values and not is_metric(connection, name):
             require_known(connection, name)
             values = _facts_at(connection, name)
@@ -113,8 +113,9 @@ def _names(connection: Connection) -> set[str]:
     return set(FACTS) | set(connection.execute(select(series.c.name).distinct()).scalars())
 
 
-def _last_values(connection: Connection, name: str) -> dict[int, float]:
-    found = connection.execute(last_values(clean(name)))
+def last_values(connection: Connection, name: str) -> dict[int, float]:
+    """Run -> the last value of a metric; see `selected_last_values`."""
+    found = connection.execute(selected_last_values(clean(name)))
     return {run: math.nan if value is None else value for run, value in found}
 
 
@@ -124,7 +125,7 @@ def _named(name: str) -> ColumnElement[bool]:
     return named | ((series.c.name == bare) & (series.c.phase == phase)) if phase else named
 
 
-def last_values(name: str) -> Select[Any]:
+def selected_last_values(name: str) -> Select[Any]:
     """(run, value): the last value of a metric, NULL for NaN, of every run that has it.
 
     Args:
