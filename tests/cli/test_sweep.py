@@ -105,7 +105,9 @@ def test_what_was_cut_off_goes_on(here: Path) -> None:
     assert runs(here) == before | {"tiny-seed-9"}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, status: int) -> None:
     slow = "import tiny_experiment, time, pathlib\n\nclass Slow(tiny_experiment.TinyTask):\n"
     slow += "    def train_step(self, batch):\n        pathlib.Path('training').touch()\n"
@@ -125,7 +127,7 @@ def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, st
         time.sleep(0.02)
     sweep.send_signal(number)
     beside = sweep.communicate()[1]
-    assert sweep.returncode == status and "Traceback" not in beside
+    assert sweep.returncode == 128 + number and "Traceback" not in beside
     assert runs(here) == {"tiny-seed-1"}
     assert as_json("show", "runs/tiny-seed-1", cwd=here)["status"] == "stopped"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 
 import click
+
+from everstep.cli.leaving import leave_in_order
 
 HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the run never stopped.
 
@@ -52,9 +53,7 @@ def command(
     from everstep.drill.report import NOT_DRILLED
     from everstep.errors import ConfigError, DrillError
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _leave)
+    leave_in_order()
     try:
         report = campaign.drill(
             script, args, kills=kills, seed=seed, hazards=hazards, timeout=timeout, keep=keep, say=click.echo
@@ -69,10 +68,3 @@ def command(
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     sys.exit(status)
-
-
-def _leave(number: int, frame: object) -> None:
-    """End in order: what was started is ended, and the folder removed, on the way out."""
-    for other in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)

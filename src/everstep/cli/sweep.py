@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from everstep.cli import experiments
 from everstep.cli.finding import json_option
+from everstep.cli.leaving import leave_in_order
 from everstep.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def command(
     if dry_run:
         codes: list[int] = []
     else:
-        with _stopped_by_signals():
-            codes = _Trainings(found, options, jobs).run()
+        leave_in_order()
+        codes = _Trainings(found, options, jobs).run()
     rows = _rows(found, codes)
     if as_json:
         print_json(rows)
@@ -118,20 +118,6 @@ def _told(code: int) -> str:
     if number > 0:
         return f"{'killed' if code < 0 else 'stopped'} by {signal.Signals(number).name}"
     return _STATUS.get(code, "failed")
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM ends the block, as Ctrl-C does."""
-
-    def stop(number: int, frame: Any) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Trainings:
