@@ -11,18 +11,10 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, everstep
-from index_runs import journal_rows, make_runs, start, train
+from index_runs import journal_rows, start, train
 
 from everstep.record.reading import segment_path
 from postgres_server import Server
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/`: good, long, killed, failed and stopped ones."""
-    folder = tmp_path_factory.mktemp("made")
-    make_runs(folder / "runs")
-    return folder
 
 
 @pytest.fixture

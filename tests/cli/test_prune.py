@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, everstep
-from index_runs import make_runs, start
+from index_runs import start
 
 from everstep.record import RunDir, RunLock
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/`: good, long, killed, failed and stopped ones."""
-    folder = tmp_path_factory.mktemp("made")
-    make_runs(folder / "runs")
-    return folder
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import torch
 from tiny_task import TinyTask, trainer
 
 import everstep
+from counting import Counted
 from everstep.errors import ConfigError, Interrupted
 from everstep.proof.compare import compare_runs
 from everstep.trainer.sharing import copied
@@ -23,33 +24,10 @@ from tiny_runs import Boom
 READS: list[int] = []
 
 
-class Counted:
+def counted(**arguments: Any) -> Counted:
     """A stream that tells which batches were read."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self._stream = everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Any:
-        return CountedCursor(self._stream.open(purpose, pass_index, position, seed=seed))
-
-    def describe(self, seed: int) -> dict[str, Any]:
-        return self._stream.describe(seed)
-
-
-class CountedCursor:
-    def __init__(self, cursor: Any) -> None:
-        self._cursor = cursor
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._cursor)
-        READS.append(int(batch[0][0]))
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
+    stream = everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
+    return Counted(stream, lambda batch: READS.append(int(batch[0][0])))
 
 
 class Scaled(TinyTask):
@@ -79,7 +57,7 @@ NAMES = ("a", "b", "c")
 
 def runs(folder: Path, tasks: Mapping[str, everstep.Task], **arguments: Any) -> list[everstep.Trainer]:
     """A Trainer for each task, by the name of its run; their data is one object."""
-    data = arguments.pop("data", None) or Counted()
+    data = arguments.pop("data", None) or counted()
     every = everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)
     return [
         trainer(folder / name, task, streams={"train": data}, services=[every], max_epoch=3, **arguments)
@@ -160,7 +138,7 @@ def test_runs_that_stand_apart_come_together(tmp_path: Path, alone: Path) -> Non
 
 def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
     def together(folder: Path) -> list[everstep.Trainer]:
-        data = Counted()
+        data = counted()
         stop = everstep.EarlyStop("valid/loss", patience=1)
         return [
             trainer(folder / "a", Scaled(), streams={"train": data}, max_epoch=2),
@@ -183,7 +161,7 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
             return {"loss": math.nan} if spoilt else found
 
     def together(folder: Path) -> list[everstep.Trainer]:
-        data, saves = Counted(), everstep.Checkpoints(everstep.Every(steps=3))
+        data, saves = counted(), everstep.Checkpoints(everstep.Every(steps=3))
         services = {"a": [saves], "b": [saves, everstep.Recovery(9)], "c": [saves]}
         tasks = {"a": Scaled(), "b": Spoilt(), "c": Scaled(3.0)}
         return [

@@ -1,0 +1,31 @@
+"""A stream that tells which batches are read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from everstep.contracts import Cursor, Stream
+from everstep.data.wrapping import CursorAround, StreamAround
+
+
+class Counted(StreamAround):
+    """Calls `see` with each batch that is read."""
+
+    def __init__(self, stream: Stream, see: Callable[[Any], object]) -> None:
+        super().__init__(stream)
+        self._see = see
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _CountedCursor(self.stream.open(purpose, pass_index, position, seed=seed), self._see)
+
+
+class _CountedCursor(CursorAround):
+    def __init__(self, cursor: Cursor, see: Callable[[Any], object]) -> None:
+        super().__init__(cursor)
+        self._see = see
+
+    def __next__(self) -> Any:
+        batch = next(self.cursor)
+        self._see(batch)
+        return batch
