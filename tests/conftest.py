@@ -23,6 +23,8 @@ os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no inde
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell, which ignores Ctrl-C for it; the tests send it on purpose
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
