@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
 from everstep.errors import ConfigError
-from everstep.experiment import as_yaml, open_run
+from everstep.experiment import as_yaml, open_config, open_run
 from everstep.experiment.layers import layered
-from everstep.experiment.sweep import trials
+from everstep.experiment.search import Search
+from everstep.experiment.sweep import Base, Between, trials
 from everstep.record import RunJournal
 
 SMALL = ("tiny.yaml", "trainer.max_epoch=1")
@@ -79,6 +80,84 @@ def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
     assert {row["status"] for row in rows} == {"not run (--dry-run)"}
     each = as_json(*line[:5], "--grid", "seed=[1, 2]", "--random", "task.scale=[3]", cwd=here)
     assert [row["settings"] for row in each] == [{"seed": seed, "task.scale": 3} for seed in (1, 2)]
+
+
+SEARCH = (
+    *("sweep", *SMALL, "--optuna", "optimizer.lr={low: 1e-3, high: 1.9, log: true}"),
+    *("--optuna", "streams.train.batch_size=[1, 2]", "--minimize", "valid/loss", "-j", "2", "-n"),
+)
+
+
+def test_optuna_chooses_and_the_same_again(here: Path) -> None:
+    rows = as_json(*SEARCH, "4", cwd=here)
+    assert [row["status"] for row in rows] == ["finished"] * 4
+    for row in rows:
+        assert RunJournal(here / row["run"]).series("valid/loss")[1][-1] == row["valid/loss"]
+    told = everstep(*SEARCH, "4", cwd=here)[0].splitlines()
+    assert told[0].split() == ["run", "optimizer.lr", "streams.train.batch_size", "status", "valid/loss"]
+    assert runs(here) == {Path(row["run"]).name for row in rows}  # nothing else was chosen
+
+
+def test_a_search_that_was_cut_off_goes_on(here: Path) -> None:
+    rows = as_json(*SEARCH, "4", cwd=here)
+    (here / "runs").rename(here / "whole")
+    _, beside = everstep(*SEARCH, "4", cwd=here, status=1, SIGKILL_AT="4")
+    assert beside.count("killed by SIGKILL") == 4
+    assert as_json(*SEARCH, "4", cwd=here)[:2] == rows[:2]
+    for row in rows[:2]:
+        kept, again = (
+            [
+                (row.name, row.value)
+                for row in RunJournal(here / folder / Path(row["run"]).name).rows()
+                if not row.wall
+            ]
+            for folder in ("whole", "runs")
+        )
+        assert kept == again
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_search_goes_where_the_metric_is_good(here: Path, maximize: bool) -> None:
+    base = Base([here / "tiny.yaml"], ["trainer.max_epoch=1"], here / "runs" / "tiny")
+    search = Search(base, {"task.scale": Between(0.0, 30.0)}, "valid/loss", maximize=maximize)
+    chosen = []
+    for _ in range(24):
+        (trial,) = search.ask(1)
+        open_config(here / "tiny.yaml", [*base.overrides, *trial.overrides], run_dir=trial.run_dir).train()
+        search.tell({str(trial.run_dir): True})
+        chosen.append(trial.settings["task.scale"])
+    late = sum(chosen[-8:]) / 8  # the loss grows with the scale of the steps
+    assert late > 20 if maximize else late < 10, chosen
+
+
+def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
+    space = "streams.valid.batch_size=[0, 2]"
+    line = ("sweep", *SMALL, "--optuna", space, "--minimize", "valid/loss", "-n", "4")
+    rows = as_json(*line, cwd=here, status=1)
+    assert {row["status"] for row in rows} == {"failed", "finished"}
+    assert all((row["valid/loss"] == "nan") == (row["status"] == "failed") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["--minimize", "valid/loss"], "nothing varies"),
+        (["--optuna", "seed=[1]"], "say what --optuna is to reach"),
+        (["--optuna", "seed=[1]", "--minimize", "a", "--maximize", "b"], "say what --optuna is to reach"),
+        (["--optuna", "seed=[1]", "--minimize", "a", "--grid", "seed=[1]"], "leave --grid and --random out"),
+        (["--optuna", "seed=1", "--minimize", "a"], "--optuna 'seed=1': 1 is no list of values"),
+        (["--optuna", "seed={low: 1}", "--minimize", "a"], "--optuna 'seed={low: 1}': give a range"),
+        (["--optuna", "seed=[1]", "--optuna", "seed=[2]", "--minimize", "a"], "seed varies twice"),
+    ],
+)
+def test_a_wrong_search_trains_nothing(here: Path, command: list[str], said: str) -> None:
+    assert said in everstep("sweep", "tiny.yaml", *command, cwd=here, status=2)[1]
+    assert not (here / "runs").exists()
+
+
+def test_a_search_by_a_metric_that_is_not_there_names_the_nearest(here: Path) -> None:
+    line = ("sweep", *SMALL, "--optuna", "seed=[1]", "--minimize", "valid/los", "-n", "2")
+    assert "did you mean 'valid/loss'" in everstep(*line, cwd=here, status=2)[1]
 
 
 def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
@@ -168,7 +247,7 @@ def test_wrong_input_trains_nothing(here: Path, command: list[str], said: str) -
 )
 def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        trials([here / "tiny.yaml"], grid=grid, draws=draws)
+        trials(Base([here / "tiny.yaml"]), grid=grid, draws=draws)
 
 
 VALUES = [
@@ -191,10 +270,10 @@ VALUES = [
 
 def test_every_value_arrives_as_it_is_in_a_run_of_its_own(here: Path) -> None:
     grid = [f"schedules.train.x={as_yaml(VALUES)}"]
-    found = trials([here / "tiny.yaml"], grid=grid)
+    found = trials(Base([here / "tiny.yaml"]), grid=grid)
     arrived = [layered((), trial.overrides).tree["schedules"]["train"]["x"] for trial in found]
     assert [(type(value), value) for value in arrived] == [(type(value), value) for value in VALUES]
     assert len({trial.run_dir for trial in found}) == len(VALUES)
     assert all(re.fullmatch(r"tiny-x-[\w.+-]+", trial.run_dir.name) for trial in found)
-    (infinite,) = trials([here / "tiny.yaml"], grid=["schedules.train.x=[[-.inf, .inf]]"])
+    (infinite,) = trials(Base([here / "tiny.yaml"]), grid=["schedules.train.x=[[-.inf, .inf]]"])
     assert layered((), infinite.overrides).tree["schedules"]["train"]["x"] == [-math.inf, math.inf]

@@ -20,6 +20,7 @@ from everstep.cli.leaving import leave_in_order
 from everstep.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from everstep.experiment.search import Search
     from everstep.experiment.sweep import Trial
 
 _STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
@@ -38,6 +39,15 @@ _TAIL = 2000
     help="Drawn from these.",
 )
 @click.option(
+    "--optuna",
+    "searched",
+    multiple=True,
+    metavar="PATH=[VALUE,...]|{low: A, high: B, log: true}",
+    help="Chosen by Optuna, by what those before came to.",
+)
+@click.option("--minimize", metavar="METRIC", help="What --optuna is to make small.")
+@click.option("--maximize", metavar="METRIC", help="What --optuna is to make large.")
+@click.option(
     "-n", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How often to draw."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
@@ -52,6 +62,9 @@ def command(
     arguments: tuple[str, ...],
     grid: tuple[str, ...],
     draws: tuple[str, ...],
+    searched: tuple[str, ...],
+    minimize: str | None,
+    maximize: str | None,
     count: int,
     seed: int,
     jobs: int,
@@ -69,48 +82,76 @@ def command(
     \b
       everstep sweep digits.yaml --grid optimizer.lr=[0.1,0.01] --grid seed=[1,2,3] -j 2
       everstep sweep digits.yaml --random 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' -n 20
+      everstep sweep digits.yaml --optuna 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' \\
+        --minimize valid/loss -n 20 -j 2
 
-    Every config is checked before the first training.  A run directory is named by its settings:
-    runs/digits-lr-0.1-seed-1.  The same line again goes on where each of them stands.  One that fails is
-    no obstacle for the others; the exit status is 1 then.
+    Every config is checked before it is trained, those of a grid or of draws before the first training.  A
+    run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same line again goes on where
+    each of them stands.  One that fails is no obstacle for the others; the exit status is 1 then.
+
+    Optuna chooses as many settings as there are --jobs, and the next when these are trained, so that the
+    same line chooses the same.
     """
     files, overrides = experiments.split(arguments)
-    from everstep.experiment.sweep import trials
+    from everstep.experiment.sweep import Base, spaces, trials
 
-    found = trials(
-        files,
-        overrides,
-        grid=grid,
-        draws=draws,
-        count=count,
-        seed=seed,
-        run_dir=run_dir,
-        profile=profile,
-    )
+    base = Base(files, overrides, run_dir, profile)
+    search = None
+    if searched or minimize or maximize:
+        from everstep.experiment.search import Search
+
+        if grid or draws:
+            raise click.UsageError("--optuna chooses all that varies; leave --grid and --random out")
+        if (minimize is None) == (maximize is None):
+            raise click.UsageError("say what --optuna is to reach: --minimize METRIC or --maximize METRIC")
+        search = Search(
+            base, spaces(searched), minimize or maximize or "", maximize=minimize is None, seed=seed
+        )
+        found = search.ask(min(jobs, count))
+    else:
+        found = trials(base, grid=grid, draws=draws, count=count, seed=seed)
     options = [*map(str, files), *overrides, "--schedule", schedule, "--on-change", on_change]
     options += ["--profile", profile] if profile is not None else []
     options += ["--strict-git"] * strict_git + ["--skip-check"] * skip_check
     if dry_run:
-        codes: list[int] = []
+        rows = [_row(trial, "not run (--dry-run)") for trial in found]
     else:
         leave_in_order()
-        codes = _Trainings(found, options, jobs).run()
-    rows = _rows(found, codes)
+        trainings = _Trainings(options, jobs, count if search else len(found))
+        if search is None:
+            rows = [_row(trial, _told(code)) for trial, code in trainings.run(found)]
+        else:
+            rows = _searched(search, found, trainings, minimize or maximize or "", count)
     if as_json:
         print_json(rows)
     else:
-        flat = [{"run": row["run"], **row["settings"], "status": row["status"]} for row in rows]
+        flat = [{"run": row.pop("run"), **row.pop("settings"), **row} for row in rows]
         print_table(flat, tuple(flat[0]))
-    if any(codes):
+    if any(row["status"] not in ("finished", "not run (--dry-run)") for row in rows):
         sys.exit(1)
 
 
-def _rows(found: Sequence[Trial], codes: Sequence[int]) -> list[dict[str, Any]]:
-    told = [_told(code) for code in codes] or ["not run (--dry-run)"] * len(found)
-    return [
-        {"run": str(trial.run_dir), "settings": trial.settings, "status": status}
-        for trial, status in zip(found, told, strict=True)
-    ]
+def _searched(
+    search: Search, asked: list[Trial], trainings: _Trainings, metric: str, count: int
+) -> list[dict[str, Any]]:
+    """Train what a search chooses, as many at once as were asked for first; in the order of choosing."""
+    from everstep.experiment.sweep import distinct
+
+    rows: list[dict[str, Any]] = []
+    while True:
+        codes = {str(trial.run_dir): code for trial, code in trainings.run(distinct(asked))}
+        values = search.tell({path: code == 0 for path, code in codes.items()})
+        for trial in asked:
+            path = str(trial.run_dir)
+            rows.append({**_row(trial, _told(codes[path])), metric: values[path]})
+        left = count - len(rows)
+        if not left:
+            return rows
+        asked = search.ask(min(left, len(asked)))
+
+
+def _row(trial: Trial, status: str) -> dict[str, Any]:
+    return {"run": str(trial.run_dir), "settings": trial.settings, "status": status}
 
 
 def _told(code: int) -> str:
@@ -124,31 +165,32 @@ class _Trainings:
     """Trainings in processes of their own; if this one is to end, they are told to, which saves them.
 
     Args:
-        trials: what to train.
         options: of `everstep train`, the same for all.
         jobs: how many at once.
+        total: how many there will be, for the lines that tell how it goes.
     """
 
-    def __init__(self, trials: Sequence[Trial], options: Sequence[str], jobs: int) -> None:
-        self._trials, self._options, self._jobs = trials, options, jobs
+    def __init__(self, options: Sequence[str], jobs: int, total: int) -> None:
+        self._options, self._jobs, self._total, self._done = options, jobs, total, 0
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
         self._stopping = False
 
-    def run(self) -> list[int]:
-        """Train all of them; returns their exit statuses."""
+    def run(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
+        """Train some; each with its exit status, in their order."""
         pool = ThreadPoolExecutor(self._jobs)
         try:
-            waiting = {pool.submit(self._train, trial): trial for trial in self._trials}
-            for done, future in enumerate(as_completed(waiting), 1):
-                code, printed = future.result()
-                self._say(done, waiting[future], code, printed)
-            return [future.result()[0] for future in waiting]
-        finally:
+            waiting = {pool.submit(self._train, trial): trial for trial in trials}
+            for future in as_completed(waiting):
+                self._say(waiting[future], *future.result())
+            return [(trial, future.result()[0]) for future, trial in waiting.items()]
+        except BaseException:
             with self._lock:
                 self._stopping = True
                 for process in self._running:
                     process.terminate()
+            raise
+        finally:
             pool.shutdown(cancel_futures=True)
 
     def _train(self, trial: Trial) -> tuple[int, str]:
@@ -171,8 +213,9 @@ class _Trainings:
                 self._running.remove(process)
             return code, _end(printed) if code else ""
 
-    def _say(self, done: int, trial: Trial, code: int, printed: str) -> None:
-        click.echo(f"[{done}/{len(self._trials)}] {trial.run_dir}: {_told(code)}", err=True)
+    def _say(self, trial: Trial, code: int, printed: str) -> None:
+        self._done += 1
+        click.echo(f"[{self._done}/{self._total}] {trial.run_dir}: {_told(code)}", err=True)
         for line in printed.splitlines():
             click.echo(f"  {line}", err=True)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -43,6 +43,35 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Base:
+    """What the trials of a sweep have in common.
+
+    Args:
+        files, overrides, profile: as for `open_config`.
+        run_dir: what the run directories' names begin with; the config's by default.
+    """
+
+    files: Sequence[str | Path]
+    overrides: Sequence[str] = ()
+    run_dir: Path | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        findable(Path(file).absolute().parent for file in self.files)
+
+    def trial(self, settings: dict[str, Any]) -> Trial:
+        """The trial of some settings.
+
+        Raises:
+            ConfigError: their config would be wrong.
+        """
+        given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
+        config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
+        base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
+        return Trial(settings, base.with_name(f"{base.name}-{_name(settings)}"))
+
+
+@dataclass(frozen=True)
 class Between:
     """Numbers to draw from, `low` and `high` included; whole ones if both are.
 
@@ -65,16 +94,17 @@ class Between:
         return round(drawn) if isinstance(self.low, int) and isinstance(self.high, int) else drawn
 
 
+Space: TypeAlias = "Sequence[Any] | Between"
+"""What to choose a value from."""
+
+
 def trials(
-    files: Sequence[str | Path],
-    overrides: Sequence[str] = (),
+    base: Base,
     *,
     grid: Iterable[str] = (),
     draws: Iterable[str] = (),
     count: int = 10,
     seed: int = 0,
-    run_dir: Path | None = None,
-    profile: str | None = None,
 ) -> list[Trial]:
     """What a sweep trains; every config is checked before the first.
 
@@ -82,38 +112,48 @@ def trials(
     was cut off, or has got more values, goes on where it stands.
 
     Args:
-        files, overrides, profile: as for `open_config`.
         grid: "PATH=[VALUE, ...]" each, in YAML: every combination of them.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
         count: how often to draw; each draw goes with every combination.
         seed: of the draws.
-        run_dir: what the run directories' names begin with; the config's by default.
 
     Raises:
         ConfigError: there is nothing to vary, a list or a range is none, or a config would be wrong.
     """
     listed = [_axis("--grid", text) for text in grid]
-    drawn = [_space(text) for text in draws]
+    drawn = [_space("--random", text) for text in draws]
     axes, spaces = dict(listed), dict(drawn)
-    paths = [path for path, _ in (*listed, *drawn)]
-    if twice := [path for path in axes | spaces if paths.count(path) > 1]:
-        raise ConfigError(f"{twice[0]} varies twice; give all of its values in one --grid or --random")
+    _require_once([path for path, _ in (*listed, *drawn)])
     if not axes and not spaces:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
-    findable(Path(file).absolute().parent for file in files)
-    found: dict[Path, Trial] = {}
-    for settings in _settings(axes, spaces, count, random.Random(seed)):
-        given = [*overrides, *(_override(path, value) for path, value in settings.items())]
-        config = resolve(ExperimentConfig, files, given, profile=profile).config
-        base = run_dir or Path(config.run_dir or f"runs/{config.name or Path(files[-1]).stem}")
-        trial = Trial(settings, base.with_name(f"{base.name}-{_name(settings)}"))
-        found.setdefault(trial.run_dir, trial)  # drawn twice
-    return list(found.values())
+    return distinct(map(base.trial, _settings(axes, spaces, count, random.Random(seed))))
+
+
+def distinct(found: Iterable[Trial]) -> list[Trial]:
+    """Each once: what is drawn twice is trained once."""
+    return list({trial.run_dir: trial for trial in found}.values())
+
+
+def spaces(texts: Iterable[str]) -> dict[str, Space]:
+    """What `--optuna` chooses from: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each.
+
+    Raises:
+        ConfigError: a list or a range is none, or a path is there twice.
+    """
+    found = [_space("--optuna", text) for text in texts]
+    _require_once([path for path, _ in found])
+    return dict(found)
+
+
+def _require_once(paths: list[str]) -> None:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path} varies twice; give all of its values in one option")
 
 
 def _settings(
     axes: Mapping[str, Sequence[Any]],
-    spaces: Mapping[str, Sequence[Any] | Between],
+    spaces: Mapping[str, Space],
     count: int,
     source: random.Random,
 ) -> Iterator[dict[str, Any]]:
@@ -133,19 +173,19 @@ def _axis(option: str, text: str) -> tuple[str, list[Any]]:
     return dotted(keys), given.tree
 
 
-def _space(text: str) -> tuple[str, list[Any] | Between]:
-    keys, given = assignment(text, f"--random {text!r}")
+def _space(option: str, text: str) -> tuple[str, Space]:
+    keys, given = assignment(text, f"{option} {text!r}")
     if not isinstance(given.tree, dict):
-        return _axis("--random", text)
+        return _axis(option, text)
     known = ("low", "high", "log")
     for name in given.tree:
         if name not in known:
-            raise ConfigError(f"--random {text!r}: a range has no {name!r}; {nearest(name, known)}")
+            raise ConfigError(f"{option} {text!r}: a range has no {name!r}; {nearest(name, known)}")
     low, high, log = (given.tree.get(name, False) for name in known)
     if any(isinstance(end, bool) or not isinstance(end, int | float) for end in (low, high)):
-        raise ConfigError(f"--random {text!r}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
+        raise ConfigError(f"{option} {text!r}: give a range as {{low: 1e-4, high: 1e-1, log: true}}")
     if not isinstance(log, bool) or not -math.inf < low < high < math.inf or (log and low <= 0):
-        raise ConfigError(f"--random {text!r}: give numbers with low < high, and low > 0 with log: true")
+        raise ConfigError(f"{option} {text!r}: give numbers with low < high, and low > 0 with log: true")
     return dotted(keys), Between(low, high, log)
 
 
