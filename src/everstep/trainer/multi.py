@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
 
 from everstep.contracts import Interrupt, Stream, Task
 from everstep.data.adapt import describe
@@ -32,7 +31,7 @@ class MultiRun:
     One that fails does not end the others.  Carries on tfutils' lists of params.
 
     Args:
-        trainers: two or more, with one and the same object as stream "train": everstep's own, or a
+        trainers: one or more, with one and the same object as stream "train": everstep's own, or a
             `Stream`, whose order is the same for all (one seed for all, or one of its own).
 
     Raises:
@@ -41,7 +40,7 @@ class MultiRun:
 
     def __init__(self, trainers: Iterable[Trainer]) -> None:
         self.trainers: Sequence[Trainer] = list(trainers)
-        if len(self.trainers) < 1 or not all(isinstance(each, Trainer) for each in self.trainers):
+        if not self.trainers or not all(isinstance(each, Trainer) for each in self.trainers):
             raise ConfigError(f"MultiRun({list(self.trainers)!r}): give Trainers")
         self._stream = _shared_by(self.trainers)
 
@@ -171,14 +170,16 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
     """
     streams = [trainer.streams.get("train") for trainer in trainers]
     stream = streams[0]
-    if stream is None or any(each is not stream and not _is_adapted(each) for each in streams):
+    for each in streams:
+        if hasattr(each, "keeps_place"):  # those over a user's loaders and iterables, also where it is None
+            raise ConfigError(
+                f"{each!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
+                "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
+            )
+    if stream is None or any(each is not stream for each in streams):
         raise ConfigError(
-            'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
-        )
-    if _is_adapted(stream):
-        raise ConfigError(
-            f"{stream!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
-            "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
+            'the Trainers of a MultiRun read one stream; give each of them the same object as "train" (of a '
+            "list of batches everstep.data.as_stream(batches))"
         )
     seeds = [trainer.seed for trainer in trainers]
     told = [None if seed is None else describe(stream, seed) for seed in (*seeds, 0, 1)]
@@ -189,9 +190,3 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
             "give all Trainers one seed, or the stream a seed of its own"
         )
     return stream
-
-
-def _is_adapted(stream: Any) -> bool:
-    """Whether it is made of data that is no `Stream` by itself."""
-    kind = type(stream)
-    return kind.__module__.startswith("everstep.") and kind.__module__.endswith((".iterables", ".dataloader"))
