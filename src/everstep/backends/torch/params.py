@@ -71,11 +71,27 @@ def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[
 
 
 def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str, Any], float]]:
-    """The minibatches of a batch, of `size` samples or fewer, and which part of it each is."""
+    """The minibatches of a batch, of `size` samples or fewer, and which part of it each is.
+
+    The samples are those of the first value; what has not as many rows, as weights of classes, is whole in
+    each.  Without a size the batch is one, as it is.
+    """
+    if size is None:
+        yield dict(batch), 1.0
+        return
     count = len(next(iter(batch.values())))
-    for begin in range(0, count, size or count):
-        part = {name: value[begin : begin + (size or count)] for name, value in batch.items()}
-        yield part, len(next(iter(part.values()))) / count
+    cut = {name for name, value in batch.items() if _rows(value) == count}
+    for begin in range(0, count, size):
+        end = min(begin + size, count)
+        part = {name: value[begin:end] if name in cut else value for name, value in batch.items()}
+        yield part, (end - begin) / count
+
+
+def _rows(value: Any) -> int | None:
+    """None of what has none: a number, a text."""
+    if isinstance(value, Tensor | np.ndarray):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list | tuple) else None
 
 
 def train(
