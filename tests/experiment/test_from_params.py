@@ -29,6 +29,7 @@ from digits_params import (
 )
 
 import everstep
+from everstep.backends.torch.params import parts
 from everstep.checkpoint import read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
@@ -145,6 +146,24 @@ def test_minibatches_are_the_whole_batch() -> None:
         RunJournal(BASIC.with_name(name)).series("loss", "step")[1] for name in ("whole", "parts")
     )
     assert parts == pytest.approx(whole, rel=1e-6)
+
+
+def test_what_is_no_row_of_a_sample_is_whole_in_every_minibatch() -> None:
+    class_weights, scale = torch.ones(10), torch.tensor(2.0)
+    batch = {
+        "images": torch.zeros(4, 2),
+        "names": list("abcd"),
+        "shard": "shard",
+        "w": class_weights,
+        "s": scale,
+    }
+    (whole,) = parts(batch, None)
+    assert whole == (batch, 1.0)
+    first, last = parts(batch, 3)
+    assert [share for _, share in (first, last)] == [0.75, 0.25]
+    assert (len(first[0]["images"]), last[0]["names"]) == (3, ["d"])
+    for part, _ in (first, last):
+        assert part["shard"] == "shard" and part["w"] is class_weights and part["s"] is scale
 
 
 def test_clipping_around_an_optimizer_class_and_parameters_that_are_not_trained() -> None:
@@ -377,12 +396,16 @@ def test_a_query_finds_the_run_to_load(trained: Path) -> None:
 
 
 def test_host_and_port_are_a_database(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EVERSTEP_INDEX")
+    monkeypatch.setenv("EVERSTEP_INDEX", "")  # as if it were not set
     url = server.database()
     train(save_params__host=url, train_params__num_steps=3)
     assert not list(BASIC.parent.glob("everstep.db"))
     (run,) = everstep.query("runs", {"config.save_params.exp_id": "basic"}, index=url)
-    assert run["step"] == 3 and "EVERSTEP_INDEX" not in os.environ
+    assert run["step"] == 3 and os.environ["EVERSTEP_INDEX"] == ""
+    both = params(train_params__num_steps=3)
+    save = [{**both["save_params"], "exp_id": name, "host": host} for name, host in (("a", url), ("b", None))]
+    with pytest.raises(ConfigError, match="host and port differ"):
+        everstep.train_from_params(**{**both, "save_params": save}, skip_check=True)
 
 
 def test_a_query_for_the_run_itself_is_pointless(trained: Path) -> None:

@@ -118,7 +118,12 @@ class _Runs:
             raise ConfigError(
                 "train_params.data_params differ, and the models train on one reading of the data; give one"
             )
-        self._index = index_of(models[0]["save_params"], "save_params")
+        indexes = {index_of(each["save_params"], "save_params") for each in models}
+        if len(indexes) > 1:
+            raise ConfigError(
+                "save_params.host and port differ, and what trains together is in one index; give one"
+            )
+        (self._index,) = indexes
         records = [Recorded(each, git=not skip_check) for each in models]
         if not skip_check:
             _tell_uncommitted(records)
@@ -295,14 +300,18 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
 @contextmanager
 def _index_at(url: str | None) -> Iterator[None]:
     """The index of the runs that are opened inside is a database, unless the environment names another."""
-    if url is None or VARIABLE in os.environ:
+    before = os.environ.get(VARIABLE)
+    if url is None or before:
         yield
         return
     os.environ[VARIABLE] = url
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _tell_uncommitted(records: list[Recorded]) -> None:
