@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import read_manifest
-from everstep.contracts import EvalStep, Moment
+from everstep.contracts import EvalStep, Moment, Stage
 from everstep.errors import MetricError
 from everstep.loop import TrainLoop
 from everstep.services.best import Best
@@ -23,6 +23,12 @@ class TrainerLoop(TrainLoop):
         super().__init__(*arguments, **options)
         self._found: set[str] = set()
         """Metrics that the program's own evaluations found."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether there is a limit, or a service that may stop the run for another reason than a failure."""
+        limited = self.max_step is not None or self.max_epoch is not None
+        return limited or any(s.controller and s.stage is not Stage.GUARD and not s.sets for s in self._board)
 
     def poll_evaluation(self) -> None:
         """Between two batches of an evaluation: where the run is to be interrupted, it is left at once."""

@@ -109,8 +109,9 @@ class _Run:
         while self.ending is None:
             try:
                 with trainer.open() as loop:
+                    if self.loop is None:
+                        trainer.introduce(loop)
                     self.loop = loop
-                    loop.print_training_summary()
                     for _ in loop.iter_epochs():
                         yield from self._epoch(loop)
             except RolledBack:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -174,16 +175,35 @@ class Trainer:
             Interrupted: a signal, or the time budget; the state is saved.
         """
         began, services = self._clock(), _evaluating(self._services, evaluate)
-        while True:
+        for attempt in count():
             try:
                 with self._opened(max_step, services) as loop:
-                    loop.print_training_summary()
+                    if attempt == 0:
+                        self.introduce(loop)
                     for _ in loop.iter_epochs():
                         self.epoch()
             except RolledBack:
                 self.go_back(began)
                 continue
-            return loop.ending
+            break
+        return loop.ending
+
+    def introduce(self, loop: TrainerLoop) -> None:
+        """Say at the start of a training what is trained, and what may have been forgotten."""
+        loop.print_training_summary()
+        if loop.should_stop():
+            return  # it is finished
+        if not loop.may_end:
+            loop.println(
+                "no limit is given: the training goes on until it is interrupted; to end it, give "
+                "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
+            )
+        if others := self.streams.keys() - {"train", *(each.stream for each in _evaluates(self._services))}:
+            names = sorted(others)
+            loop.println(
+                f"streams not evaluated while training: {', '.join(names)}; to evaluate one, give "
+                f"services=[everstep.Evaluate({names[0]!r})]"
+            )
 
     def train(self, num_steps: int) -> Ending:
         """Train until the run has made `num_steps` steps in all."""
