@@ -104,6 +104,20 @@ def test_values_of_an_earlier_start_have_come(tmp_path: Path) -> None:
         assert tiny.train(tail=tail).loop.ending.warnings == ()
 
 
+def test_a_checkpoint_is_not_ranked_by_a_value_that_is_older_than_it(tmp_path: Path) -> None:
+    found = {1: 0.1, 3: 0.5}
+
+    def tail(loop: Any, epoch: int) -> None:
+        if epoch in found:
+            loop.collect_metrics(valid_loss=found[epoch])
+
+    for max_epoch in (2, 5):
+        saves = Checkpoints(everstep.Every(epochs=1), keep_last=1, keep_best=("valid_loss", "min", 2))
+        Tiny(tmp_path, max_epoch=max_epoch, services=[saves]).train(tail=tail)
+    kept = {path.name.partition("-step")[0] for path in (tmp_path / "checkpoints").glob("epoch-*")}
+    assert kept == {"epoch-0001", "epoch-0003", "epoch-0005"}
+
+
 @pytest.mark.parametrize("services", [[], [EarlyStop("loss", patience=9)]])
 def test_what_nobody_asked_for_or_comes_in_steps_is_not_missed(tmp_path: Path, services: Any) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train(tail=collecting(valid_los=1.0))

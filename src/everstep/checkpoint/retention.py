@@ -21,7 +21,7 @@ class Facts(NamedTuple):
         name: the checkpoint's name.
         partial: whether it closed an unfinished epoch, so that its after_step twin is needed, too.
         created: seconds since 1970.
-        metrics: `meta["metrics"]`, for `keep_best`.
+        metrics: those of `meta["metrics"]` that are of the checkpoint's own step, for `keep_best`.
         best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
         kept: `meta["kept"]`: by metric, the names of all that it speaks of, the best first.
         segment: number of the start of the run that wrote it.
@@ -41,7 +41,10 @@ class Facts(NamedTuple):
         created = datetime.fromisoformat(body["created"]).timestamp()
         best = meta.get("best") or {}
         kept = meta.get("kept") or {metric: [one] for metric, one in best.items()}
-        metrics = meta.get("metrics") or {}
+        steps = meta.get("metric_steps") or {}
+        metrics = {
+            n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
+        }
         return cls(name, body["partial"], created, metrics, best, kept, body["segment"])
 
 
@@ -52,8 +55,8 @@ class Retention:
     Args:
         keep_last: the newest n; None keeps all.
         keep_every: besides, an `Every`: one at each multiple of n steps or epochs, or one per n seconds.
-        keep_best: besides, (metric, "min" or "max", m): the m best by `meta["metrics"][metric]`; of
-            equal ones the older.
+        keep_best: besides, (metric, "min" or "max", m): the m best by the metric's value at their own
+            step; of equal ones the older, and none without such a value.
 
     Raises:
         ConfigError: an argument cannot be right.

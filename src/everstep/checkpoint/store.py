@@ -112,7 +112,8 @@ class Store:
         Args:
             digest: of the whole state, by which equal checkpoints are recognised.
             epoch, phase, partial: see `Checkpoint`.
-            meta: JSON without NaN; `meta["metrics"]` ({name: value}) is what `keep_best` looks at.
+            meta: JSON without NaN; `meta["metrics"]` ({name: value}) is what `keep_best` looks at, as far as
+                `meta["metric_steps"]` ({name: step}) says that the value is of this step.
             guarded: names of arrays that must be finite.
 
         Raises:

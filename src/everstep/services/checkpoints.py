@@ -16,8 +16,9 @@ class Checkpoints(Service):
         every: when; default `Every(epochs=1) | Every(seconds=600)`.
         keep_last: how many of the newest stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
-        keep_best: (metric, "min" or "max", how many): the best by a metric's last value: outside
-            steps, or the mean of an epoch's steps; in a loop without epochs, of a step.
+        keep_best: (metric, "min" or "max", how many): the best by a metric's value at their own step: one
+            from outside steps, or the mean of an epoch's steps; in a loop without epochs, the step's.  A
+            checkpoint at whose step there is none is not among them.
     """
 
     stage = Stage.SAVE

@@ -189,6 +189,8 @@ class Run:
         """Whether it was not handed to the writer."""
         self._last_values: dict[str, float] = {}
         """Of each metric the newest outside steps, the means of epochs included; without epochs, of all."""
+        self._last_steps: dict[str, int] = {}
+        """Of which step each of them is."""
         self._watched = WatchedMetrics(self._board, self._warn)
         self._targets: set[str] = set()
         """What services have set."""
@@ -390,6 +392,7 @@ class Run:
             self._board.load(recovered.services, self.println)
             self._collector.load(recovered.collector)
             self._last_values = dict(recovered.last_values)
+            self._last_steps = dict(recovered.last_steps)
         self._board.open(self, self._clock())
         self._say_unsaid()
         self._services_changed()
@@ -816,6 +819,7 @@ class Run:
             "config": None if self._start.config is None else self._start.config.tree,
             "journal": list(position),
             "metrics": {n: v for n, v in self._last_values.items() if math.isfinite(v)},
+            "metric_steps": dict(self._last_steps),
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
             "kept": {b.metric: b.kept for b in self._board.all(Best) if b.kept},
             "open": self._rest,
@@ -890,6 +894,7 @@ class Run:
         block = Block(self._progress.epoch, *rows)
         if rows.phase != "step" or not self._progress.epoch:
             self._last_values[rows.name] = rows.values[-1]
+            self._last_steps[rows.name] = rows.steps[-1]
         self._journal.append(block)
         replay = self._recovered.replay
         if not replay.done:

@@ -68,6 +68,7 @@ class Recovered:
         finished: the run was complete and nothing reopened it.
         digest: of the checkpoint's state.
         last_values: the newest value of each metric collected outside steps.
+        last_steps: of which step each of them is.
         services, streams, wall: those branches of the saved tree.
         open: the services that the checkpoint's boundary has still to run; none, but where an interruption
             left it inside an evaluation.
@@ -86,6 +87,7 @@ class Recovered:
     digest: str | None = None
     wall: dict[str, Any] = field(default_factory=dict)
     last_values: dict[str, float] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -233,6 +235,7 @@ class Opening:
             finished=finished,
             digest=checkpoint.digest,
             last_values=meta["metrics"],
+            last_steps=meta.get("metric_steps", {}),
             wall=tree["wall"],
             open=meta.get("open", []),
         )
