@@ -43,7 +43,7 @@ def test_each_policy_of_each_kind(kind: str) -> None:
     with pytest.warns(RuntimeWarning, match=message) as told:
         assert read(kind, "warn") == handed_out
     assert len(told) == 1
-    with pytest.raises(DataError, match=f"stream 'train', pass 0, batch 2: .*{message}"):
+    with pytest.raises(DataError, match=f"stream 'train', pass 1, batch 2: .*{message}"):
         read(kind, "error")
 
 
@@ -72,7 +72,7 @@ def test_a_pass_without_a_batch() -> None:
         return [*stream.open("valid", 0, seed=1), *stream.open("valid", 1, seed=1)]
 
     assert read_empty("ignore") == read_empty("ignore", [()]) == []
-    with pytest.warns(RuntimeWarning, match="stream 'valid', pass 0: no batch in a whole pass") as told:
+    with pytest.warns(RuntimeWarning, match="stream 'valid', pass 1: no batch in a whole pass") as told:
         read_empty("warn")
     assert len(told) == 1
     with pytest.raises(DataError, match='or pass empty_stream="ignore"'):
@@ -87,7 +87,7 @@ def test_the_number_of_a_batch_is_that_of_the_pass_also_after_a_resume(prefetche
     next(begun), next(begun)
     position = begun.position()
     begun.close()
-    with pytest.raises(DataError, match="stream 'train', pass 2, batch 4: the parts"):
+    with pytest.raises(DataError, match="stream 'train', pass 3, batch 4: the parts"):
         list(stream.open("train", 2, position, seed=1))
 
 

@@ -154,7 +154,7 @@ def test_replay_says_what_it_cost_and_checks_the_end():
 def test_an_iterator_gives_one_pass():
     stream = as_stream(iter([1, 2]))
     assert list(stream.open("train", 0, seed=0)) == [1, 2]
-    with pytest.raises(DataError, match="exhausted: an iterator gives one pass, and pass 1 was to begin"):
+    with pytest.raises(DataError, match="exhausted: an iterator gives one pass, and pass 2 was to begin"):
         stream.open("train", 1, seed=0)
 
 

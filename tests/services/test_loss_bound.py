@@ -50,7 +50,7 @@ def test_looking_rarely_finds_a_single_step_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_what_is_no_number_is_above_every_bound(tmp_path: Path, loss: float) -> None:
-    with pytest.raises(LossBoundError, match="at step 2"):
+    with pytest.raises(LossBoundError, match="at step 2, which is not finite"):
         train(tmp_path / "run", [1.0, loss], LossBound(bound=1e300))
 
 

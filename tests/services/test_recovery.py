@@ -120,7 +120,7 @@ def test_what_is_said_and_recorded(tmp_path: Path) -> None:
     samples = first.data.sample_ids("train", 0, 12, seed=SEED)
     (line,) = [line for line in first.lines if line.startswith("rollback")]
     assert line == (
-        "rollback 1 of 3: metric 'other_loss' is nan at step 13. Quarantined: batch 12 of pass 0 of stream "
+        "rollback 1 of 3: metric 'other_loss' is nan at step 13. Quarantined: batch 13 of pass 1 of stream "
         f"'train' (samples {samples[0]}, {samples[1]}); the run goes on from step-00000012"
     )
     assert str(left.value).startswith(line)
@@ -170,9 +170,26 @@ def test_the_tries_are_bounded(tmp_path: Path) -> None:
         with pytest.raises(NonFiniteError, match="nan at step 13") as failed:
             finish(tmp_path, bad, services=[Recovery(2)])
         (note,) = [note for note in failed.value.__notes__ if "not undone" in note]
-        assert note.startswith("step 13 is not undone: all 2 rollbacks are used up; quarantined are batch 3")
+        assert note.startswith(
+            "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2 of "
+            "Recovery, or give reset_after=; quarantined are batch 4 of pass 1"
+        )
     program = finish(tmp_path, bad, services=[Recovery(3)])
     assert program.loop.ending.rollbacks == 3
+
+
+def test_a_sample_that_all_rollbacks_have_in_common_is_named(tmp_path: Path) -> None:
+    data = everstep.data.arrays(np.arange(40), batch_size=2, shuffle=True)
+    bad = {
+        (which, index)
+        for which in range(3)
+        for index in range(20)
+        if 17 in (data.sample_ids("train", which, index, seed=SEED) or ())
+    }
+    with pytest.raises(NonFiniteError) as failed:
+        finish(tmp_path, bad, max_epoch=3, services=[Recovery(2, reset_after=1000)])
+    (note,) = [note for note in failed.value.__notes__ if "not undone" in note]
+    assert "or lower reset_after=1000; each of them quarantined sample 17 of stream 'train': look" in note
 
 
 def test_after_enough_good_steps_the_tries_count_anew(tmp_path: Path) -> None:

@@ -475,7 +475,7 @@ def test_a_bad_batch_loses_nothing(tmp_path: Path) -> None:
         door = trainer(tmp_path / name, First(), streams={"train": checked(batches)}, services=services)
         if name == "run":
             with pytest.raises(
-                DataError, match=r"stream 'train', pass 0, batch 4: .*'0': 2, '1': 3.*make them"
+                DataError, match=r"stream 'train', pass 1, batch 4: .*'0': 2, '1': 3.*make them"
             ):
                 door.run_training()
             door = trainer(tmp_path / name, First(), streams={"train": [*good, good[0]]}, services=services)

@@ -169,7 +169,7 @@ class CheckedStream(StreamAround):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self.stream.open(purpose, pass_index, position, seed=seed)
-        what = f"stream {purpose!r}, pass {pass_index}"
+        what = f"stream {purpose!r}, pass {pass_index + 1}"
         if position is not None and not hasattr(cursor, "done"):
             what += " from the resume on"
         return CheckedCursor(cursor, self._checks, what, fresh=position is None)

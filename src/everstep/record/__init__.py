@@ -16,7 +16,7 @@ from everstep.record.reading import (
 )
 from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Replay
-from everstep.record.rollback import Batch, Rollback
+from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, to_read
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "read_segment",
     "record_evaluation",
     "remove",
+    "shared_samples",
     "to_read",
     "user_path",
     "values_line",

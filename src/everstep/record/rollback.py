@@ -14,7 +14,8 @@ class Batch(NamedTuple):
 
     Attributes:
         stream: its name.
-        pass_index, batch_index: which pass over the data, and which batch of it; both from 0.
+        pass_index, batch_index: which pass over the data, and which batch of it; both from 0, and in words,
+            as epochs and steps are, from 1.
         samples: the numbers of its samples, None where the stream cannot tell them.
     """
 
@@ -25,7 +26,7 @@ class Batch(NamedTuple):
 
     def __str__(self) -> str:
         ids = "" if self.samples is None else f" (samples {_short(self.samples)})"
-        return f"batch {self.batch_index} of pass {self.pass_index} of stream {self.stream!r}{ids}"
+        return f"batch {self.batch_index + 1} of pass {self.pass_index + 1} of stream {self.stream!r}{ids}"
 
 
 class Rollback(NamedTuple):
@@ -69,6 +70,15 @@ class Rollback(NamedTuple):
         fields = {name: value for name, value in data.items() if name in cls._fields}
         fields["batches"] = tuple(Batch(**batch) for batch in data["batches"])
         return cls(**fields, segment=segment)
+
+
+def shared_samples(rollbacks: Sequence[Rollback]) -> list[tuple[str, int]]:
+    """(stream, sample) of each that all of two or more rollbacks have quarantined: it may be what is bad."""
+    quarantined = [
+        {(batch.stream, sample) for batch in rollback.batches for sample in batch.samples or ()}
+        for rollback in rollbacks
+    ]
+    return sorted(set.intersection(*quarantined)) if len(quarantined) > 1 else []
 
 
 def _short(samples: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 from typing import Any, Literal
@@ -84,8 +85,9 @@ class LossBound(Service):
             self._last.append(stats.mean)
         if broken is None:
             return None
+        how = f"above {broken}" if math.isfinite(stats.max) else "which is not finite"
         message = (
-            f"{self.metric} is {stats.max:.6g} at step {boundary.step}, above {broken}; nothing after the "
+            f"{self.metric} is {stats.max:.6g} at step {boundary.step}, {how}; nothing after the "
             "last checkpoint is saved. Lower the learning rate or look at that step's batch"
         )
         if self.policy == "raise":

@@ -9,7 +9,7 @@ from typing import TypeVar
 from everstep import hazard
 from everstep.checkpoint import Store
 from everstep.errors import BadStepError, RolledBack
-from everstep.record import Batch, Journal, Rollback
+from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
 from everstep.supervisor.streams import Streams
 
@@ -96,7 +96,7 @@ class Rollbacks:
     def _rollback(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """What to decide, or why it cannot be."""
         if used >= recovery.max_rollbacks:
-            return f"all {recovery.max_rollbacks} rollbacks are used up"
+            return self._used_up(recovery, used)
         blamed = recovery.blamed(self.decided, step)
         if self._same_data and (spent := self._streams.spent()):
             return (
@@ -114,6 +114,17 @@ class Rollbacks:
         batches = tuple(self._batch(drawn) for drawn in blamed)
         number = len(self.decided) + 1
         return Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
+
+    def _used_up(self, recovery: Recovery, used: int) -> str:
+        tries, anew = recovery.max_rollbacks, recovery.reset_after
+        told = (
+            f"all {tries} rollbacks are used up; for more, raise max_rollbacks={tries} of Recovery, or "
+            f"{'give reset_after=' if anew is None else f'lower reset_after={anew}'}"
+        )
+        if shared := shared_samples(self.decided[-used:]):
+            samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
+            told += f"; each of them quarantined sample {samples}: look at that first"
+        return told
 
     def _batch(self, drawn: Drawn) -> Batch:
         place = drawn.stream, drawn.pass_index, drawn.batch_index
