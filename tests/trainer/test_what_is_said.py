@@ -68,3 +68,16 @@ def test_a_rollback_does_not_introduce_the_run_again(tmp_path: Path) -> None:
     lines = said(tmp_path, Spoilt(), services=[Recovery()], streams=streams, max_epoch=1)
     assert len(lines.having("Quarantined")) == 1
     assert len(lines.having("Execution Environment")) == len(lines.having("not evaluated")) == 1
+
+
+def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
+    class Nan(TinyTask):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            spoilt = 2 in batch[0]
+            return {"acc": math.nan if spoilt else 1.0, "ok": 1.0, "left": math.nan, "size": math.inf}
+
+    services = [Evaluate("valid", stats={"left": ["nanmean"]})]
+    lines = said(tmp_path, Nan(), services=services, max_epoch=1)
+    assert lines.having("of the evaluation") == [
+        "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
@@ -62,6 +63,7 @@ def evaluate(
     num_steps: int,
     seed: int,
     how: Evaluate | None = None,
+    say: Callable[[str], object] = print,
     poll: Callable[[], object] = lambda: None,
     seen: Callable[[EvalStep], object] = lambda step: None,
 ) -> dict[str, float]:
@@ -69,6 +71,7 @@ def evaluate(
 
     Args:
         how: the statistics and aggregations that are asked for, if any are.
+        say: takes a line that names the batch in which a metric is not finite.
         poll: called before each batch; what it raises ends the evaluation.
         seen: called after each batch.
 
@@ -103,9 +106,11 @@ def evaluate(
         if not metrics.batches and not getattr(stream, "may_be_empty", False):
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
         found = reduction.end(state)
-    return metrics.read() | dict(
-        zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True)
-    )
+    values = metrics.read()
+    if metrics.bad:
+        bad = ", ".join(f"{metric!r} is {value} in batch {at}" for metric, (at, value) in metrics.bad.items())
+        say(f"stream {name!r}: {bad} of the evaluation")
+    return values | dict(zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True))
 
 
 class _Reduction:
@@ -185,12 +190,17 @@ class _Metrics:
     Args:
         stats: metric to the statistics that are asked for, besides the mean.
         takes_all: whether there is a reduction for what is no metric.
+
+    Attributes:
+        bad: metric to the first batch, from 1, in which it was not finite, and its value; once it is read.
+            Those whose statistics are asked for are left out: they may leave NaN out.
     """
 
     def __init__(self, stats: Mapping[str, Sequence[str]], takes_all: bool) -> None:
         self.batches = 0
         self._stats, self._takes_all = stats, takes_all
-        self._waiting: list[tuple[str, Any, float]] = []
+        self.bad: dict[str, tuple[int, float]] = {}
+        self._waiting: list[tuple[str, Any, float, int]] = []
         self._found: dict[str, Aggregate] = {}
         self._no_metrics: set[str] = set()
 
@@ -198,7 +208,7 @@ class _Metrics:
         self.batches += 1
         for name, value in outputs.items():
             try:
-                self._waiting.append((name, to_scalar(name, value), weight))
+                self._waiting.append((name, to_scalar(name, value), weight, self.batches))
             except MetricError as error:
                 if name in self._stats:
                     if not isinstance(value, Iterable):
@@ -222,9 +232,11 @@ class _Metrics:
         return self._found[name]
 
     def _fold(self) -> None:
-        values = resolve([value for _, value, _ in self._waiting])
+        values = resolve([value for _, value, *_ in self._waiting])
         columns: dict[str, tuple[list[float], list[float]]] = {}
-        for (name, _, weight), value in zip(self._waiting, values, strict=True):
+        for (name, _, weight, batch), value in zip(self._waiting, values, strict=True):
+            if not math.isfinite(value) and name not in self._stats:
+                self.bad.setdefault(name, (batch, value))
             column = columns.setdefault(name, ([], []))
             column[0].append(value)
             column[1].append(weight)

@@ -482,8 +482,9 @@ class Trainer:
         comes_again = loop is not None or stream in self.streams.values()
         before = None if loop is None else loop.updates
         looks = () if loop is None else (loop.poll_evaluation, loop.look_at)
+        say = print if loop is None else loop.println
         with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, *looks)
+            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, say, *looks)
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
