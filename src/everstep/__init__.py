@@ -122,11 +122,12 @@ def __getattr__(name: str) -> Any:
     elif name in _ROOMS:
         value = importlib.import_module(_ROOMS[name])
     else:
+        from everstep import services
         from everstep.errors import nearest
 
-        raise AttributeError(
-            f"module 'everstep' has no attribute {name!r}; {nearest(name, [*_NAMES, *_ROOMS])}"
-        )
+        there = name in services.__all__
+        hint = f"it is everstep.services.{name}" if there else nearest(name, [*_NAMES, *_ROOMS])
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}; {hint}")
     globals()[name] = value
     return value
 

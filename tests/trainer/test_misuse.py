@@ -107,6 +107,58 @@ def test_an_optimizer_that_never_steps(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_several_optimizers_that_are_no_dictionary(tmp_path: Path, kind: type) -> None:
+    class Several(Fit):
+        def build_optimizer(self, model: Any) -> Any:
+            return kind([super().build_optimizer(model), "a scheduler"])
+
+    message = rf"Several\.build_optimizer returned a {kind.__name__}: return the optimizer alone, a scheduler"
+    refused(tmp_path, Several(), ConfigError, message)
+
+
+# ------------------------------------------------------------------------------- names of others
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("training_step", "train_step"),
+        ("validation_step", "eval_step"),
+        ("predict_step", "inference_step"),
+        ("configure_optimizers", "build_optimizer"),
+    ],
+)
+def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ours: str) -> None:
+    for base in (everstep.Task, everstep.torch.Task):
+        task = type("Ported", (base,), {theirs: lambda self, batch, index: None})()
+        refused(tmp_path, task, ConfigError, rf"Ported\.{theirs} is not called by a Trainer; name it {ours}$")
+    both = type("Both", (TinyTask,), {theirs: None, ours: lambda self, given: given})()
+    assert trainer(tmp_path, both).task is both
+
+
+def test_attributes_by_the_names_of_other_libraries(tmp_path: Path) -> None:
+    fit = trainer(tmp_path)
+    with pytest.raises(AttributeError, match=r"no attribute 'fit'; it is trainer\.run_training\(\)$"):
+        fit.fit  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'run_trainig'; did you mean 'run_training'\?$"):
+        fit.run_trainig  # noqa: B018
+    assert not hasattr(fit, "nothing_like_it")
+    with pytest.raises(AttributeError, match=r"'ProgressBar'; it is everstep\.services\.ProgressBar$"):
+        everstep.ProgressBar  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'Evaluate'; .* in everstep itself: ") as told:
+        everstep.services.Evaluate  # noqa: B018
+    values = {name: getattr(everstep, name) for name in everstep.__all__}
+    ours = [n for n, v in values.items() if isinstance(v, type) and issubclass(v, everstep.Service)]
+    assert str(told.value).endswith(", ".join(sorted(n for n in ours if n != "Service")))
+
+
+def test_predictions_of_a_stream_that_is_not_there_are_refused_at_once(tmp_path: Path) -> None:
+    door = trainer(tmp_path)
+    with pytest.raises(ConfigError, match=r"no stream is named 'tset'; .*known: test, train, valid"):
+        door.predict("tset")
+
+
 # ------------------------------------------------------------------------------ what steps return
 
 

@@ -186,8 +186,8 @@ def skip(what: str, batches: Iterator[Any], count: int) -> str:
 
 def _exhausted(what: str, pass_index: int) -> DataError:
     return DataError(
-        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index + 1} was to begin; give a list, "
-        "or an object whose __iter__ starts anew"
+        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index + 1} was to begin; "
+        "give a list, or an object whose __iter__ starts anew"
     )
 
 

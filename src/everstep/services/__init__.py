@@ -53,6 +53,7 @@ def __getattr__(name: str) -> Any:
         from everstep.errors import nearest
 
         raise AttributeError(
-            f"module 'everstep.services' has no attribute {name!r}; {nearest(name, __all__)}"
+            f"module 'everstep.services' has no attribute {name!r}; {nearest(name, __all__)}; in everstep "
+            "itself: Best, Checkpoints, Console, EarlyStop, Evaluate, NaNGuard, Recovery, StopAfter"
         )
     return getattr(importlib.import_module(_NAMES[name]), name)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.contracts import Service, Stream, Task
 from everstep.errors import (
@@ -31,6 +31,7 @@ from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.board import listed
+from everstep.trainer.elsewhere import no_attribute, require_our_names
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
 from everstep.trainer.loop import TrainerLoop
 from everstep.trainer.modes import RunResult, run_mode
@@ -75,6 +76,7 @@ class Trainer:
     ) -> None:
         if not isinstance(task, Task):
             raise ConfigError(f"{task!r} is no Task; give an object of a class that is derived from Task")
+        require_our_names(task)
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
@@ -118,6 +120,11 @@ class Trainer:
             self._streams.require_apart(service.stream, stream, "evaluation")
             service.evaluator = self._evaluate_due
         return [*services, self._line] if defaults else services
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     @property
     def seed(self) -> int | None:
@@ -352,10 +359,17 @@ class Trainer:
         return self._evaluate(name, data, steps(num_steps), self._service_of(name))
 
     def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
-        """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`."""
-        self._require_weights(weights)
+        """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`.
+
+        Raises:
+            ConfigError: no stream has that name.
+        """
         ((name, data),) = self._streams.chosen([stream], "test")
         self._require_apart(name, data)
+        return self._predictions(name, data, weights)
+
+    def _predictions(self, name: str, data: Stream, weights: str | Path | None) -> Iterator[Any]:
+        self._require_weights(weights)
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
             for batch in batches:
                 # not around the yield: what the caller does is not ours

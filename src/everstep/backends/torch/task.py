@@ -118,6 +118,12 @@ class Task(contracts.Task):
         if self._trainable is not None:
             self._freeze(self._trainable)
         super().build()
+        if isinstance(self.optimizer, tuple | list):
+            raise ConfigError(
+                f"{type(self).__name__}.build_optimizer returned a {type(self.optimizer).__name__}: return "
+                "the optimizer alone, a scheduler from build_scheduler; several optimizers as a dictionary, "
+                'as in {"generator": a, "critic": b}'
+            )
         if isinstance(self.optimizer, Optimizer):
             self._equip(self.optimizer)
         else:
