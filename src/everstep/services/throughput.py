@@ -47,7 +47,7 @@ class Throughput(Service):
         if boundary.final:
             whole = sum(spent.values()) or 1.0
             parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
-            self._run.println(f"time in all: {parts}")
+            self._run.println(f"time of this start: {parts}")
         return outcome
 
     def _since_last(self, run: RunView, boundary: Boundary, spent: dict[str, float]) -> Outcome | None:
