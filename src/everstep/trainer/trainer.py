@@ -335,7 +335,8 @@ class Trainer:
         """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
 
         Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
-        come from: see `everstep.evaluations`.
+        come from: see `everstep.evaluations`.  Weights that you load into the task's objects by hand are not
+        noticed: the newest checkpoint overwrites them, or they are recorded as it.  Give them as `weights=`.
 
         Args:
             stream: its name, or data, which is called "valid".
