@@ -346,7 +346,8 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
     shares = "data 18%, evaluation 23%, services 32%, step 27%"
     assert epoch == f"0.09091 steps/s, 0.1818 samples/s: {shares}"
     (whole,) = [line for line in lines if line.startswith("time of this start")]
-    assert whole == "time of this start: data 8 s (16%), evaluation 10 s (20%), services 21 s (41%), step 12 s (24%)"
+    parts = "data 8 s (16%), evaluation 10 s (20%), services 21 s (41%), step 12 s (24%)"
+    assert whole == f"time of this start: {parts}"
 
 
 # ------------------------------------------------------------------------------------- smoke test
