@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -262,6 +263,53 @@ seed: 7
     (group,) = made.trainer.task.optimizer.param_groups
     assert (group["initial_lr"], group["lr"], group["betas"]) == (0.5, 0.125, (0.5, 0.9))
     assert RunJournal("runs/line").series("valid/loss/std", "eval/valid")[0] == [2, 4]
+
+
+class Wide(Line):
+    """A task with arguments of its own, which hands on the others."""
+
+    def __init__(self, width: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.width = width
+
+    def build_model(self) -> Any:
+        return torch.nn.Linear(1, self.width)
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("task", ["Line", "Wide"])
+def test_every_option_of_a_torch_task_may_be_the_configs(tmp_path: Path, task: str) -> None:
+    options = (
+        "device: cpu, autocast: bfloat16, accumulate: 2, clip: {global_norm: 1}, ema: 0.9, "
+        "trainable: weight, compile: {backend: eager}"
+    )
+    file = tmp_path / "line.yaml"
+    file.write_text(
+        f"task: {{call: '{__name__}:{task}', {options}}}\n"
+        "model: {call: torch.nn:Linear, in_features: 1, out_features: 1}\n"
+        "optimizer: {call: torch.optim:SGD, lr: 0.1}\n"
+        f"streams: {{train: '{__name__}:tensors'}}\ntrainer: {{max_step: 3}}\nseed: 7\n"
+    )
+    made = opened(file)
+    made.train()
+    names = {row.name for row in RunJournal("runs/line").rows()}
+    assert {"window_loss", "grad_norm"} <= names
+    found = made.trainer.task
+    with found.precision():
+        assert found.model(torch.ones(1, 1)).dtype is torch.bfloat16
+    assert not found.model.bias.requires_grad and found.device == torch.device("cpu")
+    assert {"model", "optimizer", "ema"} <= found.state().keys()
+    for wrong, said in {
+        "autocast=half": "task.autocast: 'half' is a text; give 'bfloat16' or 'float16'",
+        "clip={global_nrm: 1}": "task.clip.global_nrm: unknown key 'global_nrm'; did you mean 'global_norm'",
+        "clip={norm: -1}": "norm=-1.0: give a positive number",
+        "accumulate=two": "task.accumulate: 'two' is a text; give a valid integer",
+        "compile=3": "task.compile: 3 is an integer; give",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            opened(file, f"task.{wrong}")
 
 
 def test_weights_to_start_from(file: Path) -> None:

@@ -479,6 +479,8 @@ def test_misuse(tmp_path: Path) -> None:
         Linear(ema=1.5)
     with pytest.raises(ConfigError, match="give torch"):
         Linear(autocast=torch.float64)
+    with pytest.raises(ConfigError, match="autocast='half': give torch"):
+        Linear(autocast="half")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="compile='inductor': give True, or arguments"):
         Linear(compile="inductor")  # type: ignore[arg-type]
 

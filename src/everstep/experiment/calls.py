@@ -116,6 +116,7 @@ def checked(target: Any, call: Call, place: Place, problems: list[Problem], late
         p.name for p in parameters[:late]
     }
     who = getattr(target, "__name__", call.call)
+    inherited = _inherited(target) if takes_any else {}
     arguments = {}
     for name, value in call.arguments.items():
         if name not in known and not takes_any:
@@ -123,7 +124,7 @@ def checked(target: Any, call: Call, place: Place, problems: list[Problem], late
                 Problem((*place, name), f"{who}() has no argument {name!r}; {nearest(name, known)}")
             )
         else:
-            annotation = named[name].annotation if name in named else Any
+            annotation = named[name].annotation if name in named else inherited.get(name, Any)
             arguments[name] = _converted(annotation, value, (*place, name), problems)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in call.arguments:
@@ -144,6 +145,19 @@ def _parameters(target: Any) -> list[inspect.Parameter] | None:
         return None
     found = inspect.signature(target).parameters.values()
     return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in found]
+
+
+def _inherited(target: Any) -> dict[str, Any]:
+    """Name to type of what a class with `**options` may hand on to the classes that it inherits from."""
+    found: dict[str, Any] = {}
+    for base in target.__mro__[1:-1] if inspect.isclass(target) else ():
+        parameters = _parameters(base) or []
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                found.setdefault(p.name, p.annotation)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
 
 
 def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from everstep.backends.torch.updates import flatten
 from everstep.errors import ConfigError, MetricError, StateError
 from everstep.keywords import checked_keywords, number, positive, whole
 
+_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 class Task(contracts.Task):
     """A task for one model and one optimizer of torch's: write `build_model`, `build_optimizer`, `forward`.
@@ -43,9 +45,9 @@ class Task(contracts.Task):
 
     Args:
         device: where the model and the batches go; None leaves them where they are.
-        autocast: torch.bfloat16 or torch.float16 for mixed precision.  With float16 the loss is scaled;
-            an update whose gradients overflow is left out: `updates` stands still, and "overflowed" is a
-            metric of each update, 0 or 1.
+        autocast: torch.bfloat16 or torch.float16, or the name, for mixed precision.  With float16 the loss is
+            scaled; an update whose gradients overflow is left out: `updates` stands still, and "overflowed"
+            is a metric of each update, 0 or 1.
         accumulate: steps to an update, 1 or more.  The gradient is the mean over the elements of the
             window, however they are spread over its batches, and "window_loss" that of the losses; the last
             window of an epoch may be short.
@@ -66,7 +68,7 @@ class Task(contracts.Task):
         self,
         *,
         device: torch.device | str | None = None,
-        autocast: torch.dtype | None = None,
+        autocast: torch.dtype | Literal["bfloat16", "float16"] | None = None,
         accumulate: int = 1,
         clip: Clip | None = None,
         ema: float | None = None,
@@ -85,15 +87,18 @@ class Task(contracts.Task):
             raise ConfigError(
                 f'trainable={trainable!r} is no regular expression ({error}); give one, such as r"^head\\."'
             ) from error
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise ConfigError(f"autocast={autocast}: give torch.bfloat16, torch.float16 or None")
+        dtype = _PRECISIONS.get(str(autocast).removeprefix("torch."))
+        if dtype is None and autocast is not None:
+            raise ConfigError(
+                f"autocast={autocast!r}: give torch.bfloat16, torch.float16, their names, or None"
+            )
         if ema is not None and not 0 < number("ema", ema) < 1:
             raise ConfigError(f"ema={ema}: give a decay between 0 and 1, such as 0.999")
         if not isinstance(compile, bool | Mapping):
             raise ConfigError(
                 f'compile={compile!r}: give True, or arguments, as in {{"backend": "inductor"}}'
             )
-        self._autocast, self._clip, self._decay = autocast, clip, ema
+        self._autocast, self._clip, self._decay = dtype, clip, ema
         self._accumulate = whole("accumulate", accumulate)
         self._trainable, self._compile = trainable, compile
         self._ema: Average | None = None
