@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
 from everstep.record import RunDir, RunJournal
+from postgres_server import Server
 
 EVAL = """
 profiles:
@@ -100,6 +101,21 @@ def test_compare_shows_where_the_configs_differ(here: Path) -> None:
 def test_queries_find_the_config(trained: Path) -> None:
     said, _ = everstep("runs", "config.optimizer.lr<0.05", "--sort", "config.seed", cwd=trained)
     assert "tiny-" in said and "0.01" in said
+
+
+def test_the_index_is_the_one_that_is_named(here: Path, server: Server) -> None:
+    """By the config, by --index, by EVERSTEP_INDEX: trainings and queries alike."""
+    line = ("train", "tiny.yaml", "trainer.max_step=1")
+    url = server.database()
+    named = f"services=[{{Index: {{at: '{url}'}}}}]"
+    everstep(*line, named, cwd=here)
+    everstep(*line, "--run-dir", "runs/b", "--index", url, cwd=here)
+    everstep("resume", "b", "trainer.max_step=2", "--index", url, cwd=here)
+    everstep(*line, named, "--run-dir", "runs/c", cwd=here, EVERSTEP_INDEX="off")
+    assert not list((here / "runs").glob("*.db"))
+    (here / "elsewhere").mkdir()
+    found = as_json("runs", "--index", url, "--columns", "name,step", cwd=here / "elsewhere")
+    assert {(run["name"].rpartition("-")[0], run["step"]) for run in found} == {("tiny", 1), ("b", 2)}
 
 
 def test_a_dry_run_leaves_nothing(here: Path) -> None:

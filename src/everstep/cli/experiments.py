@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from everstep.cli.finding import index_option
 from everstep.errors import ChangedError, ConfigError
+from everstep.index.asking import index_place
+from everstep.index.location import VARIABLE
 from everstep.record import values_line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,9 +34,16 @@ def training_options(function: F) -> F:
         click.option("--dry-run", is_flag=True, help="Make everything, run nothing, leave nothing."),
         click.option("--strict-git", is_flag=True, help="Refuse code that is not committed and pushed."),
         click.option("--skip-check", is_flag=True, help="Do not look at git."),
+        index_option,
     ):
         function = option(function)
     return function
+
+
+def ship_to(index: str | None) -> None:
+    """Have what this process and its children train shipped to the index that --index names."""
+    if index is not None:
+        os.environ[VARIABLE] = str(index_place(index))
 
 
 def profile_option(function: F) -> F:

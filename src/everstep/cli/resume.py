@@ -7,14 +7,13 @@ from typing import Any
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import find, index_option
+from everstep.cli.finding import find
 
 
 @click.command("resume")
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @experiments.training_options
-@index_option
 def command(
     run: str,
     overrides: tuple[str, ...],
@@ -32,8 +31,10 @@ def command(
     """
     from everstep.experiment import open_run
 
+    found = find(run, index)
+    experiments.ship_to(index)
     experiment = open_run(
-        find(run, index).path,
+        found.path,
         overrides,
         on_change=on_change,
         strict_git=strict_git,

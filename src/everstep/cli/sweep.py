@@ -75,6 +75,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
+    index: str | None,
     as_json: bool,
 ) -> None:
     """Train config FILEs with many settings, each in a process and a run of its own.
@@ -93,6 +94,7 @@ def command(
     same line chooses the same.
     """
     files, overrides = experiments.split(arguments)
+    experiments.ship_to(index)
     from everstep.experiment.sweep import Base, spaces, trials
 
     base = Base(files, overrides, run_dir, profile)

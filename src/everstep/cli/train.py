@@ -24,6 +24,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
+    index: str | None,
 ) -> None:
     """Train what config FILEs say, later ones laid over earlier ones, and PATH=VALUE over all.
 
@@ -33,6 +34,7 @@ def command(
     Stop it anywhere, by Ctrl-C or kill -9: the same line again goes on, and ends with the same bits.
     """
     files, overrides = experiments.split(arguments)
+    experiments.ship_to(index)
     from everstep.experiment import open_config
 
     experiment = open_config(

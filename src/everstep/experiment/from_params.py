@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from everstep.experiment.params_loading import chosen, index_of, run_dir_of, sou
 from everstep.experiment.params_task import Example, ParamsTask, data_of, tagged
 from everstep.experiment.recorded import Recorded, restored
 from everstep.experiment.tested import TestRecord
-from everstep.index.location import VARIABLE
 from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, located, to_read
 from everstep.record.provenance import git_facts
@@ -29,6 +27,7 @@ from everstep.schedule import Every
 from everstep.services import LossBound
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.evaluate import Evaluate
+from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.state import isolated, seed_all
 from everstep.supervisor import load
@@ -118,12 +117,10 @@ class _Runs:
             raise ConfigError(
                 "train_params.data_params differ, and the models train on one reading of the data; give one"
             )
-        indexes = {index_of(each["save_params"], "save_params") for each in models}
-        if len(indexes) > 1:
+        if len({index_of(each["save_params"], "save_params") for each in models}) > 1:
             raise ConfigError(
                 "save_params.host and port differ, and what trains together is in one index; give one"
             )
-        (self._index,) = indexes
         records = [Recorded(each, git=not skip_check) for each in models]
         if not skip_check:
             _tell_uncommitted(records)
@@ -137,8 +134,7 @@ class _Runs:
 
     def train(self) -> Any:
         try:
-            with _index_at(self._index):
-                return self.built.run_training()
+            return self.built.run_training()
         except LossBoundError as error:
             raise HiLossError(str(error)) from error
 
@@ -169,7 +165,7 @@ def _trainer(
 
 def _services(save: Params, training: Params, validations: Mapping[str, Params]) -> list[Service]:
     cache, permanent = save["cache_filters_freq"], save["save_filters_freq"]
-    services: list[Service] = [NaNGuard()]
+    services: list[Service] = [NaNGuard(), Index(index_of(save, "save_params"))]
     if training["thres_loss"] is not None:
         services.append(LossBound("loss", bound=training["thres_loss"]))
     for name, one in validations.items():
@@ -295,23 +291,6 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
             path.with_name(f"{path.name}_model_{number}") if path in twice else path
             for number, path in enumerate(found)
         ]
-
-
-@contextmanager
-def _index_at(url: str | None) -> Iterator[None]:
-    """The index of the runs that are opened inside is a database, unless the environment names another."""
-    before = os.environ.get(VARIABLE)
-    if url is None or before:
-        yield
-        return
-    os.environ[VARIABLE] = url
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 def _tell_uncommitted(records: list[Recorded]) -> None:

@@ -31,8 +31,8 @@ def place(text: str) -> Place:
     return text
 
 
-def index_of(run_dir: Path) -> Place | None:
-    """The index that a run is shipped to: beside its directory, unless EVERSTEP_INDEX says otherwise.
+def index_of(run_dir: Path, given: Place | None = None) -> Place | None:
+    """The index that a run is shipped to: what EVERSTEP_INDEX names, else the given one, else beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
 
@@ -42,7 +42,7 @@ def index_of(run_dir: Path) -> Place | None:
     said = os.environ.get(VARIABLE, "")
     if said == "off":
         return None
-    return place(said) if said else run_dir.absolute().parent / FILE
+    return place(said) if said else given or run_dir.absolute().parent / FILE
 
 
 def index_from_here() -> Place:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from everstep.services.condition import OnBest as OnBest
     from everstep.services.export import Export as Export
     from everstep.services.final_values import FinalValues as FinalValues
+    from everstep.services.index import Index as Index
     from everstep.services.log_variables import LogVariables as LogVariables
     from everstep.services.loss_bound import LossBound as LossBound
     from everstep.services.plateau import Plateau as Plateau
@@ -30,6 +31,7 @@ _HOMES = {
     "condition": ("OnBest",),
     "export": ("Export",),
     "final_values": ("FinalValues",),
+    "index": ("Index",),
     "log_variables": ("LogVariables",),
     "loss_bound": ("LossBound",),
     "plateau": ("Plateau",),

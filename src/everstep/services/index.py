@@ -6,17 +6,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from everstep.contracts import RunView, Service, Stage
-from everstep.index.location import index_of
+from everstep.index.location import index_of, place
 from everstep.index.writer import IndexWriter
 
 
 class Index(Service):
     """Has the journal shipped to the index, by a thread of its own.
 
-    The index is `everstep.db` beside the run directory, or what EVERSTEP_INDEX names: a file, or the URL of
-    a PostgreSQL database.  The service asks for no moment, so it costs the training thread nothing.  Without
+    Every run has one.  The service asks for no moment, so it costs the training thread nothing.  Without
     SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one of the journals at
     any time.
+
+    Args:
+        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.  What
+            EVERSTEP_INDEX names counts instead.
+
+    Raises:
+        ConfigError: a URL of anything but PostgreSQL.
     """
 
     stage = Stage.REPORT
@@ -24,21 +30,22 @@ class Index(Service):
     isolate = False
     window = "none"
 
-    def __init__(self) -> None:
+    def __init__(self, at: str | Path | None = None) -> None:
         super().__init__("run index")
+        self._at = None if at is None else place(str(at))
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
         run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
-        place = index_of(run_dir)
-        if isinstance(place, str) and find_spec("sqlalchemy") is None:
+        found = index_of(run_dir, self._at)
+        if isinstance(found, str) and find_spec("sqlalchemy") is None:
             run.println(
-                "warning: EVERSTEP_INDEX names a database, which needs SQLAlchemy: pip install "
+                "warning: the index is a database, which needs SQLAlchemy: pip install "
                 "'everstep[postgres]'. The training goes on; nothing is lost, the journal has it all"
             )
-        elif place is not None and find_spec("sqlalchemy") is not None:
+        elif found is not None and find_spec("sqlalchemy") is not None:
             first = run.step
-            self._writer = IndexWriter(place, run_dir, lambda: run.step > first, run.println)
+            self._writer = IndexWriter(found, run_dir, lambda: run.step > first, run.println)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -211,8 +211,10 @@ class Run:
             services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
         if lacks(Checkpoints):
             services.append(Checkpoints())
+        if lacks(Index):
+            services.append(Index())
         services += witnesses(lambda: self._user.save()["user"])
-        for service in (*services, Record(lambda: self._journal.flush()), Index()):
+        for service in (*services, Record(lambda: self._journal.flush())):
             self._board.add(service)
 
     # ------------------------------------------------------------------------------ what it is
