@@ -16,6 +16,7 @@ from cli_runs import as_json, everstep
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 from tiny_experiment import write
 
+import everstep as library
 from everstep.record import RunDir, RunJournal
 from postgres_server import Server
 
@@ -152,6 +153,30 @@ def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     array = np.load(trained / "a.npy")
     assert array.shape == (5,) and (np.load(trained / "a.npz")["predictions"] == array).all()
     assert [json.loads(line) for line in (trained / "a.jsonl").read_text().splitlines()] == array.tolist()
+
+
+def test_the_best_weights_or_an_earlier_checkpoint_by_name(here: Path) -> None:
+    services = "services=[Evaluate, {Best: {metric: valid/loss, mode: min}}]"
+    everstep("train", "tiny.yaml", services, "profiles={}", cwd=here)
+    run = here / "runs" / "tiny"
+    best = library.best(run)["valid/loss"]
+    assert best.path is not None and best.step == 4  # the newest is another one
+    valid = ("tiny", "--stream", "valid")
+    assert as_json("eval", "tiny", "--weights", "best", cwd=here) == {"valid/loss": best.value}
+    assert as_json("eval", *valid, "--weights", "best/valid/loss", cwd=here) == {"valid/loss": best.value}
+    second = RunJournal(run).series("valid/loss", "eval/valid")[1][1]
+    at = "epoch-0002-step-00000008"
+    assert as_json("eval", *valid, "--weights", at, cwd=here) == {"valid/loss": second}
+    found = [Path(each.checkpoint).name for each in library.evaluations(run)]
+    assert found == [Path(best.path).name] * 2 + [at]
+    everstep("predict", *valid, "--weights", "best", "--out", "a.npy", cwd=here)
+    state = {"w": np.zeros(3)}
+    library.load(best.path, state)
+    assert np.load(here / "a.npy").tolist() == (np.arange(5) * state["w"][0]).tolist()
+    _, said = everstep("eval", "tiny", "--weights", "best/valid/los", cwd=here, status=2)
+    assert "give one that the run keeps: 'best/valid/loss'" in said
+    _, said = everstep("predict", *valid, "--weights", "epoch-9", "--out", "b.npy", cwd=here, status=1)
+    assert "epoch-9" in said and not (here / "b.npy").exists()
 
 
 def test_config_prints_a_config_file(trained: Path) -> None:

@@ -13,6 +13,7 @@ from everstep.cli.output import print_json
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+@experiments.weights_option
 @experiments.profile_option
 @index_option
 @json_option
@@ -20,11 +21,14 @@ def command(
     run: str,
     overrides: tuple[str, ...],
     streams: tuple[str, ...],
+    weights: str | None,
     profile: str | None,
     index: str | None,
     as_json: bool,
 ) -> None:
-    """Evaluate the newest checkpoint of RUN, on the streams that its Evaluate services name.
+    """Evaluate the newest checkpoint of RUN, or other --weights.
+
+    The streams are those that its Evaluate services name.
 
     The config is the run's, with its profile "eval" laid over it if it has one, and PATH=VALUE over that.
     The result is recorded beside the run.
@@ -33,9 +37,11 @@ def command(
 
     experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="eval")
     if streams:
-        found = {name: value for each in streams for name, value in experiment.trainer.evaluate(each).items()}
+        found: dict[str, float] = {}
+        for each in streams:
+            found |= experiment.trainer.evaluate(each, weights=weights)
     else:
-        found = experiment.evaluate().metrics
+        found = experiment.evaluate(weights).metrics
     if as_json:
         print_json(found)
     else:

@@ -51,6 +51,15 @@ def profile_option(function: F) -> F:
     return click.option("--profile", metavar="NAME", help="Of the config's profiles, laid over it.")(function)
 
 
+def weights_option(function: F) -> F:
+    """The option --weights."""
+    return click.option(
+        "--weights",
+        metavar="best|best/METRIC|CHECKPOINT",
+        help="Which of the run's weights, or a path; default: the newest checkpoint.",
+    )(function)
+
+
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Config files, and overrides: those with a "=" that are no files.
 

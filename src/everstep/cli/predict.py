@@ -17,12 +17,19 @@ from everstep.cli.finding import find, index_option
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npy, .npz or .jsonl"
 )
+@experiments.weights_option
 @experiments.profile_option
 @index_option
 def command(
-    run: str, overrides: tuple[str, ...], stream: str, out: Path, profile: str | None, index: str | None
+    run: str,
+    overrides: tuple[str, ...],
+    stream: str,
+    out: Path,
+    weights: str | None,
+    profile: str | None,
+    index: str | None,
 ) -> None:
-    """Write what the newest checkpoint of RUN predicts for a stream: `inference_step` of each batch.
+    """Write what the newest checkpoint of RUN, or other --weights, predict: `inference_step` of each batch.
 
     \b
     FILE.npy    an array, all batches one after another
@@ -36,5 +43,5 @@ def command(
 
     check(out)
     experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="predict")
-    samples = write(out, experiment.trainer.predict(stream))
+    samples = write(out, experiment.trainer.predict(stream, weights=weights))
     click.echo(f"{out}: {samples} predictions for {stream!r}")

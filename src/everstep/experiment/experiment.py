@@ -169,9 +169,16 @@ class Experiment:
         trainer = self._to_train()
         return RunResult(trainer.run_training(), {})
 
-    def evaluate(self) -> RunResult:
-        """Evaluate the newest checkpoint: the streams of the `Evaluate` services, else "valid"."""
-        return self.trainer.run("eval")
+    def evaluate(self, weights: str | Path | None = None) -> RunResult:
+        """Evaluate the streams of the `Evaluate` services, else "valid".
+
+        Args:
+            weights: "best", "best/METRIC", the name of a checkpoint, or a path, as for `Trainer.evaluate`;
+                None: the newest checkpoint.
+        """
+        if weights is None:
+            return self.trainer.run("eval")
+        return RunResult(None, self.trainer.evaluate_all(weights=weights))
 
     def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
         """Train, evaluating in between, and evaluate the end unless that was just done.

@@ -442,23 +442,28 @@ class Trainer:
             self._streams.get("valid")
         return list(dict.fromkeys(named)) or ["valid"]
 
-    def evaluate_all(self, *, newest: bool = False) -> dict[str, float]:
-        """Evaluate each stream that an `Evaluate` is there for, else "valid"; the weights as for `evaluate`.
+    def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
+        """Evaluate each stream that an `Evaluate` is there for, else "valid".
 
-        What was found on them in the loop, or before on the end of the run, is not found again.
+        What was found on weights that are not loaded for it, in the loop or before on the end of the run, is
+        not found again.
 
         Args:
             newest: whether to load the newest checkpoint.
+            weights: others to load, as for `evaluate`.
         """
-        if newest or self._weights is None:
+        if newest:
             self._load()
+        else:
+            self._require_weights(weights)
         assert self._weights is not None
+        loaded = newest or weights is not None
         found: dict[str, float] = {}
         for name in self._evaluated():
             how, num_steps = self._service_of(name), self._num_steps(name)
             at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-            if at != self._weights.step:
-                metrics = {} if newest else self._recorded.find(name, num_steps, self._weights)
+            if at != self._weights.step or loaded:
+                metrics = {} if loaded else self._recorded.find(name, num_steps, self._weights)
             found |= metrics or self.evaluate(name, num_steps)
         return found
 
