@@ -134,6 +134,15 @@ def test_schedules_by_name(here: Path) -> None:
     assert re.fullmatch(r"valid/loss: [\d.]+", said.splitlines()[-1])
     everstep("train", "tiny.yaml", "--run-dir", "runs/none", "--schedule", "test", cwd=here)
     assert not (here / "runs" / "none").exists()
+    found, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "evaluate", cwd=here)
+    assert found.splitlines()[-1] == said.splitlines()[-1]
+    found, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "continuous_eval", cwd=here)
+    assert found == ""  # the run is over, and its last checkpoint evaluated
+    arguments = "schedules={continuous_train_and_eval: {train_steps_per_iteration: 5}}"
+    by_name = ("--schedule", "continuous_train_and_eval", "--run-dir", "runs/b")
+    everstep("train", "tiny.yaml", arguments, *by_name, cwd=here)
+    assert RunJournal(here / "runs" / "b").series("valid/loss", "eval/valid")[0] == [5, 10]
+    assert [each.step for each in library.evaluations(here / "runs" / "b")] == [12]
 
 
 def test_eval_with_its_profile_and_without(trained: Path) -> None:
@@ -254,11 +263,35 @@ def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     assert "changes that are not committed" in everstep(*strict, cwd=here, status=1)[1]
 
 
-def test_how_a_training_ended_is_its_exit_status(here: Path) -> None:
-    said, _ = everstep("train", "tiny.yaml", "trainer.max_time=1e-6", cwd=here, status=3)
-    assert "start again to go on" in said
-    required = "services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]"
-    everstep("train", "tiny.yaml", required, "--run-dir", "runs/b", cwd=here, status=4)
+def ends(how: str) -> str:
+    return f"services=[Evaluate, {{tiny_experiment:Ends: {{at: 5, how: {how}}}}}]"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ("trainer.max_step=5", 0, "max_step 5 is reached"),
+        (ends("stop"), 0, "it is enough (step 5, finished)"),
+        ("services=[{LossBound: {metric: loss, bound: 1e-9}}]", 1, "above its bound 1e-09"),
+        ("optimizer.lr=fast", 2, "give a valid number"),
+        ("trainer.max_time=1e-6", 3, "start again to go on"),
+        (ends("interrupt"), 3, "the machine is taken away: "),
+        ("services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]", 4, "valid/loss"),
+        (ends("SIGHUP"), 129, "start again to go on"),
+        (ends("SIGUSR1"), 138, "start again to go on"),
+        (ends("SIGTERM"), 143, "start again to go on"),
+    ],
+)
+def test_how_a_training_ended_is_its_exit_status(here: Path, change: str, status: int, said: str) -> None:
+    """Ctrl-C (130) is `test_ctrl_c_and_the_same_line_again`."""
+    assert said in "".join(everstep("train", "tiny.yaml", change, cwd=here, status=status))
+
+
+def test_a_run_that_a_service_of_ones_own_interrupted_goes_on(here: Path, trained: Path) -> None:
+    line = ("train", "tiny.yaml", "optimizer.lr=1e-2", ends("interrupt"))
+    everstep(*line, cwd=here, status=3)
+    assert "resuming epoch 2, step 5" in everstep(*line, cwd=here)[0]
+    assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
 
 
 def test_a_config_is_drilled(here: Path) -> None:

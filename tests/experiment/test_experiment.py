@@ -197,6 +197,31 @@ def test_export_strategies_are_services() -> None:
     assert strategy.value is not None and at
 
 
+def test_a_config_exports_the_final_the_latest_and_the_best(tmp_path: Path) -> None:
+    (tmp_path / "line.yaml").write_text(
+        f"""
+task: {{call: '{__name__}:Wide'}}
+streams: {{train: '{__name__}:tensors', valid: '{__name__}:tensors'}}
+services:
+- Evaluate: {{stream: valid, every: {{steps: 2}}}}
+- Export: {{name: final}}
+- Export: {{name: latest, when: {{call: everstep.schedule:Every, steps: 2}}, keep: 1}}
+- Export:
+    name: best
+    when: {{call: everstep.services:OnBest, metric: valid/loss, mode: max}}
+    every: {{steps: 2}}
+trainer: {{max_epoch: 2, max_step: 7}}
+seed: 7
+"""
+    )
+    opened(tmp_path / "line.yaml").train()
+    exports = {
+        folder.name: [each.name[-2:] for each in sorted(folder.iterdir())]
+        for folder in sorted(Path("runs/line/exports").iterdir())
+    }
+    assert exports == {"best": ["02", "04"], "final": ["07"], "latest": ["06"]}
+
+
 def at_end(seen: list[int]) -> everstep.Service:
     class AtEnd(everstep.Service):
         moments = frozenset({everstep.Moment.EXIT_LOOP})

@@ -72,6 +72,25 @@ class TinyTask(everstep.Task):
         return batch[0] * self.model[0]
 
 
+class Ends(everstep.Service):
+    """A hook of one's own: it ends the training at a step, in the way that it is told."""
+
+    stage = everstep.Stage.DECIDE
+    controller = True
+
+    def __init__(self, at: int, how: str) -> None:
+        super().__init__("ends", everstep.At(at))
+        self.how = how
+
+    def run(self, boundary: everstep.Boundary) -> everstep.Outcome | None:
+        if self.how == "stop":
+            return everstep.Outcome(actions=(everstep.Stop("it is enough"),))
+        if self.how == "interrupt":
+            return everstep.Outcome(actions=(everstep.Interrupt("the machine is taken away"),))
+        os.kill(os.getpid(), signal.Signals[self.how])
+        return None
+
+
 def numbers(count: int = 8, batch_size: int = 2, shuffle: bool = False) -> Any:
     return everstep.data.arrays(np.arange(count), batch_size=batch_size, shuffle=shuffle)
 
