@@ -17,7 +17,7 @@ def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> t
     done = subprocess.run(
         [sys.executable, "-m", "everstep", *command],
         cwd=cwd,
-        env={**os.environ, "EVERSTEP_INDEX": "", **environment},
+        env={**os.environ, "EVERSTEP_INDEX": "", "COLUMNS": "", **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,6 +274,78 @@ def test_compare_shows_what_differs(made: Path) -> None:
     assert "seed" in as_json("compare", "good", "long", "--all", cwd=made)["facts"]
     told, _ = everstep("compare", "good", "long", cwd=made)
     assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
+
+
+def test_runs_that_are_equal_to_the_bit_are_seen_to_be(here: Path) -> None:
+    """By the newest checkpoint's digest, which is that of `Ending`."""
+    train(here / "runs" / "again", 4)
+    again, long = (as_json("show", f"runs/{name}", cwd=here) for name in ("again", "long"))
+    assert again["digest"] == long["digest"] == again["checkpoints"][-1]["digest"]
+    assert f"\n  digest     {long['digest']}\n" in everstep("show", "runs/long", cwd=here)[0]
+    told, _ = everstep("compare", "runs/long", "runs/again", cwd=here)
+    assert told.endswith(f"the newest checkpoints are equal to the bit: digest {long['digest']}\n")
+    told, _ = everstep("compare", "runs/long", "runs/good", cwd=here)
+    good = as_json("show", "runs/good", cwd=here)["digest"]
+    assert re.search(rf"\n  digest +{long['digest']} +{good}\n", told) and "to the bit" not in told
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs that have a metric and a name that are long."""
+    folder = tmp_path_factory.mktemp("wide")
+    program = f"""
+import everstep, numpy
+for name, value in ("first", 0.123456789), ("the-second-one-which-has-a-long-name", -1.23456e-300):
+    with everstep.TrainLoop(f"runs/{{name}}", state={{"w": numpy.zeros(1)}}, max_epoch=1) as loop:
+        for epoch in loop.iter_epochs():
+            for step, x in loop.iter_steps([1]):
+                loop.collect_metrics({{{LONG!r}: value}})
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+LONG = "valid/" + "a_rather_long_part/" * 4 + "loss"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("runs", "--columns", f"name,status,{LONG},path"),
+        ("show", "first"),
+        ("compare", "first", "the-second-one-which-has-a-long-name"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_long_names_and_values(wide: Path, command: tuple[str, ...]) -> None:
+    """Whole in a pipe; in a terminal no line is longer than that, and numbers are whole."""
+    whole, _ = everstep(*command, cwd=wide)
+    assert LONG in whole and "0.123457" in whole
+    shown = in_a_terminal(80, "everstep", *command, cwd=wide)
+    table = [line for line in shown.splitlines() if "…" in line]
+    assert table and max(map(len, table)) <= 80
+    assert "0.123457" in shown and LONG not in shown
+    assert ("best_step" in shown) == (command[0] == "show")
+
+
+def in_a_terminal(columns: int, *command: str, cwd: Path) -> str:
+    """What a command prints there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "EVERSTEP_INDEX": "", "COLUMNS": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=cwd, env=environment, stdout=theirs, stdin=theirs
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while part := os.read(ours, 4096):
+            said += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return said.decode().replace("\r\n", "\n")
 
 
 @pytest.fixture(scope="module")

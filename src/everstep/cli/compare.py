@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from everstep.cli.finding import Found, find_all, index_option, json_option
-from everstep.cli.listing import best_values, options_of
+from everstep.cli.listing import best_values, digest_of, options_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, starts, summaries
 
@@ -25,8 +25,9 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
     """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
 
     Among the facts are the config of the newest start (config.optimizer.lr), and the options that
-    optimizers and the like were made with (optimizer.lr), as the newest checkpoint has them.  Long
-    values are cut in the table; --json has all.
+    optimizers and the like were made with (optimizer.lr), as the newest checkpoint has them, and that
+    checkpoint's digest: where it is equal, so is the state, to the bit.  Long values are cut in the
+    table; --json has all.
     Best is given where the metric's name tells which way is better (..._loss, ..._acc, ..._accuracy).
     """
     if len(runs) < 2:
@@ -37,6 +38,7 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
     if not show_all:
         facts = {name: values for name, values in facts.items() if len(set(map(str, values.values()))) > 1}
     metrics = _side_by_side(titles, [_metrics(run) for run in found])
+    digests = {digest_of(run.path) for run in found}
     if as_json:
         print_json({"runs": titles, "facts": facts, "metrics": metrics})
         return
@@ -45,6 +47,8 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
         rows = [{"": name, **{t: _shown(name, v[t]) for t in titles}} for name, v in values.items()]
         print_table(rows, ("", *titles), indent="  ")
         click.echo()
+    if (digest := digests.pop()) is not None and not digests:
+        click.echo(f"the newest checkpoints are equal to the bit: digest {digest}")
 
 
 def _titles(given: tuple[str, ...], found: list[Found]) -> list[str]:
@@ -58,6 +62,7 @@ def _facts(run: Found) -> dict[str, Any]:
         begun = starts(connection, run.id)
     told = {name: run.facts[name] for name in FACTS if name not in _NOT_COMPARED}
     told["starts"] = len(begun)
+    told["digest"] = digest_of(run.path)
     for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options_of(run.path)}).items():
         if name not in _NOT_COMPARED:
             told.setdefault(name, value)

@@ -50,10 +50,17 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "epoch": body["epoch"],
         "phase": body["phase"],
         "partial": body["partial"],
+        "digest": body["digest"],
         "bytes": body["files"][ARRAYS]["bytes"],
         "created": datetime.fromisoformat(body["created"]).timestamp(),
         "metrics": (body["meta"] or {}).get("metrics", {}),
     }
+
+
+def digest_of(run_dir: Path) -> str | None:
+    """The digest of the newest whole checkpoint, as `Ending.digest`: equal ones are equal states."""
+    whole = (one["digest"] for one in reversed(checkpoints_of(run_dir)) if one["whole"])
+    return next(whole, None)
 
 
 def best_weights(run_dir: Path) -> list[dict[str, Any]]:

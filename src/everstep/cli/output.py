@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import click
 
+_NARROWEST, _READABLE = 8, 20
+"""Characters that texts keep, and should keep, in a table that is too wide."""
 TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
 """Names of values that are seconds since 1970."""
 
@@ -49,18 +54,79 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
-    """Print rows in columns: numbers to the right, texts to the left, nothing cut off."""
+def print_table(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "", spare: Sequence[str] = ()
+) -> None:
+    """Print rows in columns: numbers to the right, texts to the left.
+
+    In a terminal, or where COLUMNS says how wide it is, a table that is too wide lacks `spare` columns, the
+    first of them first, and long texts lose their middle; numbers and times are whole. In a pipe nothing is cut.
+    """
     rows = list(rows)
-    cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
-    right = [_is_number_column(name, rows) for name in columns]
-    widths = [max([len(name), *(len(line[at]) for line in cells)]) for at, name in enumerate(columns)]
-    for line in [list(columns), *cells]:
-        padded = [
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(line, widths, right, strict=True)
+    room = _room()
+    table = _Table(rows, columns)
+    if room is not None:
+        room -= len(indent)
+        for name in spare:
+            if table.least(_READABLE) > room:
+                columns = [column for column in columns if column != name]
+                table = _Table(rows, columns)
+        table.fit(room)
+    for line in table.lines():
+        click.echo((indent + line).rstrip())
+
+
+class _Table:
+    def __init__(self, rows: list[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        self._cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
+        self._columns = list(columns)
+        self._right = [_is_number_column(name, rows) for name in columns]
+        self._numbers = [
+            max((len(line[at]) for line in self._cells), default=0) if right or name in TIMES else 0
+            for at, (name, right) in enumerate(zip(columns, self._right, strict=True))
         ]
-        click.echo((indent + "  ".join(padded)).rstrip())
+        """How wide each column's numbers and times are."""
+        self._widths = [
+            max([len(name), *(len(line[at]) for line in self._cells)]) for at, name in enumerate(columns)
+        ]
+
+    def least(self, text: int) -> int:
+        """How wide it is with texts of at most so many characters."""
+        return sum(self._floors(text)) + 2 * (len(self._widths) - 1)
+
+    def _floors(self, text: int) -> list[int]:
+        return [min(width, max(text, n)) for width, n in zip(self._widths, self._numbers, strict=True)]
+
+    def fit(self, room: int) -> None:
+        """Make it as wide as that, as far as texts may be cut: those of the widest column first."""
+        floors = self._floors(_NARROWEST)
+        while sum(self._widths) + 2 * (len(self._widths) - 1) > room:
+            wider = [at for at, width in enumerate(self._widths) if width > floors[at]]
+            if not wider:
+                break
+            self._widths[max(wider, key=self._widths.__getitem__)] -= 1
+
+    def lines(self) -> Iterator[str]:
+        for line in [self._columns, *self._cells]:
+            cut = [_cut(text, width) for text, width in zip(line, self._widths, strict=True)]
+            yield "  ".join(
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(cut, self._widths, self._right, strict=True)
+            )
+
+
+def _room() -> int | None:
+    """Columns of the terminal, None for no limit."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    head = width // 2
+    return f"{text[:head]}…{text[head + 1 - width :]}"
 
 
 def _is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:

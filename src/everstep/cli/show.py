@@ -8,7 +8,7 @@ import click
 from sqlalchemy import Connection
 
 from everstep.cli.finding import Found, find, index_option, json_option
-from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of
+from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of, digest_of
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
@@ -67,6 +67,7 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         ],
         "metrics": metrics,
         "rollbacks": [_rollback(one) for one in rollbacks(connection, found.id)],
+        "digest": digest_of(found.path),
         "checkpoints": checkpoints_of(found.path),
         "best": best_weights(found.path),
         "evaluations": [one._asdict() for one in evaluations(found.path)] if is_run(found.path) else [],
@@ -95,6 +96,7 @@ def _print(run: dict[str, Any]) -> None:
     lines = {
         "directory": run["path"],
         "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),
+        "digest": run["digest"],
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
@@ -108,7 +110,7 @@ def _print(run: dict[str, Any]) -> None:
         if value not in ("", None):
             click.echo(f"  {name:10} {value}")
     _section("starts", run["segments"], _START)
-    _section("metrics", run["metrics"], _METRIC)
+    _section("metrics", run["metrics"], _METRIC, spare=("smallest", "largest", "rows", "step"))
     _section("rollbacks", run["rollbacks"], _ROLLBACK)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
     _section("best weights", run["best"], BEST)
@@ -117,7 +119,9 @@ def _print(run: dict[str, Any]) -> None:
     _section("evaluations", run["evaluations"], _EVALUATION)
 
 
-def _section(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+def _section(
+    title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], spare: tuple[str, ...] = ()
+) -> None:
     if rows:
         click.echo(f"\n{title}")
-        print_table(rows, columns, indent="  ")
+        print_table(rows, columns, indent="  ", spare=spare)
