@@ -348,6 +348,33 @@ def test_weights_to_start_from(file: Path) -> None:
         opened(file, "trainer.init_from={pth: runs/first}")
 
 
+def test_the_best_of_a_project_is_found_and_loaded(file: Path) -> None:
+    """By metric and by config; "best valid/loss of project X"."""
+    services = "services=[Evaluate, {Best: {metric: valid/loss, mode: min}}]"
+    for name, project in {"a": "x", "b": "x", "c": "y"}.items():
+        change = (services, f"project={project}", f"task.scale={1.0 if name == 'a' else 2.0}")
+        opened(file, *change, run_dir=f"runs/{name}").train()
+    runs = everstep.query("runs", {"config.project": "x"}, index="runs")
+    assert sorted(Path(run["path"]).name for run in runs) == ["a", "b"]
+    best = min((everstep.best(run["path"])["valid/loss"] for run in runs), key=lambda record: record.value)
+    found = everstep.query(
+        "evaluations",
+        {"name": "valid/loss", "run": {"$in": [run["name"] for run in runs]}},
+        sort="value",
+        limit=1,
+        index="runs",
+    )
+    assert (found[0]["value"], found[0]["step"]) == (best.value, best.step)
+    (made,) = (run for run in runs if run["name"] == found[0]["run"])
+    for source in (best.path, f"{made['path']}/best/valid/loss"):
+        assert source is not None
+        state = {"w": np.zeros(3)}
+        assert everstep.load(source, state).step == best.step
+    again = opened(file, "trainer.init_from=" + str(best.path), run_dir="runs/d")
+    with again.trainer.open() as loop:
+        assert again.trainer.task.model.tolist() == state["w"].tolist() and loop.step == 0
+
+
 def everstep_weights(run_dir: str) -> list[float]:
     state = {"w": np.zeros(3)}
     everstep.load(run_dir, state)

@@ -25,6 +25,8 @@ def find_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint | None
     if (path / format.MANIFEST).exists():
         return format.read(path)
     if not path.is_dir():
+        path = _of_metric(path)
+    if not path.is_dir():
         return None
     if path.absolute().parent.name == "best":
         return format.read(_best_in(path.absolute()))
@@ -32,6 +34,12 @@ def find_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint | None
     for note in notes:
         say(note)
     return found
+
+
+def _of_metric(path: Path) -> Path:
+    """`RUN/best/valid/loss` lies in `RUN/best/valid.loss`."""
+    run_dir, best, metric = path.as_posix().rpartition("/best/")
+    return Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
 
 
 def _best_in(folder: Path) -> Path:

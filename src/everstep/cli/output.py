@@ -60,7 +60,8 @@ def print_table(
     """Print rows in columns: numbers to the right, texts to the left.
 
     In a terminal, or where COLUMNS says how wide it is, a table that is too wide lacks `spare` columns, the
-    first of them first, and long texts lose their middle; numbers and times are whole. In a pipe nothing is cut.
+    first of them first, and long texts lose their middle; numbers and times are whole.  In a pipe nothing
+    is cut.
     """
     rows = list(rows)
     room = _room()
