@@ -53,6 +53,8 @@ def test_ctrl_c_and_the_same_line_again(here: Path, trained: Path) -> None:
     said, _ = everstep(*line, cwd=here)
     assert "resuming epoch 2, step 5" in said and "max_epoch 3 is reached" in said
     assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
+    compared, _ = everstep("compare", "tiny", str(trained / "runs" / "tiny"), cwd=here)
+    assert "the newest checkpoints are equal to the bit" in compared
     assert "no step is run" in everstep(*line, cwd=here)[0]
 
 

@@ -115,6 +115,18 @@ def test_cadence_tiers_and_what_is_recorded() -> None:
     assert len(kept) < 7
 
 
+def test_neither_a_baseline_nor_the_initial_weights() -> None:
+    train(
+        train_params__validate_first=False,
+        save_params__save_initial_filters=False,
+        train_params__num_steps=10,
+        save_params__cache_filters_freq=2,
+    )
+    assert RunJournal(BASIC).series("valid0/top1", "eval/valid0")[0] == [10]
+    kept = sorted(int(path.name[-8:]) for path in (BASIC / "checkpoints").iterdir())
+    assert kept[-1] == 10 and 0 not in kept and len(kept) <= 3
+
+
 def test_a_finished_run_says_so_and_more_steps_go_on() -> None:
     train(train_params__num_steps=5)
     assert train(train_params__num_steps=5).step == 5
