@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from everstep.checkpoint import CheckpointName, Retention, Store
-from everstep.cli.finding import find, index_option, json_option
+from everstep.cli.finding import find
 from everstep.cli.listing import BEST, best_weights, checkpoints_of, store_of
+from everstep.cli.options import index_option, json_option
 from everstep.cli.output import note, print_json, print_table
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
 from everstep.record import RunDir, RunLock

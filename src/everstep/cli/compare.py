@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from everstep.cli.finding import Found, find_all, index_option, json_option
+from everstep.cli.finding import Found, find_all
 from everstep.cli.listing import best_values, digest_of, options_of
+from everstep.cli.options import index_option, json_option
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, starts, summaries
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 
 from everstep import backends
-from everstep.cli.finding import json_option
+from everstep.cli.options import json_option
 from everstep.cli.output import print_json, size
 from everstep.record import RunLock
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import find, index_option, json_option
+from everstep.cli.finding import find
+from everstep.cli.options import index_option, json_option
 from everstep.cli.output import print_json
 
 

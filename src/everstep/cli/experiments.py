@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from everstep.cli.finding import index_option
+from everstep.cli.options import index_option
 from everstep.errors import ChangedError, ConfigError
 from everstep.index.asking import index_place
 from everstep.index.location import VARIABLE

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from everstep.checkpoint import Checkpoint, find_checkpoint
-from everstep.cli.finding import find, index_option
+from everstep.cli.finding import find
 from everstep.cli.listing import store_of
+from everstep.cli.options import index_option
 from everstep.cli.output import note
 from everstep.contracts import HostArray
 from everstep.errors import ConfigError, NoCheckpointError, nearest

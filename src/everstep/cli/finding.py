@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import click
+from typing import Any, NamedTuple
 
 from everstep.cli.output import note
 from everstep.errors import ConfigError
@@ -18,32 +16,6 @@ from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
 from everstep.index.queries import GONE, all_runs, find_run
 from everstep.index.shipping import gone_runs, is_gone, run_dirs, ship
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def index_option(function: F) -> F:
-    """The option --index of every command that asks the index."""
-    option = click.option(
-        "--index",
-        "index",
-        metavar="PATH|URL",
-        help="The index: a file, the folder of runs that it lies in, or postgresql://USER@HOST/DATABASE.",
-    )
-    return option(function)
-
-
-def json_option(function: F) -> F:
-    """The option --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-
-
-def where_option(function: F) -> F:
-    """The option --where of the commands that choose runs."""
-    option = click.option(
-        "--where", "filter_text", metavar="JSON", help="MongoDB's filter language: docs/guide/queries.md."
-    )
-    return option(function)
 
 
 def open_index(index: str | None) -> Database:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import click
 
-from everstep.cli.finding import find_all, index_option
+from everstep.cli.finding import find_all
+from everstep.cli.options import index_option
 from everstep.errors import ConfigError
 from everstep.index.queries import metric_rows
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import find, index_option
+from everstep.cli.finding import find
+from everstep.cli.options import index_option
 
 
 @click.command("predict")

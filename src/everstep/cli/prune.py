@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from everstep.cli.finding import find_all, index_option, json_option, search, where_option
+from everstep.cli.finding import find_all, search
+from everstep.cli.options import index_option, json_option, where_option
 from everstep.cli.output import note, print_json, print_table
 from everstep.errors import RunDirError
 from everstep.index.database import Database

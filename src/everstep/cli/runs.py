@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from everstep.cli.finding import index_option, json_option, search, where_option
+from everstep.cli.finding import search
+from everstep.cli.options import index_option, json_option, where_option
 from everstep.cli.output import print_json, print_table
 from everstep.index.filters import ordered
 from everstep.index.queries import FACTS

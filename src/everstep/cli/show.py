@@ -7,8 +7,9 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
-from everstep.cli.finding import Found, find, index_option, json_option
+from everstep.cli.finding import Found, find
 from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of, digest_of
+from everstep.cli.options import index_option, json_option
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run

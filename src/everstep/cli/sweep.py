@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from everstep.cli import experiments
-from everstep.cli.finding import json_option
 from everstep.cli.leaving import leave_in_order
+from everstep.cli.options import json_option
 from everstep.cli.output import print_json, print_table
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.finding import index_option, json_option
+from everstep.cli.options import index_option, json_option
 from everstep.cli.output import note, print_json
 from everstep.index.asking import index_place
 from everstep.index.database import Database
