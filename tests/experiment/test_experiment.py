@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,13 @@ def test_continuous_eval_follows_a_run_to_its_final_step() -> None:
         gate.set()
     thread.join()
     assert found[-1] == 8 and found == sorted(set(found))
+
+
+def test_continuous_eval_waits_before_the_first() -> None:
+    experiment().train()
+    before = time.monotonic()
+    assert "valid/loss" in experiment().continuous_eval(delay_secs=0.3, throttle_secs=0.0).metrics
+    assert time.monotonic() - before >= 0.3
 
 
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:

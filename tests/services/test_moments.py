@@ -290,6 +290,9 @@ def test_a_service_that_returns_something_else(tmp_path: Path) -> None:
     odd: Any = Told("odd", lambda b: {"loss": 1.0}, Stage.DECIDE)  # type: ignore[arg-type,return-value]
     with pytest.raises(UsageError, match=r"'odd' returned \{'loss': 1.0\}; return None or everstep.Outcome"):
         Tiny(tmp_path / "run", max_epoch=1, services=[odd]).train()
+    odd = Told("odd", lambda b: Outcome(Stop("now")), Stage.DECIDE)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"given by name: everstep.Outcome\(actions="):
+        Tiny(tmp_path / "other", max_epoch=1, services=[odd]).train()
 
 
 def test_metrics_of_an_outcome_are_recorded(tmp_path: Path) -> None:

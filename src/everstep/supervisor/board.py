@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -148,6 +148,11 @@ class ServiceBoard:
             if not isinstance(outcome, Outcome):
                 raise UsageError(
                     f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
+                )
+            if not isinstance(outcome.metrics, Mapping):
+                raise UsageError(
+                    f"service {service.name!r} returned {outcome!r}, whose metrics are no dictionary; what "
+                    "is to be done is given by name: everstep.Outcome(actions=(...,))"
                 )
             wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
