@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, everstep
-from index_runs import start
+from index_runs import start, train
 
-from everstep.record import RunDir, RunLock
+from everstep.errors import RunDirError
+from everstep.record import RunDir, RunLock, remove
 
 
 @pytest.fixture
@@ -118,3 +119,33 @@ def test_wrong_input_deletes_nothing(made: Path, command: list[str], status: int
     before = there(made)
     assert said in everstep("prune", *command, "--delete", cwd=made, status=status)[1]
     assert there(made) == before
+
+
+def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "a"
+    assert train(run_dir, 1, 2, "raise") == 1
+    (old,) = as_json("runs", cwd=tmp_path)
+    shutil.rmtree(run_dir)
+    assert train(run_dir, 1) == 0
+    assert {(run["name"] == old["name"], run["status"]) for run in as_json("runs", cwd=tmp_path)} == {
+        (True, "gone"),
+        (False, "finished"),
+    }
+    assert as_json("prune", "status=failed", "--delete", cwd=tmp_path) == []
+    said = everstep("prune", old["name"], "--delete", cwd=tmp_path, status=1)[1]
+    assert "its directory is not there any more" in said
+    for command in (["checkpoints"], ["export", "--out", "weights"], ["resume"]):
+        said = everstep(*command, old["name"], cwd=tmp_path, status=2)[1]
+        assert f"in {run_dir} is a-" in said
+    assert as_json("show", old["name"], cwd=tmp_path)["checkpoints"] == []
+    assert there(tmp_path) == {"a"}
+    (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
+    assert row["deleted"] and row["name"] != old["name"]
+    assert as_json("sync", cwd=tmp_path)["forgotten"] == []
+
+
+def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:
+    RunDir.open(tmp_path / "a", seed=1)
+    with pytest.raises(RunDirError, match="another run is there, a-"):
+        remove(tmp_path / "a", "a-000000")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -101,6 +101,19 @@ def test_a_second_time_ships_nothing(tmp_path: Path, place: Place) -> None:
     assert everything(place) == before
 
 
+def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path, place: Place) -> None:
+    database = Database(place)
+    for value in (1.0, 2.0):  # files of one size
+        write(tmp_path / "run", [value])
+        assert sync(database, [tmp_path]).rows == 1
+        new = RunDir.open(tmp_path / "run").id
+        shutil.rmtree(tmp_path / "run")
+    write(tmp_path / "run", [3.0])
+    assert len(forget_gone(database, [tmp_path])) == 2 and sync(database, [tmp_path]).rows == 1
+    with database.read() as connection:
+        assert [run["name"] for run in all_runs(connection)] == [RunDir.open(tmp_path / "run").id] != [new]
+
+
 def test_every_value_comes_back(tmp_path: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 0.1]
     write(tmp_path / "run", values)

@@ -63,8 +63,9 @@ def _facts(run: Found) -> dict[str, Any]:
         begun = starts(connection, run.id)
     told = {name: run.facts[name] for name in FACTS if name not in _NOT_COMPARED}
     told["starts"] = len(begun)
-    told["digest"] = digest_of(run.path)
-    for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options_of(run.path)}).items():
+    told["digest"] = None if run.is_gone else digest_of(run.path)
+    options = {} if run.is_gone else options_of(run.path)
+    for name, value in _flat({**(begun[-1]["facts"] if begun else {}), **options}).items():
         if name not in _NOT_COMPARED:
             told.setdefault(name, value)
     return told

@@ -15,7 +15,7 @@ from everstep.index.database import Database
 from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
 from everstep.index.queries import GONE, all_runs, find_run
-from everstep.index.shipping import gone_runs, is_gone, run_dirs, ship
+from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
 
 def open_index(index: str | None) -> Database:
@@ -81,8 +81,25 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Its directory."""
-        return Path(self.facts["path"])
+        """Its directory.
+
+        Raises:
+            ConfigError: it is not there any more, or is another run's now.
+        """
+        path, name = self.facts["path"], self.facts["name"]
+        there = id_at(path)
+        if there not in (None, name):
+            raise ConfigError(
+                f"the directory of {name} is not there any more: in {path} is {there}; give that"
+            )
+        if self.is_gone:
+            raise ConfigError(f"the directory of {name}, {path}, is not there any more; give another run")
+        return Path(path)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its directory is not there any more."""
+        return bool(self.facts["status"] == GONE)
 
 
 def find(text: str, index: str | None) -> Found:
@@ -103,9 +120,9 @@ def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
     for text in texts:
         if database is not None and text in named:
             with database.read() as connection:
-                run = find_run(connection, text)
-                status = GONE if is_gone(database, run) else run["status"]
-                found.append(Found(database, {**run, "status": status}))
+                gone = gone_runs(database, connection)
+                run = find_run(connection, text, gone)
+                found.append(Found(database, run | ({"status": GONE} if run["id"] in gone else {})))
         else:
             found.append(_read_alone(Path(text).absolute()))
     return found

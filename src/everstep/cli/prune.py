@@ -78,7 +78,7 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[st
     row["bytes"] = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
     if delete:
         try:
-            remove(path)
+            remove(path, run["name"])
         except RunDirError as error:
             return row | {"stays": str(error)}
         row["deleted"] = True
@@ -93,7 +93,7 @@ def _why_stays(database: Database, run: Mapping[str, Any]) -> str:
         return f"it is on {run['host']}"
     if run["status"] == "running":
         return "it is running"
-    return why_stays(Path(run["path"]))
+    return why_stays(Path(run["path"]), run["name"])
 
 
 def _say(rows: list[dict[str, Any]], delete: bool) -> None:

@@ -68,13 +68,18 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         ],
         "metrics": metrics,
         "rollbacks": [_rollback(one) for one in rollbacks(connection, found.id)],
-        "digest": digest_of(found.path),
-        "checkpoints": checkpoints_of(found.path),
-        "best": best_weights(found.path),
-        "evaluations": [one._asdict() for one in evaluations(found.path)] if is_run(found.path) else [],
+        "digest": None if found.is_gone else digest_of(found.path),
+        "checkpoints": [] if found.is_gone else checkpoints_of(found.path),
+        "best": [] if found.is_gone else best_weights(found.path),
+        "evaluations": _evaluations(found),
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
+
+
+def _evaluations(found: Found) -> list[dict[str, Any]]:
+    there = not found.is_gone and is_run(found.path)
+    return [one._asdict() for one in evaluations(found.path)] if there else []
 
 
 def _rollback(one: Rollback) -> dict[str, Any]:

@@ -96,28 +96,24 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
     """The newest run that a query finds, or its newest checkpoint if the query asks for a step."""
     where = {name: value for name, value in query.items() if name != "step"}
     asked = index or located(folder)
-    for run in reversed(find("runs", where, asked)):
+    from everstep.index.asking import query as ask
+    from everstep.index.shipping import id_at
+
+    for run in reversed(ask("runs", where, index=asked)):
         path = Path(str(run["path"]))
-        if (exp_id is not None and path.name != exp_id) or not path.is_dir():
+        if (exp_id is not None and path.name != exp_id) or id_at(path) != run["name"]:
             continue
         if "step" not in query:
             if Store(path, 0, lambda _: None).names():
                 return path
             continue
-        for found in reversed(find("checkpoints", {"run": run["name"], "step": query["step"]}, asked)):
+        for found in reversed(ask("checkpoints", {"run": run["name"], "step": query["step"]}, index=asked)):
             if (checkpoint := path / "checkpoints" / str(found["name"])).is_dir():
                 return checkpoint
     raise NoCheckpointError(
         f"load_params.query {dict(query)!r} finds no checkpoint in {folder}; "
         "change it; everstep runs --where tries one"
     )
-
-
-def find(collection: str, where: Mapping[str, Any], index: str | Path) -> list[dict[str, Any]]:
-    """Ask the index; in the order of the starts."""
-    from everstep.index.asking import query
-
-    return query(collection, where, index=index)
 
 
 def chosen(path: Path, load: Params, *, entries: Iterable[str] | None = None) -> tuple[InitFrom, int]:

@@ -178,8 +178,11 @@ def _at(tree: Any, path: str) -> Any:
     return json.dumps(tree) if isinstance(tree, dict | list) else tree
 
 
-def find_run(connection: Connection, text: str) -> dict[str, Any]:
+def find_run(connection: Connection, text: str, gone: Collection[int] = ()) -> dict[str, Any]:
     """The run that is meant by a name, the beginning of one, or its directory's name.
+
+    Args:
+        gone: the keys of runs whose directories are not there any more: meant where no other one is.
 
     Returns:
         `FACTS`, and `id`, its key here.
@@ -192,10 +195,11 @@ def find_run(connection: Connection, text: str) -> dict[str, Any]:
     folder = [run for run in found if Path(run["path"]).name == text]
     begins = [run for run in found if run["name"].startswith(text)]
     for candidates in (exact, folder, begins):
-        if len(candidates) == 1:
-            return candidates[0]
-        if candidates:
-            names = ", ".join(sorted(run["name"] for run in candidates))
+        there = [run for run in candidates if run["id"] not in gone] or candidates
+        if len(there) == 1:
+            return there[0]
+        if there:
+            names = ", ".join(sorted(run["name"] for run in there))
             raise ConfigError(f"{text!r} is the beginning of several runs; give one of them: {names}")
     raise ConfigError(f"there is no run {text!r}; {nearest(text, (run['name'] for run in found))}")
 

@@ -66,10 +66,10 @@ def sync(database: Database, folders: Iterable[Path]) -> Shipped:
 
 def _sync(database: Database, folders: Iterable[Path]) -> Shipped:
     asked = [found for folder in folders for run in run_dirs(folder.absolute()) for found in _parts(run)]
-    known = _known_by_path(database, {str(path) for path in asked})
-    running = [Path(path) for path, run in known.items() if run.status == "running"]
+    known = _known(database, {str(path) for path in asked})
+    running = [Path(path) for (path, _), run in known.items() if run.status == "running"]
     found = list(dict.fromkeys([*asked, *(path for path in running if is_run(path))]))
-    changed = [path for path in found if not _unchanged(path, known.get(str(path)))]
+    changed = [path for path in found if not _unchanged(path, known.get((str(path), id_at(path))))]
     total = Shipped(runs=len(found))
     with database.kept_open() if changed and not database.shared else nullcontext():
         for run_dir in changed:
@@ -140,40 +140,53 @@ def is_run(folder: str | Path) -> bool:
     )
 
 
+def id_at(folder: str | Path) -> str | None:
+    """The id of the run whose directory it is; None if it is none, or one that cannot be read."""
+    for name in ("run.json", ".run.json"):
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                return str(json.load(file)["id"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None
+
+
 def is_here(database: Database, host: str | None) -> bool:
     """Whether a run whose newest start was on `host` counts as one of this machine."""
     return not database.shared or host in (None, platform.node())
 
 
 def is_gone(database: Database, run: Any) -> bool:
-    """Whether a run's directory is not there any more; of another machine's, this one cannot tell.
+    """Whether a run's directory is not there any more, be it that another run has its place.
 
-    `run` is a mapping with the keys host and path.
+    Of another machine's this one cannot tell, and a damaged one is there.  `run` is a mapping with the keys
+    name, host and path.
     """
-    return is_here(database, run["host"]) and not is_run(run["path"])
+    if not is_here(database, run["host"]):
+        return False
+    there = id_at(run["path"])
+    return not is_run(run["path"]) if there is None else there != run["name"]
 
 
 def gone_runs(database: Database, connection: Connection) -> list[int]:
     """The keys of the runs whose directories are not there any more."""
-    found = connection.execute(select(runs.c.id, runs.c.path, runs.c.host)).mappings()
+    found = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).mappings()
     return [int(run["id"]) for run in found if is_gone(database, run)]
 
 
-def _known_by_path(database: Database, asked: set[str]) -> dict[str, _Known]:
-    """What the index has of runs on this machine; `asked` are paths of runs that are seen here."""
+def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], _Known]:
+    """(path, name) -> what the index has of runs on this machine, and of those at the paths `asked`."""
     if not database.exists():
         return {}
     with database.read() as connection:
         rows = connection.execute(
             select(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name)
         ).all()
-        mine = [row for row in rows if is_here(database, row.host)]
-        mine += [  # of another machine, on a disk that both have
-            row
+        found: dict[tuple[str, str | None], _Known] = {
+            (row.path, row.name): _Known(row.id, row.status, {})
             for row in rows
-            if row.path in asked and not is_here(database, row.host) and _id_in(Path(row.path)) == row.name
-        ]
-        found = {row.path: _Known(row.id, row.status, {}) for row in mine}
+            if row.path in asked or is_here(database, row.host)  # asked: perhaps on a disk that both have
+        }
         by_id = {run.id: run for run in found.values()}
         for run, number, size in connection.execute(
             select(segments.c.run, segments.c.number, segments.c.size)
@@ -245,7 +258,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
         whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
         if row.path != path:
             here = is_here(database, row.host)
-            if _id_in(Path(row.path)) == facts["id"] if here else not whole or found == known.sizes:
+            if id_at(row.path) == facts["id"] if here else not whole or found == known.sizes:
                 where = row.path if here else f"{row.host}:{row.path}"
                 problems.append(
                     f"{path} is a copy of {where}, the same run {facts['id']}, and is not indexed beside it; "
@@ -277,15 +290,6 @@ def _key(made: CursorResult[Any]) -> int:
     keys = made.inserted_primary_key
     assert keys is not None
     return int(keys[0])
-
-
-def _id_in(path: Path) -> str | None:
-    from everstep.record import RunDir
-
-    try:
-        return RunDir.open(path, create=False).id
-    except RunDirError:
-        return None
 
 
 def _sizes_of(connection: Connection, run: int) -> dict[int, int]:

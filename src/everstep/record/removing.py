@@ -16,12 +16,18 @@ from everstep.record.rundir import RunDir
 _FACTS = ("run.json", ".run.json")
 
 
-def why_stays(run_dir: Path) -> str:
-    """Why a directory is not to be removed, in words; "" if it may be."""
+def why_stays(run_dir: Path, run: str) -> str:
+    """Why a directory is not to be removed, in words; "" if it may be.
+
+    Args:
+        run: the id of the run that is meant to be in it.
+    """
     if run_dir.is_symlink():
         return "it is a link; remove the run at its end"
     try:
-        RunDir.open(run_dir, create=False)
+        there = RunDir.open(run_dir, create=False).id
+        if there != run:
+            return f"another run is there, {there}"
         if is_held(run_dir):
             return "it is running"
         if is_held(run_dir / "evaluations"):
@@ -41,8 +47,8 @@ def _other_run(run_dir: Path) -> Path | None:
     return None
 
 
-def remove(run_dir: Path) -> None:
-    """Remove a run's directory.
+def remove(run_dir: Path, run: str) -> None:
+    """Remove the directory of the run with the id `run`, and of no other.
 
     It gets another name first, so that a start at its place begins a new run; killed in between, what is
     left is still a run directory, and can be removed.
@@ -51,14 +57,18 @@ def remove(run_dir: Path) -> None:
         RunLockedError: a process trains it.
         RunDirError: it is none that may be removed, or the disk refuses.
     """
-    if why := why_stays(run_dir):
+    if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")
     moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
     lock = RunLock(run_dir)
     lock.acquire()
     try:
+        if (there := RunDir.open(run_dir, create=False).id) != run:  # since it was looked at
+            raise RunDirError(f"{run_dir} stays: another run is there, {there}")
         rename(run_dir, moved, "removing")
         fsync_folder(moved.parent, "removing")
+    except RunDirError:
+        raise
     except OSError as error:
         raise RunDirError(
             error.errno, f"the run cannot be removed: {error.strerror}; see to its folder", str(run_dir)
