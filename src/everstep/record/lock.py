@@ -80,6 +80,11 @@ class RunLock:
                 self._note.unlink(missing_ok=True)
             self._drop()
 
+    def moved(self) -> None:
+        """Give back the lock of a directory that has another name now: at its old place may be a new run."""
+        with _GUARD:
+            self._drop()
+
     def _refuse_second(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(self._path)

@@ -66,6 +66,7 @@ def remove(run_dir: Path, run: str) -> None:
         if (there := RunDir.open(run_dir, create=False).id) != run:  # since it was looked at
             raise RunDirError(f"{run_dir} stays: another run is there, {there}")
         rename(run_dir, moved, "removing")
+        lock.moved()
         fsync_folder(moved.parent, "removing")
     except RunDirError:
         raise
