@@ -13,7 +13,7 @@ from index_runs import start, train
 
 from everstep import hazard
 from everstep.errors import RunDirError
-from everstep.record import RunDir, RunLock, remove
+from everstep.record import Journal, RunDir, RunLock, remove, why_stays
 
 
 @pytest.fixture
@@ -75,6 +75,21 @@ def test_a_running_run_stays(running: Path) -> None:
     assert "stays: it is running" in beside
     (row,) = as_json("prune", "running", "--delete", cwd=running, status=1)
     assert row["stays"] == "it is running" and not row["deleted"]
+
+
+def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> None:
+    """However long ago its last sign of life was: it may wait for its data."""
+    run = RunDir.open(tmp_path / "runs" / "a")
+    for number in (1, 2):
+        journal = Journal.open(run.path, number, None, {})
+        journal.flush()
+        assert "may be running" in why_stays(run.path, run.id)
+        with pytest.raises(RunDirError, match="delete the directory by hand"):
+            remove(run.path, run.id)
+        journal.event("closed", {"status": "stopped", "reason": "left"}, wall=True)
+        journal.close()
+    (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
+    assert row["deleted"] and there(tmp_path) == set()
 
 
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:

@@ -11,6 +11,7 @@ from everstep import hazard
 from everstep.durable import fsync_folder, rename
 from everstep.errors import RunDirError
 from everstep.record.lock import RunLock, is_held
+from everstep.record.reading import RunJournal
 from everstep.record.rundir import RunDir
 
 _FACTS = ("run.json", ".run.json")
@@ -32,11 +33,22 @@ def why_stays(run_dir: Path, run: str) -> str:
             return "it is running"
         if is_held(run_dir / "evaluations"):
             return "it is being evaluated"
+        if not (run_dir / "lock").exists() and not _has_closed(run_dir):
+            return (
+                "it was started without a lock and did not say how it ended: it may be running; if you know "
+                "that it is not, delete the directory by hand"
+            )
     except OSError as error:
         return str(error)
     if inner := _other_run(run_dir):
         return f"another run is in it, {inner}"
     return ""
+
+
+def _has_closed(run_dir: Path) -> bool:
+    """Whether the newest start said how it ended."""
+    newest = RunJournal(run_dir).segments()[-1:]
+    return any(event.kind == "closed" for start in newest for event in start.events)
 
 
 def _other_run(run_dir: Path) -> Path | None:
@@ -87,8 +99,9 @@ def remove(run_dir: Path, run: str) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a run's folder; what makes it one comes last."""
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name in _FACTS):
+    """Remove a run's folder; what makes it one that can be removed comes last."""
+    rank = {name: at for at, name in enumerate((*_FACTS, "lock"), 1)}
+    for entry in sorted(folder.iterdir(), key=lambda entry: rank.get(entry.name, 0)):
         hazard.reach("removing.entry")
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
