@@ -289,6 +289,14 @@ def test_an_empty_file_becomes_an_index(tmp_path: Path) -> None:
     assert sync(Database(tmp_path / "everstep.db"), [tmp_path / "run"]).rows == 1
 
 
+def test_a_folder_is_no_part_of_a_url(tmp_path: Path) -> None:
+    folder = tmp_path / "what?mode=ro#%41"
+    write(folder / "run", [1.0])
+    assert sync(Database(folder / "everstep.db"), [folder]).rows == 1
+    assert {path.name for path in folder.iterdir()} == {"run", "everstep.db"}
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0])
     database = Database(place)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 from everstep.errors import RunIndexError
@@ -104,7 +104,9 @@ class SQLite:
 
 def _engine(path: Path, patience: float) -> Any:
     return create_engine(
-        f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": patience, "uri": False}
+        URL.create("sqlite", database=str(path)),
+        poolclass=NullPool,
+        connect_args={"timeout": patience, "uri": False},
     )
 
 
