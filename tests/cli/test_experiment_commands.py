@@ -69,7 +69,7 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     line = ("train", "tiny.yaml", "optimizer.lr=0.2", "task.scale=2", "trainer.max_epoch=2")
     _, refused = everstep(*line, cwd=here, status=2)
     assert "\n  config.optimizer.lr: stored 0.1, given 0.2\n" in refused
-    assert "--on-change keep" in refused
+    assert "--on-change keep" in refused and "give another --run-dir" in refused
     said, _ = everstep(*line, "--on-change", "fork", cwd=here)
     assert "into runs/tiny-fork-1" in said
     said, _ = everstep(*line, "--on-change", "keep", cwd=here)
@@ -79,6 +79,7 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     assert "config.trainer" not in compared
     _, said = everstep("resume", "tiny", "task.scale=3", cwd=here, status=2)
     assert "config.task.scale: stored 1.0, given 3" in said
+    assert "use --on-change keep" in said and "--run-dir" not in said
 
 
 def test_compare_shows_where_the_configs_differ(here: Path) -> None:

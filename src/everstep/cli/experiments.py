@@ -72,9 +72,9 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return files, [each for each in arguments if Path(each) not in files]
 
 
-def train(experiment: Any, schedule: str, dry_run: bool) -> None:
-    """Run a schedule, or say what would be run."""
-    with _choices():
+def train(experiment: Any, schedule: str, dry_run: bool, *, resumed: bool = False) -> None:
+    """Run a schedule, or say what would be run; `resumed`: of a run that was named, not of config files."""
+    with _choices(resumed):
         if dry_run:
             _describe(experiment, schedule)
             return
@@ -89,13 +89,14 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
 
 
 @contextmanager
-def _choices() -> Iterator[None]:
+def _choices(resumed: bool) -> Iterator[None]:
     try:
         yield
     except ChangedError as error:
+        last = "" if resumed else "; or give another --run-dir"
         raise ConfigError(
             f"{error.differences}use --on-change keep (go on with what is stored), override (with what is "
-            "given), fork (with that, in a run directory of its own), or another --run-dir"
+            f"given) or fork (with that, in a run directory of its own){last}"
         ) from None
 
 

@@ -40,4 +40,4 @@ def command(
         strict_git=strict_git,
         skip_check=skip_check,
     )
-    experiments.train(experiment, schedule, dry_run)
+    experiments.train(experiment, schedule, dry_run, resumed=True)
