@@ -163,9 +163,21 @@ def test_a_search_by_a_metric_that_is_not_there_names_the_nearest(here: Path) ->
 def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--grid", "trainer.max_time=[60]")
     said, beside = everstep(*line, cwd=here, status=1)
-    assert "batch_size-2-max_time-60: finished" in beside and "-0-max_time-60: failed\n  " in beside
+    assert "batch_size-2-trainer.max_time-60: finished" in beside
+    assert "-0-trainer.max_time-60: failed\n  " in beside
     assert "batch_size" in beside.partition("failed\n")[2]
     assert "failed" in said and "finished" in said
+
+
+def test_any_exit_status_of_one_is_told_and_the_others_are_trained(here: Path) -> None:
+    leave = "import os, tiny_experiment\n\nclass Leave(tiny_experiment.TinyTask):\n"
+    leave += (
+        "    def train_step(self, batch):\n        if self.scale:\n            os._exit(int(self.scale))\n"
+    )
+    (here / "leave.py").write_text(leave + "        return super().train_step(batch)\n")
+    line = ("sweep", *SMALL, "task.call=leave:Leave", "--grid", "task.scale=[255, 193, 143, 0]", "-j", "2")
+    found = as_json(*line, cwd=here, status=1)
+    assert [row["status"] for row in found] == ["failed", "failed", "stopped by SIGTERM", "finished"]
 
 
 def test_what_was_cut_off_goes_on(here: Path) -> None:
@@ -274,6 +286,17 @@ def test_every_value_arrives_as_it_is_in_a_run_of_its_own(here: Path) -> None:
     arrived = [layered((), trial.overrides).tree["schedules"]["train"]["x"] for trial in found]
     assert [(type(value), value) for value in arrived] == [(type(value), value) for value in VALUES]
     assert len({trial.run_dir for trial in found}) == len(VALUES)
-    assert all(re.fullmatch(r"tiny-x-[\w.+-]+", trial.run_dir.name) for trial in found)
+    assert all(re.fullmatch(r"tiny-schedules\.train\.x-[\w.+-]+", trial.run_dir.name) for trial in found)
+    for path in ("optimizer.lr", "schedules.train.lr", "seed", "schedules.train.seed"):
+        (trial,) = trials(Base([here / "tiny.yaml"]), grid=[f"{path}=[1]"])
+        assert trial.run_dir.name == f"tiny-{path if path.startswith('schedules') else path.split('.')[-1]}-1"
     (infinite,) = trials(Base([here / "tiny.yaml"]), grid=["schedules.train.x=[[-.inf, .inf]]"])
     assert layered((), infinite.overrides).tree["schedules"]["train"]["x"] == [-math.inf, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [(".", "lr-1"), ("..", "../lr-1"), ("a/", "a-lr-1"), ("/a/b", "/a/b-lr-1")]
+)
+def test_any_run_dir_is_one(here: Path, given: str, where: str) -> None:
+    (trial,) = trials(Base([here / "tiny.yaml"], run_dir=Path(given)), grid=["optimizer.lr=[1]"])
+    assert trial.run_dir == Path(where)

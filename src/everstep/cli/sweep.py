@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
@@ -157,9 +158,9 @@ def _row(trial: Trial, status: str) -> dict[str, Any]:
 
 
 def _told(code: int) -> str:
-    number = -code if code < 0 else code - 128
-    if number > 0:
-        return f"{'killed' if code < 0 else 'stopped'} by {signal.Signals(number).name}"
+    with suppress(ValueError):  # it is no signal's
+        name = signal.Signals(-code if code < 0 else code - 128).name
+        return f"{'killed' if code < 0 else 'stopped'} by {name}"
     return _STATUS.get(code, "failed")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +19,7 @@ import xxhash
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config import resolve
-from everstep.experiment.layers import assignment, dotted
+from everstep.experiment.layers import Place, assignment, dotted, layered
 from everstep.experiment.opening import findable
 from everstep.experiment.schema import ExperimentConfig
 
@@ -68,7 +71,22 @@ class Base:
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
         config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
         base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
-        return Trial(settings, base.with_name(f"{base.name}-{_name(settings)}"))
+        name = _name(settings, self._words(settings))
+        if base.name in ("", ".."):
+            return Trial(settings, base / name)
+        return Trial(settings, base.parent / f"{base.name}-{name}")
+
+    def _words(self, settings: Iterable[str]) -> list[str]:
+        """What a name calls the settings: the last word where nothing else in the config is called so."""
+        last = Counter(place[-1] for place in self._places)
+        last.update(field.name for field in dataclasses.fields(ExperimentConfig))
+        keys = [tuple(path.split(".")) for path in settings]
+        return [key[-1] if key in self._places and last[key[-1]] == 1 else dotted(key) for key in keys]
+
+    @cached_property
+    def _places(self) -> set[Place]:
+        """Those in the config as it is written."""
+        return {place for place in layered(self.files, self.overrides).origins if place}
 
 
 @dataclass(frozen=True)
@@ -204,10 +222,8 @@ def _yaml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _name(settings: Mapping[str, Any]) -> str:
+def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
     """The settings in a folder's name; with a digest where it cannot say them wholly."""
-    last = [path.rpartition(".")[2] for path in settings]
-    words = last if len(set(last)) == len(last) else list(settings)
     told = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
     plain = re.sub(r"[^\w.+-]+", "_", told)
     if plain == told and len(told) <= _LONGEST and all(map(_unmistakable, settings.values())):
