@@ -195,6 +195,15 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     assert first.startswith("long-") and first.endswith("0.25") and second.endswith("0.5")
 
 
+def test_comparisons_columns_and_filters_speak_of_the_same_paths(made: Path) -> None:
+    for name, value in (("config.optimizer.betas.1", 0.99), ("config.optimizer.betas", 0.9)):
+        assert len(as_json("runs", f"{name}={value}", "--where", f'{{"{name}": {value}}}', cwd=made)) == 5
+        assert as_json("runs", f"{name}!={value}", cwd=made) == []
+    names = ("config.optimizer.betas.1", "config.optimizer.betas")
+    shown = as_json("runs", "--columns", ",".join(names), "--sort", f"-{names[0]}", "--limit", "1", cwd=made)
+    assert shown == [dict(zip(names, (0.99, "[0.9, 0.99]"), strict=True))]
+
+
 def test_the_index_is_found_by_folder_option_and_environment(here: Path) -> None:
     as_json("sync", cwd=here)
     assert len(as_json("runs", cwd=here / "runs")) == 5

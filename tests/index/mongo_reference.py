@@ -54,9 +54,9 @@ def inside(value: Any, path: str) -> list[Any]:
         return []
     first, _, rest = path.partition(".")
     found = []
-    if first.isdecimal() and str(int(first)) == first and int(first) < len(value):
-        found += inside(value[int(first)], rest) if rest else [value[int(first)]]
-    for item in value:
+    for at, item in enumerate(value):
+        if first == str(at):
+            found += inside(item, rest) if rest else [item]
         if isinstance(item, dict):
             found += values_at(item, path)
     return found
@@ -141,14 +141,15 @@ def clean(text: str) -> str:
 
 
 def ordered(documents: list[Document], name: str, descending: bool, flat: Collection[str]) -> list[Document]:
-    """Numbers (true is 1), then texts, then those without a value; lists and objects as their JSON."""
+    """Numbers (true is 1), then texts, then those without a value; lists and objects as their JSON.
+
+    Where a path leads to several values the first one counts.
+    """
 
     def value(document: Document) -> Any:
         if name in flat:
             return document.get(name)
-        found: Any = document
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
+        found, *_ = [*values_at(document, name), None]
         return json.dumps(found) if isinstance(found, dict | list) else found
 
     have = [one for one in documents if value(one) is not None and value(one) == value(one)]

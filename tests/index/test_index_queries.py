@@ -81,9 +81,18 @@ filters = st.recursive(
     ),
     max_leaves=4,
 )
-orders = st.lists(
-    st.sampled_from(["step", "-step", "seed", "-config.a", "config.b", "valid_loss", "-name"]), max_size=2
+ORDERS = (
+    "step",
+    "-step",
+    "seed",
+    "-config.a",
+    "config.b",
+    "config.a.b",
+    "-config.a.0",
+    "valid_loss",
+    "-name",
 )
+orders = st.lists(st.sampled_from(ORDERS), max_size=2)
 queries = st.tuples(filters, orders, st.none() | st.integers(0, 5))
 
 

@@ -14,7 +14,7 @@ from everstep.index import asking, mongo
 from everstep.index.database import Database
 from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
-from everstep.index.queries import GONE, all_runs, find_run
+from everstep.index.queries import FACTS, GONE, Recorded, all_runs, find_run, is_metric
 from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
 
@@ -55,7 +55,11 @@ def search(
     with database.read() as connection:
         gone = gone_runs(database, connection)
         chosen = run_condition(connection, filtered, gone) if filter_text else None
-        found = where(all_runs(connection, names, gone, chosen), asked)
+        newest = Recorded(connection)
+        runs = all_runs(connection, names, gone, chosen, newest)
+        paths = {each.name for each in asked} - set(FACTS)
+        several = {path: newest.at(path) for path in paths if not is_metric(connection, path)}
+        found = where(runs, asked, several)
     return Searched(database, found, names)
 
 

@@ -27,17 +27,26 @@ class Field(NamedTuple):
 def fields_of(tree: dict[str, Any]) -> Iterator[Field]:
     """Every value in a tree, at every path that leads to it."""
     for key, value in tree.items():
-        yield from _walk(clean(str(key)), value)
+        for path, found in _walk(clean(str(key)), value):
+            yield Field(path, *typed(found))
 
 
-def _walk(path: str, value: Any) -> Iterator[Field]:
-    yield Field(path, *typed(value))
+def values_at(tree: dict[str, Any], path: str) -> list[Any]:
+    """The values to which a path leads, in the order of `fields_of`; of a list its elements, too."""
+    path = clean(path)
+    tops = ((clean(str(key)), value) for key, value in tree.items())
+    below = [_walk(key, value) for key, value in tops if f"{path}.".startswith(f"{key}.")]
+    return [value for walk in below for at, value in walk if at == path]
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield path, value
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _walk(f"{path}.{clean(str(key))}", item)
     elif isinstance(value, list):
         for at, item in enumerate(value[:LONGEST_LIST]):
-            yield Field(path, *typed(item))
+            yield path, item
             yield from _walk(f"{path}.{at}", item)
             if isinstance(item, dict):
                 for key, inner in item.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError
@@ -68,31 +69,46 @@ def _value(name: str, text: str) -> float | str:
         return text
 
 
-def where(found: Iterable[Mapping[str, Any]], conditions: Iterable[Condition]) -> list[Mapping[str, Any]]:
+def where(
+    found: Iterable[Mapping[str, Any]],
+    conditions: Iterable[Condition],
+    several: Mapping[str, Mapping[int, list[Any]]] = MappingProxyType({}),
+) -> list[Mapping[str, Any]]:
     """Those of which every condition holds.
 
     "name=digits" means, as far as there is one, the run of that name, those of that name without the six
     digits at its end, or those whose names begin so.
 
+    Args:
+        several: name -> a run's id -> its values, of names that may have several: one of them is enough, and
+            for "!=" none is to be equal.
+
     Raises:
         ConfigError: numbers are to be compared with a text.
     """
     found = list(found)
-    tests = [_test(condition, [one.get(condition.name) for one in found]) for condition in conditions]
+    tests = [_test(condition, found, several.get(condition.name)) for condition in conditions]
     return [one for one in found if all(test(one) for test in tests)]
 
 
-def _test(condition: Condition, values: list[Any]) -> Callable[[Mapping[str, Any]], bool]:
-    """The condition as a function; `values` is all that it will be asked about."""
+def _test(
+    condition: Condition, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
+) -> Callable[[Mapping[str, Any]], bool]:
+    """The condition as a function; `found` is all that it will be asked about."""
     name, sign, value = condition
     if name == "name" and sign in ("=", "!="):
-        meant = _meant(str(value), values)
+        meant = _meant(str(value), [one[name] for one in found])
         return lambda one: (one[name] in meant) == (sign == "=")
-    there = [one for one in values if one is not None]
+
+    def values(one: Mapping[str, Any]) -> list[Any]:
+        return [one.get(name)] if several is None else several.get(one["id"], [None])
+
+    there = [value for one in found for value in values(one) if value is not None]
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in there)
     if isinstance(value, str) and there and numbers:
         raise ConfigError(f"{name}{sign}{value}: {name} is a number; compare it with one, as in '{name}<0.3'")
-    return lambda one: condition.holds(one.get(name))
+    enough = all if sign == "!=" else any
+    return lambda one: enough(map(condition.holds, values(one)))
 
 
 def _meant(text: str, names: Iterable[str]) -> list[str]:

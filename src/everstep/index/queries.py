@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import clean
+from everstep.index.fields import clean, values_at
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
 
@@ -48,14 +49,17 @@ def all_runs(
     wanted: Iterable[str] = (),
     gone: Collection[int] = (),
     where: ColumnElement[bool] | None = None,
+    newest: Recorded | None = None,
 ) -> list[dict[str, Any]]:
     """Every run, the newest start last.
 
     Args:
         wanted: further names: a metric ("valid_loss", or "PHASE/NAME"), whose last value is given, or a
-            path into the facts of the newest start ("git.commit", "config.controllers").
+            path into the facts of the newest start ("git.commit", "config.controllers"), of which the first
+            value is given; a list or an object as JSON.
         gone: the keys of runs whose directories are not there any more.
         where: which runs.
+        newest: those facts, if they have been read.
 
     Returns:
         A dict per run with the keys `FACTS`, id, host, and those of `wanted` that it has.
@@ -69,13 +73,14 @@ def all_runs(
     found = {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
     for run in found.keys() & set(gone):
         found[run]["status"] = GONE
+    newest = newest or Recorded(connection)
     for name in dict.fromkeys(wanted):
         if name in FACTS:
             continue
         values = last_values(connection, name)
         if not values and not is_metric(connection, name):
             require_known(connection, name)
-            values = _facts_at(connection, name)
+            values = {run: several[0] for run, several in newest.at(name).items()}
         for run in found.keys() & values.keys():
             found[run][name] = values[run]
     return list(found.values())
@@ -158,9 +163,20 @@ def valid() -> ColumnElement[bool]:
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
-def _facts_at(connection: Connection, path: str) -> dict[int, Any]:
-    """Run -> what its newest start recorded at `path`."""
-    return {run: _at(facts, path) for run, facts in newest_facts(connection).items()}
+class Recorded:
+    """What the newest starts recorded; read once, and only if it is asked for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @cached_property
+    def _facts(self) -> dict[int, dict[str, Any]]:
+        return newest_facts(self._connection)
+
+    def at(self, path: str) -> dict[int, list[Any]]:
+        """Run -> the values to which a path leads, if there are any; lists and objects as JSON."""
+        values = {run: values_at(facts, path) for run, facts in self._facts.items()}
+        return {run: list(map(_plain, several)) for run, several in values.items() if several}
 
 
 def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
@@ -172,10 +188,8 @@ def newest_facts(connection: Connection, of: Collection[int] | None = None) -> d
     return {run: json.loads(text) for run, text in newest.items()}
 
 
-def _at(tree: Any, path: str) -> Any:
-    for part in path.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return json.dumps(tree) if isinstance(tree, dict | list) else tree
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def find_run(connection: Connection, text: str, gone: Collection[int] = ()) -> dict[str, Any]:
