@@ -157,16 +157,12 @@ class PostgreSQL:
         encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
         if encoding != "UTF8":
             raise RunIndexError(f"{self.name} has the encoding {encoding}; give a database with UTF8")
-        self.exclusive(connection)
+        connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))  # until nobody else makes them
         if self.version(connection) is None:
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}"))
             metadata.create_all(connection)
             connection.execute(text("CREATE TABLE version (number integer NOT NULL)"))
             connection.execute(text("INSERT INTO version VALUES (:number)"), {"number": VERSION})
-
-    def exclusive(self, connection: Connection) -> None:
-        """Wait until nobody else makes or migrates the tables."""
-        connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
 
     def fault(self, error: object) -> tuple[bool, str]:
         """Whether an error says that another process has the run, and what to say of it."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 
 from alembic.operations import Operations
-from sqlalchemy import Column, Float, Integer, Text, column, select, table, update
+from sqlalchemy import Column, Float, Integer, Table, Text, column, insert, select, table, update
 
-from everstep.index.fields import rows_of
-from everstep.index.loading import load
-from everstep.index.schema import fields
+from everstep.index.fields import fields_of
 
 
 def upgrade(op: Operations) -> None:
     """From version 1, which only SQLite has had."""
     op.add_column("runs", Column("host", Text))
     op.add_column("checkpoints", Column("step", Integer, nullable=False, server_default="0"))
-    op.create_table(
+    fields = op.create_table(
         "fields",
         Column("run", Integer, primary_key=True),
         Column("at", Integer, primary_key=True),
@@ -26,18 +24,23 @@ def upgrade(op: Operations) -> None:
         Column("text", Text),
         sqlite_with_rowid=False,
     )
-    _fill_runs(op)
+    _fill_runs(op, fields)
     _fill_checkpoints(op)
 
 
-def _fill_runs(op: Operations) -> None:
+def _fill_runs(op: Operations, fields: Table) -> None:
     connection = op.get_bind()
     runs = table("runs", column("id"), column("host"))
     starts = table("segments", column("run"), column("number"), column("begun"), column("facts"))
     begun = select(starts.c.run, starts.c.facts).where(starts.c.begun == 1).order_by(starts.c.number)
     newest = {run: json.loads(facts) for run, facts in connection.execute(begun)}
     for run, facts in newest.items():
-        load(connection, fields, rows_of(run, facts))
+        rows = [
+            {"run": run, "at": at, "path": one.path, "kind": one.kind, "number": one.number, "text": one.text}
+            for at, one in enumerate(fields_of(facts))
+        ]
+        if rows:
+            connection.execute(insert(fields), rows)
         connection.execute(update(runs).where(runs.c.id == run).values(host=facts.get("host")))
 
 
