@@ -227,6 +227,20 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
     assert again == problem
 
 
+def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, place: Place) -> None:
+    write(tmp_path / "a", [1.0])
+    database = Database(place)
+    sync(database, [tmp_path])
+    loop = segment_path(tmp_path / "a", 2)
+    loop.symlink_to(loop)
+    write(tmp_path / "b", [1.0])
+    found = sync(database, [tmp_path])
+    (problem,) = found.problems
+    assert found.rows == 1 and "the journal cannot be read: Too many levels" in problem
+    with pytest.raises(FileNotFoundError), database.read():
+        (tmp_path / "none").stat()  # no fault of the index
+
+
 def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Place) -> None:
     write(tmp_path / "run", [1.0, 2.0])
     segment_path(tmp_path / "run", 2).touch()

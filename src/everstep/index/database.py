@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from everstep.errors import EverstepError, RunIndexError
+from everstep.errors import RunIndexError
 from everstep.index.location import Place
 from everstep.index.schema import VERSION
 from everstep.index.sqlite import SQLite
@@ -125,12 +125,6 @@ class Database:
         except (DBAPIError, *self._home.faults) as error:
             busy, said = self._home.fault(getattr(error, "orig", error))
             raise (IndexBusyError if busy else RunIndexError)(said) from error
-        except EverstepError:
-            raise
-        except OSError as error:
-            raise RunIndexError(
-                error.errno, f"the index cannot be used: {error.strerror}; see to the disk", self.name
-            ) from error
 
 
 class IndexBusyError(RunIndexError):

@@ -107,7 +107,7 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
         shipped = ship(database, run_dir)
     except RunIndexError:
         raise
-    except EverstepError as error:
+    except (EverstepError, OSError) as error:
         total.problems.append(str(error))
     else:
         total.rows += shipped.rows
@@ -197,7 +197,10 @@ def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], 
 
 
 def _unchanged(run_dir: Path, known: _Known | None) -> bool:
-    return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
+    try:
+        return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
+    except RunDirError:
+        return False  # shipping it says what is wrong
 
 
 def _sizes(run_dir: Path) -> dict[int, int]:
@@ -213,6 +216,13 @@ def _sizes(run_dir: Path) -> dict[int, int]:
             }
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise _unreadable(error, run_dir / "journal") from error
+
+
+def _unreadable(error: OSError, path: Path) -> RunDirError:
+    what = f"the journal cannot be read: {error.strerror}; see to the disk"
+    return RunDirError(error.errno, what, str(path))
 
 
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
@@ -316,11 +326,9 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
     start = known.sizes.get(number, 0)
     try:
         found = read_segment(path, start)
+        torn = found.size < path.stat().st_size
     except OSError as error:
-        raise RunDirError(
-            error.errno, f"the journal cannot be read: {error.strerror}; see to the disk", str(path)
-        ) from error
-    torn = found.size < path.stat().st_size
+        raise _unreadable(error, path) from error
     problems = found.problems[:-1] if torn and found.problems else found.problems
     new: dict[str, Any] = {"run": run, "number": number, "valid_to": 0, "step": 0, "epoch": 0}
     new |= {"parent": None, "parent_offset": None, "started": None, "last": None, "end": found.end}

@@ -51,8 +51,14 @@ class SQLite:
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
         """A transaction; one that writes makes the file if there is none."""
-        if writes and self._path is not None and not self.exists():
-            _create(self._path)
+        if writes and self._path is not None:
+            try:
+                if not self.exists():
+                    _create(self._path)
+            except OSError as error:
+                raise RunIndexError(
+                    error.errno, f"the index cannot be made: {error.strerror}; see to the disk", self.name
+                ) from error
         with (self._writer if writes else self._engine).begin() as connection:
             yield connection
 
