@@ -79,7 +79,11 @@ def ask(connection: Connection, collection: str, asked: Asked, gone: Collection[
 def project(document: Document, names: Iterable[str]) -> Document:
     """Some fields of a document; of "a.b" as much of `a` as has `b`."""
     found: Document = {}
+    asked = set(names := list(names))
     for name in names:
+        parts = name.split(".")
+        if name not in document and any(".".join(parts[:end]) in asked for end in range(1, len(parts))):
+            continue  # it comes with the whole
         if name in document:
             found[name] = document[name]
             continue
@@ -102,8 +106,9 @@ def _merge(into: Document, key: str, value: Any) -> None:
         for name, item in value.items():
             _merge(there, name, item)
     elif isinstance(there, list) and isinstance(value, list):
-        for old, new in zip(there, value, strict=False):
-            old.update(new)
+        for old, new in zip(there, value, strict=True):  # the objects of one list
+            for name, item in new.items():
+                _merge(old, name, item)
     elif value is not None:
         into[key] = value
 
