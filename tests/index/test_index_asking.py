@@ -13,7 +13,7 @@ from index_runs import make_runs
 from query_samples import a_run, same, store
 
 import everstep
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, RunIndexError
 from everstep.index import regex
 from everstep.index.database import Database
 from everstep.index.documents import COLLECTIONS, Asked, ask, project
@@ -257,11 +257,23 @@ def test_a_run_whose_directory_is_gone_is_found_by_that(tmp_path: Path) -> None:
         ({"collection": "configs", "fields": ["cfg.lr"]}, "configs have no field 'cfg.lr'"),
         ({"collection": "runs", "limit": -1}, "0 or more"),
         ({"collection": "runs", "fields": "name"}, "a list of names"),
+        ({"collection": "runs", "fields": 5}, "fields is a list of names; give one instead of 5"),
+        ({"collection": "runs", "sort": 5}, "sort is a list of names; give one instead of 5"),
+        ({"collection": "metrics", "sort": [None]}, r"sort is a list of names; give one instead of \[None\]"),
     ],
 )
 def test_unknown_names_are_errors(made: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         everstep.query(**arguments, index=made)
+
+
+def test_a_slip_in_the_place_of_an_index_makes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for slip in ("rusn", "runs/typo", "no/such"):
+        with pytest.raises(RunIndexError, match=f"there is no index {tmp_path / slip}") as told:
+            everstep.query("runs", index=tmp_path / slip)
+        assert ("did you mean 'runs'" in str(told.value)) == (slip == "rusn")
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
 
 
 def test_a_part_of_a_document() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import ConfigError, RunIndexError
+from everstep.errors import ConfigError, RunIndexError, alike
 from everstep.index.location import FILE, Place, index_from_here, place, runs_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def query(
 
     asked = Asked(
         parse({} if where is None else where),
-        [sort] if isinstance(sort, str) else sort,
+        _names("sort", [sort] if isinstance(sort, str) else sort),
         _limit(limit),
         _names("fields", fields),
     )
@@ -73,17 +73,30 @@ def _limit(limit: int | None) -> int | None:
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"{what} is a list of names; give one instead of {names!r}")
     return names
 
 
 def index_place(index: str | None) -> Place:
-    """Where the index is that a person names, or that is meant without a name."""
+    """Where the index is that a person names, or that is meant without a name.
+
+    Raises:
+        RunIndexError: what is named is neither there nor called as a file that could be made.
+    """
     if index is None:
         return index_from_here()
     found = place(index)
-    return found / FILE if isinstance(found, Path) and found.is_dir() else found
+    if not isinstance(found, Path) or found.is_file():
+        return found
+    if found.is_dir():
+        return found / FILE
+    if found.suffix == Path(FILE).suffix:
+        return found
+    beside = found.parent.iterdir() if found.parent.is_dir() else ()
+    near = alike(found.name, (path.name for path in beside if path.is_dir()), cutoff=0.5)
+    raise RunIndexError(f"there is no index {found}; {near}give a folder of runs, or a file that ends in .db")
 
 
 def open_index(index: str | None) -> tuple[Database, list[str]]:
