@@ -12,7 +12,9 @@ from cli_runs import as_json, everstep
 from index_runs import start, train
 
 from everstep import hazard
-from everstep.errors import RunDirError
+from everstep.cli.finding import find
+from everstep.cli.show import describe
+from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays
 
 
@@ -144,21 +146,20 @@ def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_pat
     (old,) = as_json("runs", cwd=tmp_path)
     shutil.rmtree(run_dir)
     assert train(run_dir, 1) == 0
-    assert {(run["name"] == old["name"], run["status"]) for run in as_json("runs", cwd=tmp_path)} == {
-        (True, "gone"),
-        (False, "finished"),
-    }
     assert as_json("prune", "status=failed", "--delete", cwd=tmp_path) == []
     said = everstep("prune", old["name"], "--delete", cwd=tmp_path, status=1)[1]
     assert "its directory is not there any more" in said
-    for command in (["checkpoints"], ["export", "--out", "weights"], ["resume"]):
-        said = everstep(*command, old["name"], cwd=tmp_path, status=2)[1]
-        assert f"in {run_dir} is a-" in said
-    assert as_json("show", old["name"], cwd=tmp_path)["checkpoints"] == []
+    found = find(old["name"], str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=f"in {run_dir} is a-"):
+        _ = found.path
+    with found.database.read() as connection:
+        described = describe(connection, found)
+    assert described["checkpoints"] == [] and described["digest"] is None
+    compared = as_json("compare", old["name"], "a", cwd=tmp_path)["facts"]
+    assert compared["status"][old["name"]] == "gone" and compared["digest"][old["name"]] is None
     assert there(tmp_path) == {"a"}
     (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
     assert row["deleted"] and row["name"] != old["name"]
-    assert as_json("sync", cwd=tmp_path)["forgotten"] == []
 
 
 def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
     found = find_all(runs, index)
     titles = _titles(runs, found)
     facts = _side_by_side(titles, [_facts(run) for run in found])
+    digests = set(facts["digest"].values())
     if not show_all:
         facts = {name: values for name, values in facts.items() if len(set(map(str, values.values()))) > 1}
     metrics = _side_by_side(titles, [_metrics(run) for run in found])
-    digests = {digest_of(run.path) for run in found}
     if as_json:
         print_json({"runs": titles, "facts": facts, "metrics": metrics})
         return
