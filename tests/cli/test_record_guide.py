@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runs import everstep
 
+from everstep.cli import main
 from postgres_server import Server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,12 +32,18 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_command_of_the_record_runs(trained: Path) -> None:
+def test_every_command_of_the_record_runs(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: there are many, and the imports would take longest."""
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
     assert len(commands("record.md")) > 15
     for command in commands("record.md"):
-        name, *arguments = shlex.split(command)
-        assert name == "everstep"
-        assert everstep(*arguments, cwd=trained)[0]
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        assert sys.argv[0] == "everstep"
+        with pytest.raises(SystemExit) as ending:
+            main()
+        assert ending.value.code == 0 and capsys.readouterr().out
     assert (trained / "loss.svg").exists()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import mongo_reference as reference
 import pytest
-from index_runs import make_runs
 from query_samples import a_run, same, store
 
 import everstep
@@ -179,14 +178,6 @@ def test_what_a_filter_may_hold_at_most(both: list[Database]) -> None:
 
 
 # ---------------------------------------------------------------------------------- the public door
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: good, long, killed, failed and stopped ones."""
-    folder = tmp_path_factory.mktemp("made")
-    make_runs(folder)
-    return folder
 
 
 def test_everything_can_be_asked_for_and_both_say_the_same(

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from index_runs import everything, index_rows, journal_rows, make_runs, start, train
+from index_runs import everything, index_rows, journal_rows, start, train
 
 from everstep.index import writer
 from everstep.index.database import Database
@@ -43,10 +43,9 @@ def test_eight_processes_train_into_one_index(tmp_path: Path, place: Place) -> N
     assert everything(tmp_path / "again.db") == everything(place)
 
 
-def test_every_ending_has_its_status(tmp_path: Path) -> None:
-    make_runs(tmp_path)
-    database = Database(tmp_path / "everstep.db")
-    sync(database, [tmp_path])
+def test_every_ending_has_its_status(made: Path) -> None:
+    database = Database(None)
+    sync(database, [made])
     assert statuses(database) == {
         "good": "finished",
         "long": "finished",
