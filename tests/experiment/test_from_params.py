@@ -540,6 +540,10 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
         ({"load_params": {"query": "x"}}, "load_params.query is 'x'; give a dictionary"),
         ({"train_params__targets": {"func": digits_params.takes_loss}}, "'loss' is taken"),
         ({"model_params__width": np.float32(3)}, "model_params.width is .*cannot be recorded"),
+        (
+            {"loss_params__loss_func_kwargs": {"label_smoothing": float("nan")}},
+            "loss_params.loss_func_kwargs.label_smoothing is nan, which JSON lacks",
+        ),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )

@@ -108,6 +108,7 @@ def test_files_lie_over_defaults_later_ones_over_earlier_ones(
         ("layers=[{width: 1}, {}]", "layers", [Layer(1), Layer()]),
         ("named.new.width=2", "named", {"new": Layer(2)}),
         ("folder=a/b", "folder", Path("a/b")),
+        ("folder=2026-01-02", "folder", Path("2026-01-02")),
     ],
 )
 def test_an_override_has_the_type_of_the_schema(override: str, name: str, value: object) -> None:
@@ -249,6 +250,11 @@ def test_every_service_of_the_door_has_its_name() -> None:
         ("lr: 1\nlr: 2\n", r'a.yaml, line 2: found duplicate key "lr"'),
         ("lr: [1\n", r"a.yaml, line \d: .*correct the YAML"),
         ("1: 2\n", r"a.yaml, line 1: the key 1 is no text"),
+        ("lr: .inf\n", r"a.yaml, line 1: lr: inf is no number of JSON; give null"),
+        (f"net:\n  call: {HERE}:anything\n  a: [.nan]\n", r"line 3: net.a.0: nan is no number of JSON"),
+        ("named: !!set {a}\n", r"line 1: named: .* is a CommentedSet; give numbers, texts"),
+        ("mode: !!binary aGVs\n", r"line 1: mode: b'hel' is a bytes; give numbers, texts"),
+        ("layers: !!pairs [a: 1]\n", r"line 1: layers.0: .* is a tuple; give numbers, texts"),
         ("- 1\n", r"a.yaml holds \[1\]; give keys and values"),
     ],
 )
@@ -276,6 +282,8 @@ def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
         ("lr.x=3", r"lr: {'x': 3} is a mapping; give a valid number"),
         ("layers.2.width=3", r"layers: .*is a mapping; give"),
         ("lr", r"'lr' is no override; give PATH=VALUE"),
+        ("lr=-.inf", r"override 'lr=-.inf', line 1: -inf is no number of JSON"),
+        ("layers.²=3", r"layers: .*is a mapping; give"),
         (".lr=1", r"is no override"),
         ("lr=[1", r"override 'lr=\[1', line 1: .*correct the YAML"),
     ],

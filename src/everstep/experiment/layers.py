@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
@@ -54,7 +56,7 @@ class Layers:
 
     def _laid(self, old: Any, new: Any, other: Layers, at: Place) -> Any:
         merge = isinstance(new, Mapping) and at != other.whole
-        if merge and isinstance(old, list) and new and all(map(str.isdigit, new)):
+        if merge and isinstance(old, list) and new and all(map(str.isdecimal, new)):
             laid = list(old)
             for key, value in new.items():
                 if int(key) >= len(old):
@@ -150,7 +152,8 @@ def parsed(text: str, name: str) -> Layers:
     """What a YAML text says (YAML 1.2: 1e-3 is a number, and on is a text).
 
     Raises:
-        ConfigError: it is no YAML, has a key twice, or one that is no text; with the line.
+        ConfigError: it is no YAML, has a key twice, one that is no text, or a value that JSON lacks; with
+            the line.
     """
     try:
         loaded = YAML(typ="rt", pure=True).load(StringIO(text))
@@ -170,7 +173,7 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
     """A loaded value without the loader's types; notes where each part was written."""
     origins[place] = f"{name}, line {line}"
     if isinstance(value, Mapping | list):
-        lines = value.lc.data or {}  # type: ignore[union-attr]  # of what << brought there are none
+        lines = getattr(getattr(value, "lc", None), "data", None) or {}  # of what << brought there are none
         parts = value.items() if isinstance(value, Mapping) else enumerate(value)
         plain: dict[Any, Any] = {}
         for key, part in parts:
@@ -180,12 +183,19 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
             key = str(key) if isinstance(value, Mapping) else key
             plain[key] = _plain(part, (*place, key), at, name, origins)
         return plain if isinstance(value, Mapping) else list(plain.values())
+    where = f"{name}, line {line}" + (f": {dotted(place)}" if place else "")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: {value} is no number of JSON; give null, or a finite number")
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, float, str):
         if isinstance(value, kind):
             return bool(value) if type(value).__name__ == "ScalarBoolean" else kind(value)
-    return str(value)  # a date, say
+    if isinstance(value, datetime.date):
+        return str(value)
+    raise ConfigError(
+        f"{where}: {str(value)[:80]} is a {type(value).__name__}; give numbers, texts, lists and mappings"
+    )
 
 
 def as_yaml(tree: Any) -> str:

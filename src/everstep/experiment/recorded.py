@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ class Recorded:
         self.tree: dict[str, Json] = self._json(dict(tree), "")  # type: ignore[assignment]
 
     def _json(self, value: Any, place: str) -> Json:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{place} is {value}, which JSON lacks; give None, or a text")
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Mapping):

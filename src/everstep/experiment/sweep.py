@@ -208,17 +208,11 @@ def _space(option: str, text: str) -> tuple[str, Space]:
 
 
 def _override(path: str, value: Any) -> str:
-    return f"{path}={_yaml(value)}"
+    return f"{path}={_json(value)}"
 
 
-def _yaml(value: Any) -> str:
-    """A value in YAML that reads back as the same, of the same type; JSON has no infinities."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_yaml, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_yaml(key)}: {_yaml(part)}' for key, part in value.items())}}}"
+def _json(value: Any) -> str:
+    """As YAML it reads back as the same, of the same type."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -228,7 +222,7 @@ def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
     plain = re.sub(r"[^\w.+-]+", "_", told)
     if plain == told and len(told) <= _LONGEST and all(map(_unmistakable, settings.values())):
         return plain
-    exact = _yaml(dict(sorted(settings.items())))
+    exact = _json(dict(sorted(settings.items())))
     return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(exact.encode())[:6]}"
 
 
