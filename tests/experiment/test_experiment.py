@@ -479,6 +479,18 @@ def test_a_fork_that_was_killed_at_once_goes_on_from_its_parent(file: Path) -> N
     assert resumed.resumed_from == "epoch-0003-step-00000012" and resumed.step == 16
 
 
+def test_a_fork_goes_on_with_its_own_checkpoints_in_one_process(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(file).train()
+    forked = opened(file, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="fork")
+    first = forked.train().ending
+    again = forked.run("train_and_evaluate").ending
+    assert again.resumed_from == "epoch-0004-step-00000016" and again.digest == first.digest
+    assert not (Path(forked.run_dir) / "superseded").exists()
+    assert capsys.readouterr().out.count("forked from") == 1
+
+
 def test_without_a_difference_there_is_no_fork(file: Path) -> None:
     opened(file, "trainer.max_epoch=1").train()
     assert opened(file, on_change="fork").train().ending.step == 12

@@ -160,6 +160,15 @@ def test_an_exception_before_the_first_save_then_again(tmp_path: Path) -> None:
     assert broken.run_training().digest == whole.digest
 
 
+@pytest.mark.parametrize("where", [False, 4])
+def test_resume_is_where_a_trainer_begins(tmp_path: Path, where: Any) -> None:
+    for steps in (4, 8):
+        trainer(tmp_path, max_epoch=3).train(steps)
+    begun = trainer(tmp_path, max_epoch=3, resume=where)
+    assert begun.train(8).resumed_from == (None if where is False else "epoch-0001-step-00000004")
+    assert begun.train(12).resumed_from == "epoch-0002-step-00000008"
+
+
 class Failing(TinyTask):
     """Its loss is NaN at one sample."""
 

@@ -120,8 +120,9 @@ def _fork(resolved: Resolved[ExperimentConfig], run_dir: Path, checkpoint: Check
         number += 1
 
     def begin() -> None:
-        RunDir.open(folder, seed=_seed(run_dir), about=about)
-        print(f"forked from {checkpoint.path} into {folder}")
+        if not _facts(folder):
+            RunDir.open(folder, seed=_seed(run_dir), about=about)
+            print(f"forked from {checkpoint.path} into {folder}")
 
     return Choice(resolved, folder, {"resume": parent["path"], "on_change": "override"}, begin)
 

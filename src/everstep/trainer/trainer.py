@@ -56,7 +56,8 @@ class Trainer:
         streams: name to data.  `run_training` trains on "train".  What is evaluated gets its stream's
             name as prefix ("valid/loss"), and so do the metrics of steps on any stream but "train".
         run_dir, services, and all arguments not listed here: as for `TrainLoop`; its state is the task's.
-            Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.
+            Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.  `resume`
+            is where this Trainer begins: once its loop was open, it goes on where the run stands.
         seed: as for `TrainLoop`; what the task builds follows from it, too.
 
     Raises:
@@ -223,8 +224,7 @@ class Trainer:
             began: `clock()`, when the training began.
         """
         limit = self._options.get("max_time")
-        left = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
-        self._retry = {"resume": True, **left}
+        self._retry = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
 
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """The loop that `run_training` runs, for a program of your own around `epoch`."""
@@ -245,6 +245,7 @@ class Trainer:
         try:
             with self._streams.in_a_loop(), loop:
                 self._loop = loop
+                self._options["resume"] = True  # the run has what was asked for; from here on it has its own
                 yield loop
         finally:
             self._loop = None
