@@ -144,8 +144,12 @@ class InitFrom:
             )
         missing = [p for p in ours if p not in theirs and p not in left and self._chosen(p)]
         unexpected = [p for p in theirs if p not in ours and (strangers or p.partition("/")[0] in old)]
-        reshaped = [p for p in theirs if p in ours and _differs(ours[p], theirs[p])]
-        self._refuse(where, missing, unexpected, reshaped, say)
+        reshaped = {
+            path: f"{path} {_kind(theirs[path])} -> {_kind(ours[path])}"
+            for path in theirs
+            if path in ours and _kind(ours[path]) != _kind(theirs[path])
+        }
+        self._refuse(where, missing, unexpected, list(reshaped.values()), say)
         for path in theirs:
             if path in ours and path not in reshaped:
                 ours[path] = self._keep_lr(ours[path], theirs[path])
@@ -246,6 +250,8 @@ def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
     return {path[len(name) + 1 :]: parts[path] for path, _ in split} | beside
 
 
-def _differs(ours: Any, theirs: Any) -> bool:
-    shapes = [(tuple(v.shape), str(v.dtype)) if hasattr(v, "shape") else None for v in (ours, theirs)]
-    return shapes[0] != shapes[1]
+def _kind(value: Any) -> str:
+    """Shape and dtype of an array; all other values are of one kind."""
+    if not hasattr(value, "shape"):
+        return "no array"
+    return f"{tuple(value.shape)} {value.dtype}"
