@@ -30,7 +30,7 @@ from digits_params import (
 
 import everstep
 from everstep.backends.torch.params import parts
-from everstep.checkpoint import read_checkpoint
+from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
@@ -81,7 +81,10 @@ def killed(call: str) -> None:
 def weights(run_dir: Path, step: int = -1) -> dict[str, Any]:
     """The model in a run's newest checkpoint, or in that of step 0."""
     names = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: int(path.name[-8:]))
-    saved = read_checkpoint(names[step] if step < 0 else names[0])
+    return model_in(read_checkpoint(names[step] if step < 0 else names[0]))
+
+
+def model_in(saved: Checkpoint) -> dict[str, Any]:
     found = {}
     for path, array in saved.arrays.items():
         if path.startswith("user/model/"):
@@ -345,7 +348,9 @@ def test_load_param_dict_renames(trained: Path) -> None:
 
 
 def test_from_ckpt_takes_a_path(trained: Path) -> None:
-    assert weights(load("second", from_ckpt=str(trained / "checkpoints" / "step-00000009")), 0)
+    ninth = read_checkpoint(trained / "checkpoints" / "step-00000009")
+    second = weights(load("second", num_steps=10, from_ckpt=str(ninth.path)), 0)
+    assert second == model_in(ninth) != weights(trained)
     with pytest.raises(NoCheckpointError):
         load("third", from_ckpt="runs/nowhere")
 
@@ -374,7 +379,9 @@ def test_a_model_that_does_not_fit_is_an_error_with_the_three_lists(trained: Pat
     given = {**HERE, "exp_id": "basic"}
     with pytest.raises(RestoreError) as raised:
         train("second", load_params=given, model_params__width=6)
-    assert "model/conv.weight (4, 1, 3, 3) -> (6, 1, 3, 3)" in str(raised.value) or raised.value.reshaped
+    assert (
+        "model/conv.weight (4, 1, 3, 3) torch.float32 -> (6, 1, 3, 3) torch.float32" in raised.value.reshaped
+    )
     with pytest.raises(RestoreError) as raised:
         train("third", load_params=given, model_params={"func": digits_params.renamed_model})
     assert "model/features.weight" in raised.value.missing
@@ -459,6 +466,38 @@ def test_a_test_of_its_own_place_keeps_intermediate_results(trained: Path) -> No
     assert validate(save, **targets) == found
     assert len(intermediate_results(place)) == 2
     assert len(RunJournal(place).series("valid0/hits", "eval/valid0")[1]) == 2
+
+
+def test_a_test_is_not_recorded_in_a_training_run(trained: Path) -> None:
+    other = BASIC.with_name("other")
+    shutil.copytree(trained, other)
+    before = sorted(other.rglob("*"))
+    with pytest.raises(ConfigError, match="is no test; give another exp_id"):
+        validate({**HERE, "exp_id": "other"})
+    assert sorted(other.rglob("*")) == before
+
+
+def test_a_test_that_failed_half_way_does_not_count(trained: Path) -> None:
+    def fails(results: Any) -> Any:
+        raise ZeroDivisionError
+
+    save = {**HERE, "exp_id": "test1", "save_intermediate_freq": 2}
+    good = params()["validation_params"]["valid0"]
+    bad = {**good, "agg_func": fails}
+    place, model = {**HERE, "exp_id": "basic"}, {"func": mnist_model, "width": 4}
+    given = {"load_params": place, "model_params": model, "save_params": save, "skip_check": True}
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            everstep.test_from_params(validation_params={"valid0": good, "valid1": bad}, **given)
+    everstep.test_from_params(validation_params={"valid1": good}, **given)
+    journal = RunJournal(BASIC.with_name("test1"))
+    assert {row.phase for row in journal.rows()} == {"eval/valid1"}
+    everstep.test_from_params(
+        validation_params={"valid0": good}, **{**given, "save_params": {**HERE, "exp_id": "test1"}}
+    )
+    journal = RunJournal(BASIC.with_name("test1"))
+    assert {row.phase for row in journal.rows()} == {"eval/valid1", "eval/valid0"}
+    assert intermediate_results(journal.run_dir) == []  # the newest has kept none
 
 
 def test_what_cannot_be_validate(trained: Path) -> None:

@@ -19,7 +19,7 @@ from everstep.experiment.params import Params, checked, checked_validations
 from everstep.experiment.params_loading import chosen, index_of, run_dir_of, source
 from everstep.experiment.params_task import Example, ParamsTask, data_of, tagged
 from everstep.experiment.recorded import Recorded, restored
-from everstep.experiment.tested import TestRecord
+from everstep.experiment.tested import recording_test
 from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, located, to_read
 from everstep.record.provenance import git_facts
@@ -349,9 +349,10 @@ def test_from_params(
         With `dont_run` the task, or tasks.
 
     Raises:
-        ConfigError: as `train_from_params`.
+        ConfigError: as `train_from_params`; at the place of `save_params` is a run that is no test.
         RestoreError: the checkpoint does not fit the model.
         NoCheckpointError: there is no such checkpoint.
+        RunLockedError: another process records a test in that place.
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
     found = [_tested(each, dont_run, skip_check) for each in _each(given)]
@@ -392,18 +393,11 @@ def _tested(given: Mapping[str, Any], dont_run: bool, skip_check: bool) -> Any:
     seed = tree["model_params"]["seed"] if where.seed is None else where.seed
     frequency = None if save is None else save["save_intermediate_freq"]
     results: dict[str, dict[str, float]] = {}
-    test = TestRecord(_run_dir_of_test(save), where, seed, record, frequency)
-    error: BaseException | None = None
-    try:
+    with recording_test(_run_dir_of_test(save), where, seed, record, frequency) as test:
         for name, one in tree["validation_params"].items():
             steps, how = one["num_steps"] or -1, evaluation(name, one)
             results[name] = evaluate(task, streams[name], name, steps, seed, how, seen=test.see)
-            test.add(name, steps, results[name])
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        test.end(error)
+            test.add(name, steps, {f"{name}/{metric}": value for metric, value in results[name].items()})
     return results
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,71 @@ from everstep.contracts import EvalStep
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.recorded import Recorded
-from everstep.record import (
-    Block,
-    Evaluation,
-    Journal,
-    Position,
-    RunDir,
-    RunJournal,
-    RunLock,
-    record_evaluation,
-    to_read,
-)
+from everstep.record import Evaluation, RunDir, RunJournal, record_evaluation, recording, to_read
+from everstep.record.evaluation import Recording
 from everstep.supervisor import Loaded
 from everstep.supervisor.configuration import Configuration
 
 FOLDER = "intermediate"
+_KIND = "test"
 
 
 class TestRecord:
-    """What a test finds, recorded as it is found.
+    """What a test finds, recorded as it is found: here, beside the run that is tested.
+
+    Args:
+        tested: that run's directory.
+        where: the checkpoint that is tested.
+        facts: where the test was made.
+    """
+
+    __test__ = False  # pytest takes it for a test where it is imported
+
+    def __init__(self, tested: Path, where: Loaded, facts: Mapping[str, Any]) -> None:
+        self._tested, self._where, self._facts = tested, where, facts
+
+    def see(self, step: EvalStep) -> None:
+        """Keep what a batch came to, if it is one of those that are kept."""
+
+    def add(self, name: str, num_steps: int, found: Mapping[str, float]) -> None:
+        """What a validation came to, its metrics by their names with its prefix."""
+        where = self._where
+        at = (name, where.name, where.digest, where.step, where.epoch, num_steps)
+        record_evaluation(self._tested, Evaluation(*at, dict(found), time.time()), self._facts, {})
+
+
+class _OwnRecord(TestRecord):
+    """In a run directory of its own."""
+
+    def __init__(self, home: RunDir, where: Loaded, record: Recording, frequency: int | None) -> None:
+        self._home, self._where, self._record, self._frequency = home, where, record, frequency
+
+    def see(self, step: EvalStep) -> None:
+        if self._frequency is None or step.number % self._frequency:
+            return
+        journal = self._record.journal
+        results = {name: _plain(name, value) for name, value in step.outputs.items()}
+        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+        file = f"{FOLDER}/{journal.segment:04d}/{step.stream}/batch-{step.number:08d}.npz" if arrays else None
+        if file is not None:
+            buffer = io.BytesIO()
+            np.savez(buffer, allow_pickle=False, **arrays)
+            path = self._home.path / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, buffer.getvalue(), "intermediate")
+        numbers = {name: value for name, value in results.items() if name not in arrays}
+        told = {"validation": step.stream, "batch": step.number, "results": numbers, "file": file}
+        journal.event("intermediate", told)
+
+    def add(self, name: str, num_steps: int, found: Mapping[str, float]) -> None:
+        self._record.append(name, self._where.step, self._where.epoch, found)
+
+
+@contextmanager
+def recording_test(
+    run_dir: Path | None, where: Loaded, seed: int, record: Recorded, frequency: int | None
+) -> Iterator[TestRecord]:
+    """The record of a test, while it lasts.
 
     Args:
         run_dir: where; None: beside the run that is tested.
@@ -42,79 +89,26 @@ class TestRecord:
         frequency: keep the results of every so many batches; None: of none.
 
     Raises:
+        ConfigError: in that directory is a run that is no test.
         RunDirError, RunLockedError: the run directory cannot be used.
     """
-
-    __test__ = False  # pytest takes it for a test where it is imported
-
-    def __init__(
-        self, run_dir: Path | None, where: Loaded, seed: int, record: Recorded, frequency: int | None
-    ) -> None:
-        self._where, self._frequency = where, frequency
-        self._facts = Configuration(record.tree, code=tuple(record.code)).facts(seed, ())
-        self._tested = run_of(Path(where.path))
-        self._home: RunDir | None = None
-        if run_dir is not None:
-            self._begin(run_dir, seed)
-
-    def _begin(self, run_dir: Path, seed: int) -> None:
-        validates = {
-            "run": RunDir.open(self._tested, create=False).id,
-            "checkpoint": self._where.name,
-            "digest": self._where.digest,
-            "step": self._where.step,
-            "path": str(Path(self._where.path).absolute()),
-        }
-        self._home = home = RunDir.open(run_dir, seed=seed, about={"kind": "test", "validates": validates})
-        self._lock = RunLock(home.path)
-        self._lock.acquire()
-        self._segment = home.next_segment()
-        said = {**self._facts, "validates": validates}
-        ends = [each.end for each in RunJournal(home.path).segments()] if self._segment > 1 else []
-        parent = Position(self._segment - 1, ends[-1]) if ends else None
-        self._journal = Journal.open(home.path, self._segment, parent, said, warn=lambda message: None)
-
-    def see(self, step: EvalStep) -> None:
-        """Keep what a batch came to, if it is one of those that are kept."""
-        if self._home is None or self._frequency is None or step.number % self._frequency:
-            return
-        results = {name: _plain(name, value) for name, value in step.outputs.items()}
-        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
-        file = f"{FOLDER}/{self._segment:04d}/{step.stream}/batch-{step.number:08d}.npz" if arrays else None
-        if file is not None:
-            buffer = io.BytesIO()
-            np.savez(buffer, allow_pickle=False, **arrays)
-            path = self._home.path / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, buffer.getvalue(), "intermediate")
-        numbers = {name: value for name, value in results.items() if name not in arrays}
-        told = {"validation": step.stream, "batch": step.number, "results": numbers, "file": file}
-        self._journal.event("intermediate", told)
-
-    def add(self, name: str, num_steps: int, found: Mapping[str, float]) -> None:
-        """What a validation came to."""
-        where, prefixed = self._where, {f"{name}/{metric}": value for metric, value in found.items()}
-        if self._home is None:
-            at = (name, where.name, where.digest, where.step, where.epoch, num_steps)
-            record_evaluation(self._tested, Evaluation(*at, prefixed, time.time()), self._facts, {})
-            return
-        for metric, value in prefixed.items():
-            row = ([where.step], [value], [1], [self._segment - 1])
-            self._journal.append(Block(where.epoch, f"eval/{name}", metric, False, *row))
-
-    def end(self, error: BaseException | None) -> None:
-        """The test is over."""
-        if self._home is None:
-            return
-        status = {"status": "finished", "reason": f"tested {self._where.name}"}
-        if error is not None:
-            status = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-        try:
-            self._journal.event("closed", status, wall=True)
-            self._journal.sync()
-        finally:
-            self._journal.close()
-            self._lock.release()
+    facts = Configuration(record.tree, code=tuple(record.code)).facts(seed, ())
+    tested = run_of(Path(where.path))
+    if run_dir is None:
+        yield TestRecord(tested, where, facts)
+        return
+    validates = {
+        "run": RunDir.open(tested, create=False).id,
+        "checkpoint": where.name,
+        "digest": where.digest,
+        "step": where.step,
+        "path": str(Path(where.path).absolute()),
+    }
+    home = RunDir.open(run_dir, seed=seed, about={"kind": _KIND, "validates": validates})
+    if home.facts.get("kind") != _KIND:
+        raise ConfigError(f"{home.path} is the run {home.id}, which is no test; give another exp_id")
+    with recording(home, {**facts, "validates": validates}, f"tested {where.name}") as segment:
+        yield _OwnRecord(home, where, segment, frequency)
 
 
 def intermediate_results(run_dir: str | Path, validation: str | None = None) -> list[dict[str, Any]]:
@@ -132,10 +126,9 @@ def intermediate_results(run_dir: str | Path, validation: str | None = None) -> 
         RunDirError: the path is no run.
     """
     journal = RunJournal(to_read(run_dir))
-    events = list(journal.events("intermediate"))
-    newest = max((event.segment for event in events), default=0)
+    newest = max((segment.number for segment in journal.segments()), default=0)
     found = []
-    for event in events:
+    for event in journal.events("intermediate"):
         told = event.data
         if event.segment != newest or validation not in (None, told["validation"]):
             continue

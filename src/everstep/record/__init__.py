@@ -1,6 +1,6 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
-from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, values_line
+from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, recording, values_line
 from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
@@ -40,6 +40,7 @@ __all__ = [
     "located",
     "read_segment",
     "record_evaluation",
+    "recording",
     "remove",
     "shared_samples",
     "to_read",

@@ -1,7 +1,8 @@
 """Evaluations outside a loop: a record beside the run's own, which another process may be writing.
 
 RUN/evaluations is a run directory of its own (kind "evaluation", `of` the run's id).  Each evaluation is a
-segment of its journal, and counts if its last event is there: "evaluation", which names the checkpoint.
+segment of its journal with an event "evaluation", which names the checkpoint, and counts if it is whole: if
+its event "closed" says that it finished.
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ def evaluations(run_dir: str | Path) -> list[Evaluation]:
     for row in journal.rows():
         if not row.wall:
             values[row.segment, row.phase][row.name] = row.value
-    found = []
+    found, whole = [], _whole(journal)
     for event in journal.events("evaluation"):
+        if event.segment not in whole:
+            continue
         told = {name: value for name, value in event.data.items() if name in Evaluation._fields}
         metrics = values[event.segment, _phase(event.data["stream"])]
         found.append(Evaluation(**told, metrics=metrics))
@@ -106,23 +109,63 @@ def record_evaluation(
     parent = RunDir.open(run_dir, create=False)
     about = {"id": f"evaluations-of-{parent.id}", "kind": "evaluation", "of": parent.id}
     home = RunDir.open(parent.path / FOLDER, seed=parent.seed, about=about)
-    with _locked(home.path, lock):
+    reason = f"{found.stream} evaluated on {found.checkpoint}"
+    with recording(home, facts, reason, lock=lock, patience=_PATIENCE) as record:
+        for values, is_wall in ((found.metrics, False), (wall, True)):
+            record.append(found.stream, found.step, found.epoch, values, wall=is_wall)
+        told = {name: value for name, value in found._asdict().items() if name != "metrics"}
+        record.journal.event("evaluation", {"run": parent.id, **told})
+
+
+class Recording:
+    """A segment that is being written.
+
+    Attributes:
+        journal: takes events.
+    """
+
+    def __init__(self, journal: Journal, before: RunJournal) -> None:
+        self.journal = journal
+        self._seqs = Counter((row.phase, row.name, row.step, row.epoch) for row in before.rows())
+
+    def append(
+        self, stream: str, step: int, epoch: int, values: Mapping[str, float], *, wall: bool = False
+    ) -> None:
+        """Add what a stream came to on a checkpoint: name to value."""
+        phase = _phase(stream)
+        for name, value in values.items():
+            row = ([step], [value], [1], [self._seqs[phase, name, step, epoch]])
+            self.journal.append(Block(epoch, phase, name, wall, *row))
+
+
+@contextmanager
+def recording(
+    home: RunDir, facts: Mapping[str, Any], reason: str, *, lock: bool = True, patience: float = 0.0
+) -> Iterator[Recording]:
+    """Write a segment of a record that is no loop's; it counts, beside those before, if the block ends well.
+
+    Args:
+        home: where; locked meanwhile.
+        facts: where it was made (`everstep.record.facts`).
+        reason: how it finished, in words.
+        lock: False where the file system has no locks.
+        patience: seconds to wait for another process that writes there.
+
+    Raises:
+        RunDirError, RunLockedError, OSError: it cannot be written; nothing of it counts.
+    """
+    with _locked(home.path, lock, patience):
         before = RunJournal(home.path)
-        phase = _phase(found.stream)
-        seqs = Counter((row.name, row.step, row.epoch) for row in before.rows() if row.phase == phase)
         segment, quiet = home.next_segment(), (lambda message: None)  # a failure is raised below
         journal = Journal.open(home.path, segment, _end(before), dict(facts), warn=quiet)
         try:
-            for values, is_wall in ((found.metrics, False), (wall, True)):
-                for name, value in values.items():
-                    seq = seqs[name, found.step, found.epoch]
-                    row = ([found.step], [value], [1], [seq])
-                    journal.append(Block(found.epoch, phase, name, is_wall, *row))
-            reason = f"{found.stream} evaluated on {found.checkpoint}"
+            yield Recording(journal, before)
             journal.event("closed", {"status": "finished", "reason": reason}, wall=True)
-            told = {name: value for name, value in found._asdict().items() if name != "metrics"}
-            journal.event("evaluation", {"run": parent.id, **told})
             journal.sync()
+        except BaseException as error:
+            told = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+            journal.event("closed", told, wall=True)
+            raise
         finally:
             journal.close()
 
@@ -131,24 +174,29 @@ def _phase(stream: str) -> str:
     return f"eval/{stream}"
 
 
+def _whole(journal: RunJournal) -> set[int]:
+    """The segments that finished."""
+    ends = {event.segment: event.data["status"] for event in journal.events("closed", valid=False)}
+    return {segment for segment, status in ends.items() if status == "finished"}
+
+
 def _end(journal: RunJournal) -> Position | None:
-    """After the newest evaluation that is there whole."""
-    whole = {event.segment for event in journal.events("evaluation", valid=False)}
+    """After the newest segment that is there whole."""
+    whole = _whole(journal)
     ends = [Position(s.number, s.end) for s in journal.segments() if s.number in whole]
     return ends[-1] if ends else None
 
 
 @contextmanager
-def _locked(folder: Path, wanted: bool) -> Iterator[None]:
-    """The lock of the evaluations' folder, which others hold for moments only."""
+def _locked(folder: Path, wanted: bool, patience: float) -> Iterator[None]:
     lock = RunLock(folder)
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + patience
     while wanted:
         try:
             lock.acquire()
             break
         except RunLockedError:
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 raise
             time.sleep(0.02)
     try:
