@@ -88,6 +88,9 @@ def test_what_is_made_follows_from_the_seed() -> None:
     assert first == again != other
     drawn = [everstep.Experiment(TinyTask, noise, seed=7).stream("train") for _ in range(2)]
     assert [list(b[0]) for b in drawn[0]] == [list(b[0]) for b in drawn[1]]
+    both = everstep.Experiment(TinyTask, noise, noise, seed=7)
+    train, valid = ([list(b[0]) for b in both.stream(name)] for name in ("train", "valid"))
+    assert train == [list(b[0]) for b in drawn[0]] != valid
 
 
 # --------------------------------------------------------------------------------- schedules
@@ -183,6 +186,17 @@ def test_continuous_eval_waits_before_the_first() -> None:
     before = time.monotonic()
     assert "valid/loss" in experiment().continuous_eval(delay_secs=0.3, throttle_secs=0.0).metrics
     assert time.monotonic() - before >= 0.3
+
+
+def test_continuous_eval_evaluates_every_stream_on_the_final_step() -> None:
+    streams = {"valid": numbers, "test": lambda: numbers(3)}
+    services = [everstep.Evaluate(name) for name in streams]
+    made = everstep.Experiment(
+        TinyTask, numbers, streams, "runs/a", services=services, max_step=4, seed=7, skip_check=True
+    )
+    made.train()
+    found = list(made.continuously(0.0, "newest", 60.0))
+    assert [(each.stream, each.step) for each in found] == [("valid", 4), ("test", 4)]
 
 
 def test_test_is_a_smoke_test_that_leaves_nothing() -> None:

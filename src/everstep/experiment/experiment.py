@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.contracts import Service, Task
+from everstep.data.order import pass_key
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.paths import imported
 from everstep.keywords import checked_keywords, number, whole
@@ -49,7 +50,8 @@ class Experiment:
         run_dir: the run's directory.
         services: as for `Trainer`; a function among them makes one.
         export_strategies: further ones, as `services.Export` is.
-        seed: of the run.  Given, the functions above draw random numbers that follow from it, each its own.
+        seed: of the run.  Given, the functions above draw random numbers that follow from it: the task's from
+            the seed itself, each stream's from the seed and the stream's name.
         strict_git: refuse to train where the code has changes that are not committed and pushed.
         skip_check: do not look.
         trainer: more arguments of `Trainer`: max_epoch, max_step, max_time ...
@@ -102,7 +104,7 @@ class Experiment:
     def trainer(self) -> Trainer:
         """The Trainer; made when it is first asked for, and then the same."""
         if self._trainer is None:
-            task = self._made(self._task)
+            task = self._made(self._task, self.seed)
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
             self._trainer = Trainer(
@@ -118,13 +120,14 @@ class Experiment:
         """
         if name not in self._streams:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self._streams)}")
-        return self._made(self._streams[name])
+        seed = None if self.seed is None else pass_key("made", self.seed, name, 0) % 2**32
+        return self._made(self._streams[name], seed)
 
-    def _made(self, make: Callable[[], Any]) -> Any:
-        if self.seed is None:
+    def _made(self, make: Callable[[], Any], seed: int | None) -> Any:
+        if seed is None:
             return make()
         with isolated():
-            seed_all(self.seed)
+            seed_all(seed)
             return make()
 
     def _check_code(self) -> None:
@@ -220,11 +223,8 @@ class Experiment:
 
     def continuously(self, throttle_secs: float, every: Which, timeout: float | None) -> Iterator[Any]:
         """What `continuous_eval` finds, one `Evaluation` after another."""
-        limit = self._options.get("max_step")
-        for found in self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout):
-            yield found
-            if limit is not None and found.step >= limit:
-                return
+        limit = self.trainer.max_step
+        return self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=limit)
 
     def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
         """Train some steps, evaluate, and so on; the data goes on.

@@ -21,7 +21,7 @@ from everstep.errors import (
     RunDirError,
     UsageError,
 )
-from everstep.keywords import checked_keywords
+from everstep.keywords import checked_keywords, whole
 from everstep.loop import TrainLoop
 from everstep.record import Evaluation, RunDir, located, to_read, values_line
 from everstep.schedule import Schedule
@@ -387,6 +387,7 @@ class Trainer:
         every: Which = "each",
         throttle: float = 0.0,
         timeout: float | None = 3600.0,
+        max_step: int | None = None,
     ) -> Iterator[Evaluation]:
         """Evaluate the checkpoints of this run while another process trains it; iterate over the results.
 
@@ -405,6 +406,7 @@ class Trainer:
             throttle: seconds at least between two checkpoints.
             timeout: seconds after which a run is given up that is not there, or that nobody trains (it was
                 killed); None: never.
+            max_step: it ends with a checkpoint of that step or a later one, too.
 
         Raises:
             UsageError: this Trainer's own loop is open.
@@ -412,22 +414,23 @@ class Trainer:
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
+        whole("max_step", max_step, none="for no limit")
         watched = Watched(located(self.run_dir), every, throttle, timeout, print)
         if streams is None:
             streams = self._evaluated()
         names = [streams] if isinstance(streams, str) else list(streams)
         for name in names:
             self._streams.get(name)
-        return self._watch(watched, names)
+        return self._watch(watched, names, max_step)
 
-    def _watch(self, watched: Watched, names: Sequence[str]) -> Iterator[Evaluation]:
+    def _watch(self, watched: Watched, names: Sequence[str], max_step: int | None) -> Iterator[Evaluation]:
         done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
         asked = {(name, self._num_steps(name)) for name in names}
         on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
-        whole = [key for key, count in on.items() if count == len(asked)]
-        for found in watched.checkpoints(whole):
+        passed = [key for key, count in on.items() if count == len(asked)]
+        for found in watched.checkpoints(passed):
             try:
-                self._weights = load(found.path, self.task.state())
+                weights = self._weights = load(found.path, self.task.state())
             except (CheckpointError, OSError) as error:
                 gone = "it was deleted while it was read" if not found.path.exists() else str(error)
                 print(f"checkpoint {found.path.name} is passed over: {gone}", flush=True)
@@ -435,6 +438,8 @@ class Trainer:
             for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
                 if (name, num_steps, *found.key) not in done:
                     yield self._evaluate_apart(name, num_steps)
+            if max_step is not None and weights.step >= max_step:
+                return
 
     def _evaluated(self) -> list[str]:
         """The streams that are evaluated: those of services, else "valid"."""
