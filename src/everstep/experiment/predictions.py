@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,8 +39,12 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
         DataError: there are none, or they do not fit together or the file.
     """
     parts: dict[str, list[Any]] = {}
-    for batch in predictions:
-        for name, array in _named(batch).items():
+    for number, batch in enumerate(predictions):
+        named = _named(batch)
+        for name in parts.keys() ^ named.keys() if number else ():
+            which = "the first batch" if name in named else f"batch {number + 1}"
+            raise DataError(f"{which} has no prediction {name!r}; return the same names for each batch")
+        for name, array in named.items():
             parts.setdefault(name, []).append(array)
     if not parts:
         raise DataError("the stream gave no batch to predict; give it data")
@@ -50,8 +55,33 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
             f"the predictions of the batches do not fit together ({error}); return arrays of shape "
             "(samples, ...) from inference_step"
         ) from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise DataError(f"the predictions are of different numbers of samples: {told}; return a row a sample")
     write_whole(path, _bytes(path, arrays), "predictions")
-    return len(next(iter(arrays.values())))
+    return next(iter(lengths.values()))
+
+
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays by name as a .npz file, whatever the names (`numpy.savez` takes some for its arguments).
+
+    Raises:
+        DataError: one holds objects of Python.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # without the time of day
+            with archive.open(member, "w", force_zip64=True) as file:
+                _save(file, name, array)
+    return buffer.getvalue()
+
+
+def _save(file: IO[bytes], name: str, array: Any) -> None:
+    if array.dtype.hasobject:
+        raise DataError(f"{name!r} holds objects of Python ({array.dtype}); return numbers or texts")
+    np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def _named(batch: Any) -> dict[str, Any]:
@@ -68,18 +98,28 @@ def _array(value: Any) -> Any:
 
 def _bytes(path: Path, arrays: dict[str, Any]) -> bytes:
     if path.suffix == ".jsonl":
-        return "".join(f"{json.dumps(line)}\n" for line in _lines(arrays)).encode()
-    buffer = io.BytesIO()
+        return "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in _lines(arrays)).encode()
     if path.suffix == ".npz":
-        np.savez(buffer, **arrays)
-    elif len(arrays) > 1:
+        return npz(arrays)
+    if len(arrays) > 1:
         raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
-    else:
-        np.save(buffer, next(iter(arrays.values())), allow_pickle=False)
+    ((name, array),) = arrays.items()
+    buffer = io.BytesIO()
+    _save(buffer, name, array)
     return buffer.getvalue()
 
 
 def _lines(arrays: dict[str, Any]) -> Iterator[Any]:
-    for values in zip(*(array.tolist() for array in arrays.values()), strict=True):
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufU":
+            raise DataError(f"{name!r} is {array.dtype}, which JSON lacks; return numbers or texts")
+    for values in zip(*(_listed(array) for array in arrays.values()), strict=True):
         line = dict(zip(arrays, values, strict=True))
         yield line["predictions"] if arrays.keys() == {"predictions"} else line
+
+
+def _listed(array: Any) -> Any:
+    """As lists; nan, inf and -inf as texts, as `--json` has them."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        array = np.where(np.isfinite(array), array.astype(object), array.astype(str))
+    return array.tolist()

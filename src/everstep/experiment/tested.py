@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from everstep.contracts import EvalStep
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
+from everstep.experiment.predictions import npz
 from everstep.experiment.recorded import Recorded
 from everstep.record import Evaluation, RunDir, RunJournal, record_evaluation, recording, to_read
 from everstep.record.evaluation import Recording
@@ -62,11 +62,9 @@ class _OwnRecord(TestRecord):
         arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
         file = f"{FOLDER}/{journal.segment:04d}/{step.stream}/batch-{step.number:08d}.npz" if arrays else None
         if file is not None:
-            buffer = io.BytesIO()
-            np.savez(buffer, allow_pickle=False, **arrays)
             path = self._home.path / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, buffer.getvalue(), "intermediate")
+            write_whole(path, npz(arrays), "intermediate")
         numbers = {name: value for name, value in results.items() if name not in arrays}
         told = {"validation": step.stream, "batch": step.number, "results": numbers, "file": file}
         journal.event("intermediate", told)
