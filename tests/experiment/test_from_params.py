@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ from everstep.backends.torch.params import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
+from everstep.experiment.recorded import Recorded, restored
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from postgres_server import Server
@@ -520,6 +522,16 @@ def test_a_run_is_made_again_from_its_record(trained: Path) -> None:
     assert again.digest == read_checkpoint(trained / "checkpoints" / "epoch-0002-step-00000010").digest
 
 
+def test_patterns_and_dictionaries_come_back_as_they_were() -> None:
+    given = {
+        "pattern": re.compile("a.b", re.IGNORECASE | re.DOTALL),
+        "mine": {"regex": "abc"},
+        "flags": {"flags": 2},
+    }
+    tree = json.loads(json.dumps(Recorded(given).tree))
+    assert restored(tree) == given
+
+
 def test_functions_are_recorded_with_where_they_come_from() -> None:
     everstep.train_from_params(**params(train_params__num_steps=1))
     (start,) = RunJournal(BASIC).events("segment", valid=False)
@@ -583,6 +595,16 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
             {"loss_params__loss_func_kwargs": {"label_smoothing": float("nan")}},
             "loss_params.loss_func_kwargs.label_smoothing is nan, which JSON lacks",
         ),
+        ({"loss_params__loss_func_kwargs": {1: 2}}, "loss_func_kwargs has the key 1, which is no text"),
+        (
+            {"model_params__width": {"call": "a:b"}},
+            "model_params.width has the keys call, by which a function",
+        ),
+        (
+            {"model_params__width": {"regex": "a", "flags": 0}},
+            "model_params.width has the keys regex, flags, by which",
+        ),
+        ({"model_params__width": re.compile(b"a")}, "model_params.width is .*cannot be recorded"),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )

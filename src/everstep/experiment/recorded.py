@@ -6,26 +6,26 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from everstep.contracts import Json
 from everstep.errors import ConfigError
+from everstep.experiment.layers import CALL
 from everstep.experiment.paths import imported
 from everstep.record.provenance import git_facts
 
-CALL = "call"
-"""The key of a function's import path; beside it stand `source`, and `version` or `commit`."""
 _ABOUT = ("source", "version", "commit", "dirty")
-_PATTERN = "regex"
+"""Beside a function's import path, which is under `CALL`."""
+_PATTERN = {"regex", "flags"}
 
 
 class Recorded:
     """A tree of parameters as JSON.
 
     Args:
-        tree: dictionaries, lists, values of JSON, functions and classes.
+        tree: dictionaries, lists, values of JSON, paths, regular expressions, functions and classes.  Tuples
+            are recorded as lists, and paths as texts.
         git: whether to ask git for the commits of functions that no package with a version has.
 
     Attributes:
@@ -34,13 +34,14 @@ class Recorded:
         code: the folders that functions come from which belong to no package with a version.
 
     Raises:
-        ConfigError: something is none of these; names its place.
+        ConfigError: something is none of these, or could not be told from what these become; names its place.
     """
 
     def __init__(self, tree: Mapping[str, Any], *, git: bool = True) -> None:
         self.about: list[str] = []
         self.code: list[Path] = []
         self._git = git
+        self._commits: dict[Path, dict[str, Json]] = {}
         self.tree: dict[str, Json] = self._json(dict(tree), "")  # type: ignore[assignment]
 
     def _json(self, value: Any, place: str) -> Json:
@@ -49,21 +50,30 @@ class Recorded:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Mapping):
-            return {
-                str(k): self._json(part, f"{place}.{k}" if place else str(k)) for k, part in value.items()
-            }
+            return self._mapping(value, place)
         if isinstance(value, list | tuple):
             return [self._json(part, f"{place}.{at}") for at, part in enumerate(value)]
         if isinstance(value, Path):
             return str(value)
-        if isinstance(value, re.Pattern):
-            return {_PATTERN: value.pattern}
+        if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+            return {"regex": value.pattern, "flags": value.flags}
         if callable(value) and hasattr(value, "__qualname__"):
             return self._function(value, place)
         raise ConfigError(
             f"{place} is {value!r:.80}, which cannot be recorded; give numbers, texts, lists and "
             "dictionaries, and functions or classes of a module with their arguments beside them"
         )
+
+    def _mapping(self, value: Mapping[Any, Any], place: str) -> dict[str, Json]:
+        for name in value:
+            if not isinstance(name, str):
+                raise ConfigError(f"{place} has the key {name!r}, which is no text; give texts as keys")
+        if _is_function(value) or _is_pattern(value):
+            raise ConfigError(
+                f"{place} has the keys {', '.join(value)}, by which a function or a regular expression is "
+                "recorded; give that itself, or other keys"
+            )
+        return {k: self._json(part, f"{place}.{k}" if place else k) for k, part in value.items()}
 
     def _function(self, function: Any, place: str) -> dict[str, Json]:
         module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
@@ -79,15 +89,23 @@ class Recorded:
             if folder not in self.code:
                 self.code.append(folder)
             if self._git:
-                found |= _commit(folder)
+                found |= self._commit(folder)
         self.about += [f"{place}.{name}" for name in _ABOUT]
         return found
 
+    def _commit(self, folder: Path) -> dict[str, Json]:
+        if folder not in self._commits:
+            facts = git_facts(folder) or {}
+            self._commits[folder] = {name: facts[name] for name in ("commit", "dirty") if name in facts}
+        return self._commits[folder]
 
-@cache
-def _commit(folder: Path) -> dict[str, Json]:
-    facts = git_facts(folder) or {}
-    return {name: facts[name] for name in ("commit", "dirty") if name in facts}
+
+def _is_function(tree: Mapping[str, Any]) -> bool:
+    return CALL in tree and tree.keys() <= {CALL, *_ABOUT}
+
+
+def _is_pattern(tree: Mapping[str, Any]) -> bool:
+    return tree.keys() == _PATTERN
 
 
 def restored(tree: Any, place: str = "") -> Any:
@@ -96,15 +114,15 @@ def restored(tree: Any, place: str = "") -> Any:
     Raises:
         ConfigError: a function is not to be found by its path.
     """
-    if isinstance(tree, Mapping) and CALL in tree and tree.keys() <= {CALL, *_ABOUT}:
+    if isinstance(tree, Mapping) and _is_function(tree):
         if "<" in str(tree[CALL]):
             raise ConfigError(
                 f"{place} was {tree[CALL]}, made inside another function, where nobody finds it again; "
                 "define it at the top of its module"
             )
         return imported(str(tree[CALL]))
-    if isinstance(tree, Mapping) and tree.keys() == {_PATTERN}:
-        return re.compile(str(tree[_PATTERN]))
+    if isinstance(tree, Mapping) and _is_pattern(tree):
+        return re.compile(str(tree["regex"]), tree["flags"])
     if isinstance(tree, Mapping):
         return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if isinstance(tree, list):
