@@ -412,6 +412,12 @@ def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
         opened(tmp_path / "bad.yaml")
     with pytest.raises(ConfigError, match="schedules has 'trian', which is none; did you mean 'train'"):
         opened(file, "schedules={trian: {}}")
+    for given, said in (
+        ("{min_eval_freq: 2}", r"min_eval_freq: .*has no .*did you mean 'min_eval_frequency'"),
+        ("{min_eval_frequency: often}", "min_eval_frequency: 'often' is a text; give a valid integer"),
+    ):
+        with pytest.raises(ConfigError, match=f"schedules.train_and_evaluate.{said}"):
+            opened(file, f"schedules={{train_and_evaluate: {given}}}")
     everstep.Trainer(TinyTask(), {"train": numbers()}, "runs/own", max_step=1).run_training()
     with pytest.raises(ConfigError, match="has no config of an experiment"):
         open_run("runs/own")

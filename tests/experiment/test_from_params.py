@@ -569,6 +569,14 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
         ({"save_params__port": 27017, "save_params__host": "localhost"}, "27017 is that of MongoDB"),
         ({"model_params__func": "net"}, "model_params.func is 'net'; give a function"),
         ({"model_params__widht": 3}, r"mnist_model\(\) has no argument 'widht'; did you mean 'width'"),
+        (
+            {"model_params__func": digits_params.any_model},
+            r"model_params: any_model\(\) needs 'depth'; give it",
+        ),
+        (
+            {"train_params__targets": {"func": everstep.Experiment, "max_epochs": 1}},
+            r"train_params.targets: Experiment\(\) has no argument 'max_epochs'; did you mean 'max_epoch'",
+        ),
         ({"train_params__num_step": 3}, "train_params has no key 'num_step'; did you mean 'num_steps'"),
         ({"train_params__num_steps": True}, "train_params.num_steps is True; give a whole number"),
         ({"train_params__thres_loss": "100"}, "train_params.thres_loss is '100'; give a number"),

@@ -61,6 +61,10 @@ def needs(first: object, scale: float) -> tuple[object, float]:
     return first, scale
 
 
+def by_position(value: float, /, scale: float = 1.0) -> float:
+    return value * scale
+
+
 def anything(**arguments: object) -> Mapping[str, object]:
     return arguments
 
@@ -171,6 +175,8 @@ def test_a_call_gets_its_arguments_with_the_types_of_its_signature() -> None:
 
 
 def test_what_comes_late_is_not_the_configs() -> None:
+    second = given(f"late={{call: {HERE}:by_position, scale: 2}}").late
+    assert second is not None and second(3.0) == 6.0
     late = given(f"late={{call: {HERE}:needs, scale: 2}}").late
     assert late is not None and late("first") == ("first", 2.0)
     with pytest.raises(ConfigError, match="has no argument 'first'"):
@@ -247,6 +253,8 @@ def test_every_service_of_the_door_has_its_name() -> None:
         (f"net: {{call: '{HERE}:Net', every: 5}}\n", r"net.every: 5 is no schedule; give {steps: 100}"),
         (f"net: {{call: '{HERE}:Net', every: {{step: 5}}}}\n", r"net.every: .*'step'; did you mean 'steps'"),
         (f"late: {HERE}:needs\n", r"line 1: late: needs\(\) needs 'scale'; give it"),
+        (f"net: {HERE}:by_position\n", r"net: by_position\(\) takes 'value' by position alone"),
+        (f"net: {{call: '{HERE}:by_position', value: 1}}\n", r"net.value: .* by position alone; write"),
         ("lr: 1\nlr: 2\n", r'a.yaml, line 2: found duplicate key "lr"'),
         ("lr: [1\n", r"a.yaml, line \d: .*correct the YAML"),
         ("1: 2\n", r"a.yaml, line 1: the key 1 is no text"),

@@ -6,7 +6,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,31 +105,51 @@ def checked(target: Any, call: Call, place: Place, problems: list[Problem], late
     if not callable(target):
         problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
         return {}
-    parameters = _parameters(target)
-    if parameters is None:  # written in C, without a signature
-        return {name: _with_calls(value, (*place, name), problems) for name, value in call.arguments.items()}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters) and not hasattr(
-        _function(target), "known_keywords"
-    )
-    named = {p.name: p for p in parameters[late:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    known = named.keys() | set(getattr(_function(target), "known_keywords", ())) - {
-        p.name for p in parameters[:late]
-    }
     who = getattr(target, "__name__", call.call)
-    inherited = _inherited(target) if takes_any else {}
+    annotations = _inherited(target) | {each.name: each.annotation for each in _parameters(target) or ()}
     arguments = {}
+    wrong = dict(misfits(target, call.arguments, late))
     for name, value in call.arguments.items():
-        if name not in known and not takes_any:
-            problems.append(
-                Problem((*place, name), f"{who}() has no argument {name!r}; {nearest(name, known)}")
-            )
-        else:
-            annotation = named[name].annotation if name in named else inherited.get(name, Any)
-            arguments[name] = _converted(annotation, value, (*place, name), problems)
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in call.arguments:
-            problems.append(Problem(place, f"{who}() needs {name!r}; give it"))
+        if name not in wrong:
+            arguments[name] = _converted(annotations.get(name, Any), value, (*place, name), problems)
+    for name, fault in wrong.items():
+        at = (*place, name) if name in call.arguments else place
+        problems.append(Problem(at, f"{who}() {fault}"))
     return arguments
+
+
+def misfits(
+    function: Any, given: Collection[str], late: int = 0, besides: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Which arguments a function does not take, or lacks: the name, and what to say after "FUNCTION() ".
+
+    Args:
+        given: names of arguments.
+        late: how many positional ones come from elsewhere, before them.
+        besides: names of those that come from elsewhere by name.
+    """
+    parameters = _parameters(function)
+    if parameters is None:  # written in C, without a signature
+        return
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    left = [p for p in parameters if p not in positional[:late]]
+    by_name = {p.name for p in left if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    more = getattr(_function(function), "known_keywords", None)
+    takes_any = more is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    known = by_name | (set(more or ()) - {p.name for p in positional})
+    for name in besides:
+        if name not in known and not takes_any:
+            yield name, f"is called with {name}=; give it that argument"
+    for name in given:
+        if name not in known and not takes_any:
+            yield name, f"has no argument {name!r}; {nearest(name, known - set(besides))}"
+    for each in left:
+        if each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        if each.kind is each.POSITIONAL_ONLY:
+            yield each.name, f"takes {each.name!r} by position alone; write a function that takes it by name"
+        elif each.name not in given and each.name not in besides:
+            yield each.name, f"needs {each.name!r}; give it"
 
 
 def _function(target: Any) -> Any:
@@ -137,13 +157,17 @@ def _function(target: Any) -> Any:
 
 
 def _parameters(target: Any) -> list[inspect.Parameter] | None:
+    """None where there is no signature, as of what is written in C."""
     try:
         return list(inspect.signature(target, eval_str=True).parameters.values())
-    except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
-        pass
     except ValueError:
         return None
-    found = inspect.signature(target).parameters.values()
+    except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
+        pass
+    try:
+        found = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
     return [p.replace(annotation=Any) if isinstance(p.annotation, str) else p for p in found]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError, nearest
+from everstep.experiment.calls import misfits
 
 Params = dict[str, Any]
 
@@ -240,37 +240,10 @@ def _call(call: Call, given: Mapping[str, Any], place: str) -> Params:
     own = {name: value for name, value in _filled(call.keys, given, place).items() if value is not None}
     arguments = {name: value for name, value in given.items() if name not in (call.key, *call.keys)}
     passed = set(arguments) | {name for name in call.keys if name in given and name in call.names}
-    checked_arguments(own.get("optimizer_class", function), passed, call, place)
+    called = own.get("optimizer_class", function)
+    for _, fault in misfits(called, passed, call.positions, call.names):
+        raise ConfigError(f"{place}: {getattr(called, '__name__', called)}() {fault}")
     return {call.key: function, **own, **arguments}
-
-
-def checked_arguments(function: Callable[..., Any], given: Collection[str], call: Call, place: str) -> None:
-    """Refuse arguments that a function does not take, or lacks.
-
-    Args:
-        given: the names of those that are written in the tree.
-        call: what it gets besides.
-    """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return  # written in C
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return
-    who = f"{place}: {getattr(function, '__name__', function)}()"
-    if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        parameters = parameters[call.positions :]
-    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    for name in call.names:
-        if name not in known:
-            raise ConfigError(f"{who} is called with {name}=; give it that argument")
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{who} has no argument {name!r}; {nearest(name, known - set(call.names))}")
-    for each in parameters:
-        needed = each.name in known and each.default is each.empty
-        if needed and each.name not in {*given, *call.names}:
-            raise ConfigError(f"{who} needs {each.name!r}; give it in {place}")
 
 
 def checked_validations(given: Any, place: str = "validation_params") -> dict[str, Params]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, Problem
-from everstep.experiment.experiment import SCHEDULES
-from everstep.experiment.layers import Place
+from everstep.experiment.calls import Call, Problem, checked
+from everstep.experiment.experiment import SCHEDULES, Experiment
+from everstep.experiment.layers import Place, dotted
 
 FREE = {"free": True}
 """Marks a field whose change touches no step of the training: shown at a resume, and used as given."""
@@ -118,9 +118,14 @@ class ExperimentConfig:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
 
     def __post_init__(self) -> None:
-        for name in self.schedules:
+        problems: list[Problem] = []
+        for name, arguments in self.schedules.items():
             if name not in SCHEDULES:
                 raise ConfigError(f"schedules has {name!r}, which is none; {nearest(name, SCHEDULES)}")
+            method = getattr(Experiment, name)
+            checked(method, Call(name, arguments), ("schedules", name), problems, late=1)
+        if problems:
+            raise ConfigError("; ".join(f"{dotted(place)}: {text}" for place, text in problems))
         if "train" not in self.streams:
             raise ConfigError(
                 f"streams has no 'train', which is trained on; {nearest('train', self.streams)}"
