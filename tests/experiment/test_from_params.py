@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import re
@@ -540,6 +541,29 @@ def test_functions_are_recorded_with_where_they_come_from() -> None:
     assert func["call"] == "digits_params:mnist_model" and func["source"] == digits_params.__file__
     assert len(func["commit"]) == 40
     assert loss["call"] == "torch.nn.functional:cross_entropy" and loss["version"] == torch.__version__
+
+
+def git(*command: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    return subprocess.run(["git", *who, *command], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_each_record_has_the_commit_of_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    git("init", "-q")
+    Path("of_mine.py").write_text("def func(batch_size):\n    return {}\n")
+    git("add", "of_mine.py")
+    func, found = importlib.import_module("of_mine").func, []
+    for message in ("one", "two"):
+        git("commit", "-qm", message, "--allow-empty")
+        recorded: Any = Recorded({"func": func}).tree["func"]
+        found.append(recorded["commit"] == git("rev-parse", "HEAD"))
+    assert found == [True, True]
+    with pytest.raises(ConfigError, match="returned a dictionary with nothing"):
+        everstep.train_from_params(**params(train_params__data_params={"func": func, "batch_size": 1}))
+    assert capsys.readouterr().err.count(f"commit {git('rev-parse', 'HEAD')[:10]} is on no remote") == 1
 
 
 def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:

@@ -136,17 +136,8 @@ class Experiment:
         Raises:
             UsageError: `strict_git`, and changes, a commit that is nowhere else, or no repository.
         """
-        if self._skip_check:
-            return
-        folder = self._code_folder()
-        missing = uncommitted(folder)
-        if self._strict_git and missing:
-            raise UsageError(
-                f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
-                "leave out strict_git"
-            )
-        if missing and git_facts(folder) is not None:
-            print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
+        if not self._skip_check:
+            note_uncommitted(self._code_folder(), strict=self._strict_git)
 
     def _code_folder(self) -> Path:
         return code_folder(sys.argv)
@@ -246,9 +237,25 @@ class Experiment:
         return self.trainer
 
 
-def uncommitted(folder: Path) -> str:
-    """What of the code in a folder could not be had back, in words; "" if all of it could."""
+def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
+    """Say what of the code in a folder could not be had back; outside a repository, nothing unless `strict`.
+
+    Raises:
+        UsageError: `strict`, and there is something.
+    """
     git = git_facts(folder)
+    missing = _uncommitted(folder, git)
+    if strict and missing:
+        raise UsageError(
+            f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
+            "leave out strict_git"
+        )
+    if missing and git is not None:
+        print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
+
+
+def _uncommitted(folder: Path, git: dict[str, Any] | None) -> str:
+    """In words; "" if all of it could be had back."""
     if git is None:
         return f"{folder} is in no git repository"
     if "problem" in git:

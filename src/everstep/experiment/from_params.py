@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from everstep.checkpoint import CheckpointName, Store
 from everstep.contracts import Boundary, Moment, RunView, Service
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment import params as schema
-from everstep.experiment.experiment import uncommitted
+from everstep.experiment.experiment import note_uncommitted
 from everstep.experiment.opening import findable
 from everstep.experiment.params import Params, checked, checked_validations
 from everstep.experiment.params_loading import chosen, index_of, run_dir_of, source
@@ -22,7 +21,6 @@ from everstep.experiment.recorded import Recorded, restored
 from everstep.experiment.tested import recording_test
 from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, located, to_read
-from everstep.record.provenance import git_facts
 from everstep.schedule import Every
 from everstep.services import LossBound
 from everstep.services.checkpoints import Checkpoints
@@ -123,7 +121,8 @@ class _Runs:
             )
         records = [Recorded(each, git=not skip_check) for each in models]
         if not skip_check:
-            _tell_uncommitted(records)
+            for folder in dict.fromkeys(folder for each in records for folder in each.code):
+                note_uncommitted(folder)
         data = data_of(first, "train_params.data_params", shuffle=True)
         example = Example(data, 0)
         trainers = [
@@ -293,11 +292,6 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
         ]
 
 
-def _tell_uncommitted(records: list[Recorded]) -> None:
-    """Say which code could not be had back."""
-    for folder in dict.fromkeys(folder for record in records for folder in record.code):
-        if git_facts(folder) is not None and (missing := uncommitted(folder)):
-            print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
 
 
 def recorded_params(run_dir: str | Path) -> Params:
