@@ -35,7 +35,7 @@ from everstep.backends.torch.params import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
-from everstep.experiment.recorded import Recorded, restored
+from everstep.experiment.recorded import ParamsRecord, restored
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from postgres_server import Server
@@ -529,7 +529,7 @@ def test_patterns_and_dictionaries_come_back_as_they_were() -> None:
         "mine": {"regex": "abc"},
         "flags": {"flags": 2},
     }
-    tree = json.loads(json.dumps(Recorded(given).tree))
+    tree = json.loads(json.dumps(ParamsRecord(given).tree))
     assert restored(tree) == given
 
 
@@ -558,7 +558,7 @@ def test_each_record_has_the_commit_of_its_time(
     func, found = importlib.import_module("of_mine").func, []
     for message in ("one", "two"):
         git("commit", "-qm", message, "--allow-empty")
-        recorded: Any = Recorded({"func": func}).tree["func"]
+        recorded: Any = ParamsRecord({"func": func}).tree["func"]
         found.append(recorded["commit"] == git("rev-parse", "HEAD"))
     assert found == [True, True]
     with pytest.raises(ConfigError, match="returned a dictionary with nothing"):

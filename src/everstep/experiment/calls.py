@@ -74,7 +74,7 @@ class Call:
         """
         target = imported(self.call)
         problems: list[Problem] = []
-        arguments = checked(target, self, (), problems, late=len(late))
+        arguments = checked_arguments(target, self, (), problems, late=len(late))
         if problems:
             raise ConfigError("; ".join(problem.text for problem in problems))
         return target(*late, **{name: _made(value) for name, value in arguments.items()})
@@ -83,7 +83,7 @@ class Call:
         """What is wrong with it; nothing is called."""
         found: list[Problem] = []
         try:
-            checked(imported(self.call), self, place, found, late=late)
+            checked_arguments(imported(self.call), self, place, found, late=late)
         except ConfigError as error:
             found.append(Problem((*place, CALL), str(error)))
         return found
@@ -95,7 +95,9 @@ class Call:
         )
 
 
-def checked(target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0) -> dict[str, Any]:
+def checked_arguments(
+    target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0
+) -> dict[str, Any]:
     """The arguments as `target` takes them: by its signature, with calls inside as `Call`.
 
     Args:

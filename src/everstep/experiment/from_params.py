@@ -17,7 +17,7 @@ from everstep.experiment.opening import findable
 from everstep.experiment.params import Params, checked, checked_validations
 from everstep.experiment.params_loading import chosen, index_of, run_dir_of, source
 from everstep.experiment.params_task import Example, ParamsTask, data_of, tagged
-from everstep.experiment.recorded import Recorded, restored
+from everstep.experiment.recorded import ParamsRecord, restored
 from everstep.experiment.tested import recording_test
 from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, located, to_read
@@ -119,7 +119,7 @@ class _Runs:
             raise ConfigError(
                 "save_params.host and port differ, and what trains together is in one index; give one"
             )
-        records = [Recorded(each, git=not skip_check) for each in models]
+        records = [ParamsRecord(each, git=not skip_check) for each in models]
         if not skip_check:
             for folder in dict.fromkeys(folder for each in records for folder in each.code):
                 note_uncommitted(folder)
@@ -139,7 +139,7 @@ class _Runs:
 
 
 def _trainer(
-    tree: Params, run_dir: Path, record: Recorded, data: Any, example: Example, on_change: str
+    tree: Params, run_dir: Path, record: ParamsRecord, data: Any, example: Example, on_change: str
 ) -> Trainer:
     save, training = tree["save_params"], tree["train_params"]
     seed = tree["model_params"]["seed"]
@@ -292,8 +292,6 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
         ]
 
 
-
-
 def recorded_params(run_dir: str | Path) -> Params:
     """The parameters of a run, as its newest start recorded them: `train_from_params` makes it again.
 
@@ -367,7 +365,7 @@ def _tested(given: Mapping[str, Any], dont_run: bool, skip_check: bool) -> Any:
     path = source(tree["load_params"], save)
     if path is None:
         raise ConfigError("load_params say no checkpoint to test; give exp_id, query or from_ckpt")
-    record = Recorded(tree, git=not skip_check)
+    record = ParamsRecord(tree, git=not skip_check)
     none = dict.fromkeys(("train_params", "loss_params", "learning_rate_params", "optimizer_params"))
     data = {
         name: data_of(one["data_params"], f"validation_params.{name}.data_params", shuffle=False)

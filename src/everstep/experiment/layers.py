@@ -122,11 +122,11 @@ def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layer
             raise ConfigError(f"{file} holds {layer.tree!r}; give keys and values, as in  seed: 7")
         layers.lay(layer)
     for override in overrides:
-        layers.lay(_override(override))
+        layers.lay(_overriding(override))
     return layers
 
 
-def _override(text: str) -> Layers:
+def _overriding(text: str) -> Layers:
     keys, given = assignment(text, f"override {text!r}")
     tree = given.tree
     for key in reversed(keys):

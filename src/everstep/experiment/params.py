@@ -30,7 +30,7 @@ class Key(NamedTuple):
     default: Any = NEEDED
 
 
-class Call(NamedTuple):
+class FunctionSection(NamedTuple):
     """A dictionary of a function and its arguments.
 
     Attributes:
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 class Section(NamedTuple):
     """A dictionary with certain keys; those of `gone` are answered."""
 
-    keys: Mapping[str, Key | Call | Section]
+    keys: Mapping[str, Key | FunctionSection | Section]
     default: Any = NEEDED
     gone: Mapping[str, str] = {}
 
@@ -107,7 +107,7 @@ def _is_mapping_of_texts(value: Any) -> bool:
     )
 
 
-_LOCATION: dict[str, Key | Call | Section] = {
+_LOCATION: dict[str, Key | FunctionSection | Section] = {
     "host": _text(None),
     "port": _whole(None),
     "dbname": _text(None),
@@ -137,19 +137,19 @@ TEST_SAVE = Section(
     gone={name: "a test trains nothing" for name in SAVE.keys if name not in (*_LOCATION, "do_save")},
 )
 _DEVICES = "one process, one device; several processes come with torchrun"
-MODEL = Call(
+MODEL = FunctionSection(
     keys={"seed": _whole(0, 0)},
     names=("inputs", "train", "seed"),
 )
 TRAIN = Section(
     {
-        "data_params": Call(keys={"batch_size": _whole()}, names=("batch_size",)),
-        "targets": Call(positions=2, default=None),
+        "data_params": FunctionSection(keys={"batch_size": _whole()}, names=("batch_size",)),
+        "targets": FunctionSection(positions=2, default=None),
         "validate_first": _flag(True),
         "thres_loss": _number(100),
         "num_steps": _whole(None),
         "minibatch_size": _whole(None),
-        "train_loop": Call(positions=2, default=None),
+        "train_loop": FunctionSection(positions=2, default=None),
     },
     gone={"queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers"},
 )
@@ -164,8 +164,8 @@ LOSS = Section(
     default=None,
     gone={"loss_per_case_func": "it is loss_func", "targets": "it is pred_targets"},
 )
-LEARNING_RATE = Call(names=("global_step",), default=None)
-OPTIMIZER = Call(
+LEARNING_RATE = FunctionSection(names=("global_step",), default=None)
+OPTIMIZER = FunctionSection(
     key="optimizer",
     keys={
         "optimizer_class": _function(None),
@@ -178,8 +178,8 @@ OPTIMIZER = Call(
 )
 VALIDATION = Section(
     {
-        "data_params": Call(),
-        "targets": Call(positions=2),
+        "data_params": FunctionSection(),
+        "targets": FunctionSection(positions=2),
         "num_steps": _whole(None),
         "agg_func": _function(None),
         "online_agg_func": _function(None),
@@ -200,7 +200,7 @@ LOAD = Section(
 )
 
 
-def checked(what: Key | Call | Section, given: Any, place: str) -> Any:
+def checked(what: Key | FunctionSection | Section, given: Any, place: str) -> Any:
     """`given` with every default filled in; `place` is its path in messages.
 
     Raises:
@@ -229,13 +229,15 @@ def _section(section: Section, given: Mapping[str, Any], place: str) -> Params:
     return _filled(section.keys, given, place)
 
 
-def _filled(keys: Mapping[str, Key | Call | Section], given: Mapping[str, Any], place: str) -> Params:
+def _filled(
+    keys: Mapping[str, Key | FunctionSection | Section], given: Mapping[str, Any], place: str
+) -> Params:
     return {
         name: checked(what, given.get(name, what.default), f"{place}.{name}") for name, what in keys.items()
     }
 
 
-def _call(call: Call, given: Mapping[str, Any], place: str) -> Params:
+def _call(call: FunctionSection, given: Mapping[str, Any], place: str) -> Params:
     function = checked(_function(), given.get(call.key, NEEDED), f"{place}.{call.key}")
     own = {name: value for name, value in _filled(call.keys, given, place).items() if value is not None}
     arguments = {name: value for name, value in given.items() if name not in (call.key, *call.keys)}

@@ -20,7 +20,7 @@ _ABOUT = ("source", "version", "commit", "dirty")
 _PATTERN = {"regex", "flags"}
 
 
-class Recorded:
+class ParamsRecord:
     """A tree of parameters as JSON.
 
     Args:
@@ -109,7 +109,7 @@ def _is_pattern(tree: Mapping[str, Any]) -> bool:
 
 
 def restored(tree: Any, place: str = "") -> Any:
-    """The inverse of `Recorded`.
+    """The inverse of `ParamsRecord`.
 
     Raises:
         ConfigError: a function is not to be found by its path.

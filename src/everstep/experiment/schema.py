@@ -9,7 +9,7 @@ from typing import Any
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, Problem, checked
+from everstep.experiment.calls import Call, Problem, checked_arguments
 from everstep.experiment.experiment import SCHEDULES, Experiment
 from everstep.experiment.layers import Place, dotted
 
@@ -123,7 +123,7 @@ class ExperimentConfig:
             if name not in SCHEDULES:
                 raise ConfigError(f"schedules has {name!r}, which is none; {nearest(name, SCHEDULES)}")
             method = getattr(Experiment, name)
-            checked(method, Call(name, arguments), ("schedules", name), problems, late=1)
+            checked_arguments(method, Call(name, arguments), ("schedules", name), problems, late=1)
         if problems:
             raise ConfigError("; ".join(f"{dotted(place)}: {text}" for place, text in problems))
         if "train" not in self.streams:

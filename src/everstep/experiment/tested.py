@@ -14,7 +14,7 @@ from everstep.contracts import EvalStep
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.predictions import npz
-from everstep.experiment.recorded import Recorded
+from everstep.experiment.recorded import ParamsRecord
 from everstep.record import Evaluation, RunDir, RunJournal, record_evaluation, recording, to_read
 from everstep.record.evaluation import Recording
 from everstep.supervisor import Loaded
@@ -75,7 +75,7 @@ class _OwnRecord(TestRecord):
 
 @contextmanager
 def recording_test(
-    run_dir: Path | None, where: Loaded, seed: int, record: Recorded, frequency: int | None
+    run_dir: Path | None, where: Loaded, seed: int, record: ParamsRecord, frequency: int | None
 ) -> Iterator[TestRecord]:
     """The record of a test, while it lasts.
 
