@@ -151,8 +151,8 @@ class ServiceBoard:
                 )
             if not isinstance(outcome.metrics, Mapping):
                 raise UsageError(
-                    f"service {service.name!r} returned {outcome!r}, whose metrics are no dictionary; what "
-                    "is to be done is given by name: everstep.Outcome(actions=(...,))"
+                    f"service {service.name!r} returned {outcome!r}, whose metrics are no dictionary; give "
+                    "what is to be done by name: everstep.Outcome(actions=(...,))"
                 )
             wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
