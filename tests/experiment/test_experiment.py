@@ -445,6 +445,20 @@ def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureF
     assert kept.step == 16 and kept.digest == undisturbed.digest
 
 
+def test_keep_leaves_the_services_in_their_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    services = (
+        "services=[{EarlyStop: {metric: valid/loss, patience: 9}}, Evaluate, "
+        "{StopAfter: {steps: 90}}, {Throughput: {samples: 2}}]"
+    )
+    opened(file, services).train()
+    capsys.readouterr()
+    opened(file, services, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="keep").train()
+    said = capsys.readouterr().out
+    assert "config.trainer.max_epoch: stored 3, given 4" in said and "config.services" not in said
+    override = ["services.0.EarlyStop.patience=8", "trainer.max_epoch=5"]
+    assert open_run("runs/tiny", override, on_change="override").train().ending.step == 20
+
+
 def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = opened(file).train().ending
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
@@ -452,6 +466,36 @@ def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.Captu
     assert "config.optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
     assert now.step == 16 and now.digest != first.digest
     assert opened(file, *changed).train().ending.digest == now.digest  # it is the run's now
+
+
+def test_a_start_without_a_step_leaves_the_record_as_it_is(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = opened(file).train().ending
+    again = opened(file, "optimizer.lr=0.2", "seed=8", on_change="override").train().ending
+    assert again.digest == first.digest
+    said = capsys.readouterr().out
+    assert "not used, nor recorded:\n" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
+    assert "used as given" not in said
+    facts = RunJournal("runs/tiny").facts()
+    assert (facts["config"]["optimizer"]["lr"], facts["config"]["seed"], facts["seed"]) == (0.1, 7, 7)
+    assert open_run("runs/tiny", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
+
+
+def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = opened(file, "trainer.max_epoch=1").train().ending
+    changed = opened(file, "optimizer.lr=0.2", "project=p", on_change="override")
+    changed.trainer.task.train_step = None
+    with pytest.raises(TypeError):
+        changed.train()
+    assert RunJournal("runs/tiny").facts()["config"]["optimizer"]["lr"] == 0.2
+    found = open_run("runs/tiny", skip_check=True)
+    assert "what it changed is left out: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().err
+    assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, "p")
+    assert found.train().ending.resumed_from is not None
+    assert first.step == 4 and open_run("runs/tiny").tree == found.tree
 
 
 def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -398,6 +398,9 @@ def test_at_its_own_place_a_changed_model_is_never_silent(trained: Path) -> None
         train(model_params__dropout=0.5)
     changed = {**params(model_params__dropout=0.5), "on_change": "override", "skip_check": True}
     assert everstep.train_from_params(**changed).step == 20
+    changed = {**params(model_params__dropout=0.25), "on_change": "override", "skip_check": True}
+    assert everstep.train_from_params(**changed).step == 20  # no step is run with it
+    assert RunJournal(trained).facts()["config"]["model_params"]["dropout"] == 0.5
 
 
 # ---------------------------------------------------------------------------------------- queries

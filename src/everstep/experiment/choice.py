@@ -58,9 +58,9 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
     checkpoint = find_checkpoint(located(run_dir), print) if on_change in ("keep", "fork") else None
     meta: Any = None if checkpoint is None else checkpoint.meta
     if checkpoint is not None and meta.get("config"):
-        changes = _touching(meta["config"], resolved.tree)
+        changes = touching(meta["config"], resolved.tree)
         if changes and on_change == "keep":
-            kept = _kept(meta["config"], resolved.tree)
+            kept = resolve(ExperimentConfig, base=kept_tree(meta["config"], resolved.tree))
             say = partial(print, f"kept as stored:{told(changes).rstrip('. ')}")
             return Choice(kept, run_dir, _inherited(run_dir), say)
         if changes:
@@ -69,7 +69,7 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
     return Choice(resolved, run_dir, options | _inherited(run_dir))
 
 
-def _touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
+def touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
     """The differences that touch the training; of the services, those among what controls it."""
     free = [path for path in configuration(given).free if path != "services"]
     config = Configuration(given, tuple(free))
@@ -77,26 +77,28 @@ def _touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Diffe
     return [each for each in differences(*both) if not config.is_free(each.path)]
 
 
-def _controllers(tree: Mapping[str, Any], controlling: bool = True) -> list[Any]:
-    """The services of a config that control the training, or those that only look."""
-    return [
-        each
-        for each in tree.get("services") or ()
-        if bool(getattr(imported(ServiceCall.of(each).call), "controller", True)) == controlling
-    ]
+def _controllers(tree: Mapping[str, Any]) -> list[Any]:
+    """The services of a config that control the training; the others only look."""
+    return [each for each in tree.get("services") or () if _controls(each)]
 
 
-def _kept(stored: dict[str, Any], given: dict[str, Any]) -> Resolved[ExperimentConfig]:
-    """The stored config, with what touches no step from the given one."""
-    tree = copy.deepcopy(stored)
+def _controls(service: Any) -> bool:
+    return bool(getattr(imported(ServiceCall.of(service).call), "controller", True))
+
+
+def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored config, with what touches no step from the given one; services in the given order."""
+    tree = copy.deepcopy(dict(stored))
     for path in free(ExperimentConfig):
         *above, name = path.split(".")
         ours, theirs = tree, given
         for part in above:
             ours, theirs = ours.setdefault(part, {}), theirs[part]
         ours[name] = theirs[name]
-    tree["services"] = _controllers(given, controlling=False) + _controllers(stored)
-    return resolve(ExperimentConfig, base=tree)
+    controlling = iter(_controllers(stored))
+    services = [next(controlling, None) if _controls(each) else each for each in given.get("services") or ()]
+    tree["services"] = [each for each in (*services, *controlling) if each is not None]
+    return tree
 
 
 # ------------------------------------------------------------------------------------------ forks
@@ -150,5 +152,5 @@ def _facts(run_dir: Path) -> dict[str, Any]:
 
 def _digest(tree: Mapping[str, Any]) -> str:
     """Of what touches the training."""
-    leaves = [[str(each.path), each.given] for each in _touching({}, tree)]
+    leaves = [[str(each.path), each.given] for each in touching({}, tree)]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())

@@ -8,14 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from everstep.checkpoint import Store, find_checkpoint
 from everstep.errors import ConfigError
 from everstep.experiment.calls import Call
-from everstep.experiment.choice import OnChange, choose, configuration
+from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, touching
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import Experiment
 from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunJournal, to_read
 from everstep.supervisor import InitFrom
+from everstep.supervisor.configuration import told
 from everstep.trainer import Trainer
 from everstep.trainer.modes import RunResult
 
@@ -164,7 +166,6 @@ def open_run(
         ConfigError: the run has no config: it was not made by an experiment.
     """
     tree, code = stored(run_dir)
-    findable(code)
     if profile is None and default_profile in (tree.get("profiles") or {}):
         profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
@@ -172,19 +173,43 @@ def open_run(
 
 
 def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """A run's config, of its newest start, and the folders of its code.
+    """A run's config, of its newest start, and the folders of its code, where Python now finds modules.
+
+    Of a start with another config that has saved nothing only what touches no step counts: what is stored
+    in the checkpoint was trained otherwise.
 
     Raises:
         ConfigError: it has none.
     """
-    facts = RunJournal(to_read(run_dir)).facts()
+    run_dir = to_read(run_dir)
+    starts = list(RunJournal(run_dir).events("segment", valid=False))
+    facts = starts[-1].data.get("facts", {}) if starts else {}
     tree = facts.get("config") or {}
     if "task" not in tree or "streams" not in tree:
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"
         )
-    return tree, tuple(map(Path, facts.get("code") or ()))
+    code = tuple(map(Path, facts.get("code") or ()))
+    findable(code)
+    return _trained(tree, run_dir, starts[-1].segment), code
+
+
+def _trained(tree: dict[str, Any], run_dir: Path, segment: int) -> dict[str, Any]:
+    """The config that start number `segment` recorded, as far as the newest checkpoint agrees."""
+    newest = Store(run_dir, 0, lambda _: None).facts()[-1:]
+    if not newest or newest[0].segment == segment:
+        return tree
+    checkpoint = find_checkpoint(run_dir, lambda _: None)
+    meta: Any = None if checkpoint is None else checkpoint.meta
+    if meta is None or not meta.get("config") or not (changes := touching(meta["config"], tree)):
+        return tree
+    print(
+        f"note: the newest start of {run_dir} saved nothing, and what it changed is left out:"
+        f"{told(changes).rstrip('. ')}",
+        file=sys.stderr,
+    )
+    return kept_tree(meta["config"], tree)
 
 
 def findable(folders: Iterable[Path]) -> None:

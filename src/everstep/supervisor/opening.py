@@ -72,6 +72,7 @@ class Recovered:
         services, streams, wall: those branches of the saved tree.
         open: the services that the checkpoint's boundary has still to run; none, but where an interruption
             left it inside an evaluation.
+        kept: facts that the record keeps as they are stored, since no step is run by what was given.
     """
 
     progress: Progress
@@ -89,6 +90,7 @@ class Recovered:
     last_values: dict[str, float] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.step, self.epoch = self.progress.step, self.progress.epoch
@@ -203,7 +205,7 @@ class Opening:
                 progress.stop = stop = None
         meta: Any = checkpoint.meta
         user.check(tree["user"], f"checkpoint {checkpoint.path}")
-        changed = self._compare(progress, board, user, meta, reopened)
+        changed, kept = self._compare(progress, board, user, meta, reopened)
         for name, entry in user.entries.items():
             if names := dropped(entry, tree["user"][name]):
                 self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
@@ -238,6 +240,7 @@ class Opening:
             last_steps=meta.get("metric_steps", {}),
             wall=tree["wall"],
             open=meta.get("open", []),
+            kept=kept,
         )
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
@@ -279,11 +282,11 @@ class Opening:
 
     def _compare(
         self, progress: Progress, board: ServiceBoard, user: UserState, meta: Any, reopened: str | None
-    ) -> dict[str, list[str]]:
+    ) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """What was given against what is stored, wherever it changes training.  Never silent.
 
         Returns:
-            By entry of the state, the options that are to be used as given.
+            By entry of the state, the options that are to be used as given; facts that stay as stored.
         """
         found, free = self._config_changes(meta.get("config"))
         strict = bool(found)
@@ -302,12 +305,16 @@ class Opening:
                     changed.setdefault(entry, []).append(name)
                     found.append(Difference(f"state {entry!r}: {name}", was, now))
         if not found or self._start.on_change == "override" or (reopened is not None and not strict):
+            if found and progress.stop is not None:
+                self._say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
+                stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
+                return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
             if found or free:
                 changes = told([*found, *free]).rstrip(". \n")
                 self._say(f"changed since the checkpoint, and used as given:{changes}")
             if self._start.seed is not None:
                 progress.seed = self._start.seed
-            return changed
+            return changed, {}
         raise ChangedError(
             f"this differs from the run in {self.run_dir.path}:{told(found)}",
             'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
@@ -362,6 +369,7 @@ class Opening:
         config = self._start.config or Configuration({})
         facts = config.facts(recovered.progress.seed, board)
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
+        facts |= recovered.kept
         facts["resumed_from"] = recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")
         return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
