@@ -95,11 +95,12 @@ def test_compare_shows_where_the_configs_differ(here: Path) -> None:
     facts = {name: list(values.values()) for name, values in found["facts"].items()}
     assert {name: values for name, values in facts.items() if name.startswith("config.")} == {
         "config.task.scale": [1.0, 2],
-        "config.services.0.Evaluate.num_steps": [None, 1],
+        "config.services.0.Evaluate.num_steps": [-1, 1],
         "config.streams.more.call": [None, "tiny_experiment:noise"],
+        "config.streams.more.count": [None, 4],
     }
     told, _ = everstep("compare", "tiny", "runs/other", cwd=here)
-    assert re.search(r"\n  config.services.0.Evaluate.num_steps +- +1\n", told)
+    assert re.search(r"\n  config.services.0.Evaluate.num_steps +-1 +1\n", told)
 
 
 def test_queries_find_the_config(trained: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_experiment
 import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
 from everstep.errors import ChangedError, ConfigError, NoCheckpointError, UsageError
-from everstep.experiment import ExperimentConfig, open_config, open_run, resolve
+from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.opening import Configured, stored
 from everstep.record import RunDir, RunJournal
@@ -267,7 +268,8 @@ def test_a_config_makes_the_experiment(file: Path) -> None:
 def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     first = opened(file, "optimizer.lr=1e-2", run_dir="runs/first").train().ending
     tree, code = stored("runs/first")
-    assert tree["optimizer"] == {"call": "tiny_experiment:Momentum", "lr": 0.01} and code == (file.parent,)
+    assert tree["optimizer"] == {"call": "tiny_experiment:Momentum", "lr": 0.01, "decay": 0.9}
+    assert code == (file.parent,)
     assert resolve(ExperimentConfig, base=tree).tree == tree
     Path("again.yaml").write_text(everstep.experiment.as_yaml(tree))
     assert opened(Path("again.yaml"), run_dir="runs/again").train().ending.digest == first.digest
@@ -435,6 +437,24 @@ def test_a_changed_config_is_refused_with_a_table(file: Path) -> None:
         "  config.task.scale: stored 1.0, given 2.0",
         "  config.optimizer.lr: stored 0.1, given 0.2",
     ]
+
+
+def test_a_changed_default_is_a_change_and_one_that_was_never_recorded_is_none(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(Call, "completed", lambda self, *_: self)  # as runs were recorded before
+        opened(file, "trainer.max_epoch=1").train()
+    assert "decay" not in RunJournal("runs/tiny").facts()["config"]["optimizer"]
+    capsys.readouterr()
+    opened(file, "trainer.max_epoch=2").train()
+    said = capsys.readouterr().out
+    assert "used as given: config.trainer.max_epoch: stored 1, given 2\n" in said
+    assert opened(file, on_change="fork").run_dir == Path("runs/tiny")
+    monkeypatch.setattr(tiny_experiment.Momentum.__init__, "__defaults__", (0.1, 0.8))
+    with pytest.raises(ChangedError, match=r"config\.optimizer\.decay: stored 0\.9, given 0\.8"):
+        opened(file).train()
+    assert open_run("runs/tiny", skip_check=True).trainer.task.optimizer.decay == 0.9
 
 
 def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,19 @@ def needs(first: object, scale: float) -> tuple[object, float]:
 
 def by_position(value: float, /, scale: float = 1.0) -> float:
     return value * scale
+
+
+def odd(
+    a: int = None,  # type: ignore[assignment]  # noqa: RUF013
+    b: float = 1,
+    c: tuple[int, ...] = (1, 2),
+    d: float = math.inf,
+    e: object = object,
+    *,
+    f: dict[str, float] = {"x": 0.5},  # noqa: B006
+    **more: object,
+) -> list[object]:
+    return [a, b, c, d, e, f, more]
 
 
 def anything(**arguments: object) -> Mapping[str, object]:
@@ -152,7 +166,7 @@ def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
     plain, profiled = (resolve(ExperimentConfig, base=tree, profile=p).config for p in (None, "eval"))
     assert [service.name for service in plain.services] == ["Evaluate", "Best"]
     assert [service.name for service in profiled.services] == ["Console"]
-    assert profiled.streams["train"].arguments == {"width": 5} and profiled.task == plain.task
+    assert profiled.streams["train"].arguments["width"] == 5 and profiled.task == plain.task
     with pytest.raises(ConfigError, match="no profile 'evl'; did you mean 'eval'"):
         resolve(ExperimentConfig, base=tree, profile="evl")
 
@@ -169,7 +183,7 @@ def test_a_call_gets_its_arguments_with_the_types_of_its_signature() -> None:
     net = made()
     assert (net.width, net.layer, net.act(0.0)) == (3, Layer(2, (1.0, 2.0)), 0.0)
     assert (net.every, net.inner.width, net.parts[0].width) == (Every(steps=5), 4, 1)
-    assert given(f"net={HERE}:Net").net == Call(f"{HERE}:Net")
+    assert given(f"net={HERE}:Net").net == given(f"net={{call: {HERE}:Net, width: 1}}").net
     assert Call(f"{HERE}:anything", {"a": 1})() == {"a": 1}
     assert Call("builtins:dict", {"a": 1})() == {"a": 1}  # written in C
 
@@ -181,6 +195,21 @@ def test_what_comes_late_is_not_the_configs() -> None:
     assert late is not None and late("first") == ("first", 2.0)
     with pytest.raises(ConfigError, match="has no argument 'first'"):
         given(f"late={{call: {HERE}:needs, scale: 2, first: 1}}")
+
+
+def test_the_plain_defaults_of_calls_are_filled_in_and_are_what_python_would_take() -> None:
+    found = resolve(Config, (), [f"net={HERE}:odd"])
+    assert found.tree["net"] == {"call": f"{HERE}:odd", "a": None, "b": 1, "c": [1, 2], "f": {"x": 0.5}}
+    assert resolve(Config, base=found.tree) == found
+    assert found.defaults == ("net.a", "net.b", "net.c", "net.f")
+    assert found.config.net is not None
+    called = found.config.net()
+    assert called == odd() and type(called[1]) is int and called[2] == (1, 2)
+    given = resolve(Config, (), [f"net={{call: {HERE}:odd, b: 1.0, d: 2, g: {{call: {HERE}:odd}}}}"])
+    assert "net.b" not in given.defaults and "net.g.b" in given.defaults
+    assert given.tree["net"]["d"] == 2 and given.tree["net"]["g"]["c"] == [1, 2]
+    late = resolve(Config, (), [f"late={{call: {HERE}:needs, scale: 2}}"]).tree["late"]
+    assert late == {"call": f"{HERE}:needs", "scale": 2}
 
 
 @pytest.mark.parametrize(

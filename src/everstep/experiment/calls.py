@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -63,6 +64,24 @@ class Call:
         """As `of` takes it."""
         return {CALL: self.call, **self.arguments}
 
+    def inside(self, place: Place) -> Place:
+        """Where its arguments stand, if it stands at `place`."""
+        return place
+
+    def completed(self, place: Place, at_default: list[Place], late: int = 0) -> Call:
+        """With the defaults of its signature that are plain values as arguments, and calls inside so, too.
+
+        Args:
+            at_default: takes the place of each argument that is the default, given or not.
+            late: how many positional arguments come from elsewhere.
+        """
+        place = self.inside(place)
+        defaults = _plain_defaults(_named(imported(self.call), late))
+        arguments = {n: _completed(v, (*place, n), at_default) for n, v in self.arguments.items()}
+        found = arguments | {name: value for name, value in defaults.items() if name not in arguments}
+        at_default += [(*place, n) for n, value in defaults.items() if _same(found[n], value)]
+        return type(self)(self.call, found)
+
     def __call__(self, *late: Any) -> Any:
         """Call it.
 
@@ -82,6 +101,7 @@ class Call:
     def problems(self, place: Place, late: int = 0) -> list[Problem]:
         """What is wrong with it; nothing is called."""
         found: list[Problem] = []
+        place = self.inside(place)
         try:
             checked_arguments(imported(self.call), self, place, found, late=late)
         except ConfigError as error:
@@ -107,12 +127,16 @@ def checked_arguments(
     if not callable(target):
         problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
         return {}
+    named = _named(target, late)
+    defaults = _plain_defaults(named)
     who = getattr(target, "__name__", call.call)
     annotations = _inherited(target) | {each.name: each.annotation for each in _parameters(target) or ()}
     arguments = {}
     wrong = dict(misfits(target, call.arguments, late))
     for name, value in call.arguments.items():
-        if name not in wrong:
+        if name in defaults and _same(value, defaults[name]):
+            arguments[name] = named[name].default  # whatever its type is said to be
+        elif name not in wrong:
             arguments[name] = _converted(annotations.get(name, Any), value, (*place, name), problems)
     for name, fault in wrong.items():
         at = (*place, name) if name in call.arguments else place
@@ -184,6 +208,47 @@ def _inherited(target: Any) -> dict[str, Any]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def _named(target: Any, late: int) -> dict[str, inspect.Parameter]:
+    """The parameters that a config may give by name, after `late` others; none without a signature."""
+    parameters = _parameters(target) or []
+    return {p.name: p for p in parameters[late:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _plain_defaults(named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The defaults that a config can hold."""
+    return {name: _plain(p.default) for name, p in named.items() if _is_plain(p.default)}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return CALL not in value and all(type(k) is str and _is_plain(part) for k, part in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether they are written alike: 1 is neither 1.0 nor true."""
+    return _is_plain(value) and json.dumps(value, sort_keys=True) == json.dumps(default, sort_keys=True)
+
+
+def _completed(value: Any, place: Place, at_default: list[Place]) -> Any:
+    """With each call in it completed."""
+    if isinstance(value, Mapping) and CALL in value:
+        return Call.of(value).completed(place, at_default).tree()
+    if isinstance(value, Mapping):
+        return {key: _completed(each, (*place, key), at_default) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_completed(each, (*place, at), at_default) for at, each in enumerate(value)]
+    return value
 
 
 def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from everstep.experiment.config import Resolved, free, resolve
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
-from everstep.supervisor.configuration import Configuration, Difference, differences, told
+from everstep.supervisor.configuration import Configuration, Difference, told
 
 OnChange = Literal["error", "keep", "override", "fork"]
 
@@ -40,9 +40,9 @@ class Choice:
     begin: Callable[[], object] = lambda: None
 
 
-def configuration(tree: Mapping[str, Any], code: tuple[Path, ...] = ()) -> Configuration:
+def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
     """A config as runs record it."""
-    return Configuration(tree, tuple(free(ExperimentConfig)), code)
+    return Configuration(resolved.tree, tuple(free(ExperimentConfig)), code, resolved.defaults)
 
 
 def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnChange) -> Choice:
@@ -58,7 +58,7 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
     checkpoint = find_checkpoint(located(run_dir), print) if on_change in ("keep", "fork") else None
     meta: Any = None if checkpoint is None else checkpoint.meta
     if checkpoint is not None and meta.get("config"):
-        changes = touching(meta["config"], resolved.tree)
+        changes = touching(meta["config"], resolved)
         if changes and on_change == "keep":
             kept = resolve(ExperimentConfig, base=kept_tree(meta["config"], resolved.tree))
             say = partial(print, f"kept as stored:{told(changes).rstrip('. ')}")
@@ -69,17 +69,22 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
     return Choice(resolved, run_dir, options | _inherited(run_dir))
 
 
-def touching(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
+def touching(stored: Mapping[str, Any], given: Resolved[ExperimentConfig]) -> list[Difference]:
     """The differences that touch the training; of the services, those among what controls it."""
-    free = [path for path in configuration(given).free if path != "services"]
-    config = Configuration(given, tuple(free))
-    both = ({**tree, "services": _controllers(tree)} for tree in (stored, given))
-    return [each for each in differences(*both) if not config.is_free(each.path)]
+    config = configuration(given)
+    config = replace(
+        config,
+        tree={**given.tree, "services": _controllers(given.tree)},
+        free=tuple(path for path in config.free if path != "services"),
+    )
+    changes = config.changes({**stored, "services": _controllers(stored)})
+    return [each for each in changes if not config.is_free(each.path)]
 
 
 def _controllers(tree: Mapping[str, Any]) -> list[Any]:
-    """The services of a config that control the training; the others only look."""
-    return [each for each in tree.get("services") or () if _controls(each)]
+    """The services of a config that control the training, every default filled in; the others only look."""
+    services = tree.get("services") or ()
+    return [ServiceCall.of(each).completed((), []).tree() for each in services if _controls(each)]
 
 
 def _controls(service: Any) -> bool:
@@ -111,7 +116,7 @@ def _fork(resolved: Resolved[ExperimentConfig], run_dir: Path, checkpoint: Check
         "path": str(checkpoint.path.absolute()),
         "checkpoint": str(checkpoint.name),
     }
-    about = {"parent": parent, "config": _digest(resolved.tree)}
+    about = {"parent": parent, "config": _digest(resolved)}
     number = 1
     while (folder := run_dir.with_name(f"{run_dir.name}-fork-{number}")) and (facts := _facts(folder)):
         same_run = facts.get("parent", {}).get("run") == parent["run"]
@@ -150,7 +155,7 @@ def _facts(run_dir: Path) -> dict[str, Any]:
     return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
 
 
-def _digest(tree: Mapping[str, Any]) -> str:
+def _digest(resolved: Resolved[ExperimentConfig]) -> str:
     """Of what touches the training."""
-    leaves = [[str(each.path), each.given] for each in touching({}, tree)]
+    leaves = [[str(each.path), each.given] for each in touching({}, replace(resolved, defaults=()))]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())

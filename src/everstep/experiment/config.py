@@ -15,6 +15,8 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,11 +38,14 @@ class Resolved(Generic[T]):
 
     Attributes:
         config: an object of the schema.
-        tree: the same as plain JSON values, every default filled in; it resolves to the same again.
+        tree: the same as plain JSON values, every default filled in, those of the signatures of calls, too,
+            that are plain values; it resolves to the same again.
+        defaults: the dotted paths of what calls take by default anyway.
     """
 
     config: T
     tree: dict[str, Any]
+    defaults: tuple[str, ...] = ()
 
 
 def resolve(
@@ -85,7 +90,15 @@ def resolve(
             problems += call.problems(place, late)
     if problems:
         raise ConfigError(_told(problems, layers))
-    return Resolved(config, adapter.dump_python(config, mode="json"))
+    tree, at_default = adapter.dump_python(config, mode="json"), list[Place]()
+    for place, call, late in calls(config):
+        _put(tree, place, call.completed(place, at_default, late).tree())
+    return Resolved(adapter.validate_python(tree), tree, tuple(map(dotted, at_default)))
+
+
+def _put(tree: Any, place: Place, value: Any) -> None:
+    *above, last = place
+    reduce(getitem, above, tree)[last] = value
 
 
 def _with_profile(layers: Layers, name: str) -> Layers:

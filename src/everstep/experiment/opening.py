@@ -60,7 +60,7 @@ class Configured(Experiment):
             chosen.run_dir,
             services=config.services,
             seed=config.seed,
-            config=configuration(self.tree, code),
+            config=configuration(chosen.resolved, code),
             **chosen.options,
             **settings,
             **checks,
@@ -202,7 +202,10 @@ def _trained(tree: dict[str, Any], run_dir: Path, segment: int) -> dict[str, Any
         return tree
     checkpoint = find_checkpoint(run_dir, lambda _: None)
     meta: Any = None if checkpoint is None else checkpoint.meta
-    if meta is None or not meta.get("config") or not (changes := touching(meta["config"], tree)):
+    if meta is None or not meta.get("config"):
+        return tree
+    changes = touching(meta["config"], resolve(ExperimentConfig, base=tree))
+    if not changes:
         return tree
     print(
         f"note: the newest start of {run_dir} saved nothing, and what it changed is left out:"

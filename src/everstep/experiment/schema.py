@@ -60,9 +60,9 @@ class ServiceCall(Call):
         """As `of` takes it."""
         return {self.name: dict(self.arguments)}
 
-    def problems(self, place: Place, late: int = 0) -> list[Problem]:
-        """What is wrong with it; nothing is called."""
-        return super().problems((*place, self.name), late)
+    def inside(self, place: Place) -> Place:
+        """Where its arguments stand: below its name."""
+        return (*place, self.name)
 
 
 @dataclass

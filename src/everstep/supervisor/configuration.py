@@ -26,11 +26,14 @@ class Configuration:
         tree: a dictionary of JSON values; queries find them as `config.NAME`.
         free: dotted paths of what may change without touching the training: shown, and used as given.
         code: folders of the program, recorded, the first one's git state, too; none: the script's.
+        defaults: dotted paths of what the program would take by itself: a record without them, which is of
+            an earlier program, is not another one.
     """
 
     tree: Mapping[str, Json]
     free: tuple[str, ...] = ()
     code: tuple[Path, ...] = ()
+    defaults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, given: Any) -> Configuration | None:
@@ -53,7 +56,17 @@ class Configuration:
 
     def is_free(self, path: str) -> bool:
         """Whether a change at a dotted path touches no step of the training."""
-        return any(path == free or path.startswith(f"{free}.") for free in self.free)
+        return _below(path, self.free)
+
+    def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
+        """The `differences` from a stored tree, but those of a default that is not stored."""
+        found = differences(stored, self.tree)
+        return [each for each in found if each.stored != NONE or not _below(each.path, self.defaults)]
+
+
+def _below(path: str, places: Iterable[str]) -> bool:
+    """Whether a dotted path is one of some places, or inside one."""
+    return any(path == place or path.startswith(f"{place}.") for place in places)
 
 
 class Difference(NamedTuple):

@@ -25,7 +25,7 @@ from everstep.record import (
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.configuration import NONE, Configuration, Difference, differences, told
+from everstep.supervisor.configuration import NONE, Configuration, Difference, told
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
@@ -328,7 +328,7 @@ class Opening:
             return [], []
         touching: list[Difference] = []
         free: list[Difference] = []
-        for each in differences(stored, given.tree):
+        for each in given.changes(stored):
             listed = free if given.is_free(each.path) else touching
             listed.append(each._replace(path=f"config.{each.path}"))
         return touching, free
