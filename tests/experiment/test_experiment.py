@@ -354,8 +354,8 @@ def test_every_option_of_a_torch_task_may_be_the_configs(tmp_path: Path, task: s
         "autocast=half": "task.autocast: 'half' is a text; give 'bfloat16' or 'float16'",
         "clip={global_nrm: 1}": "task.clip.global_nrm: unknown key 'global_nrm'; did you mean 'global_norm'",
         "clip={norm: -1}": "norm=-1.0: give a positive number",
-        "accumulate=two": "task.accumulate: 'two' is a text; give a valid integer",
-        "compile=3": "task.compile: 3 is an integer; give",
+        "accumulate=two": "task.accumulate: 'two' is a text; give a whole number",
+        "compile=3": "task.compile: 3 is a whole number; give",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(said)):
             opened(file, f"task.{wrong}")

@@ -58,6 +58,14 @@ class Net:
         self.inner, self.parts = inner, parts
 
 
+class Rate:
+    """With types as those of torch's optimizers, and unions."""
+
+    def __init__(
+        self, lr: float | Net = 0.1, of: str | tuple[str, str] | None = None, net: Net | None = None
+    ) -> None: ...
+
+
 def needs(first: object, scale: float) -> tuple[object, float]:
     return first, scale
 
@@ -119,7 +127,6 @@ def test_files_lie_over_defaults_later_ones_over_earlier_ones(
         ("lr=1e-3", "lr", 1e-3),
         ("lr=1", "lr", 1.0),
         ("steps=null", "steps", None),
-        ("steps=", "steps", None),
         ("mode=max", "mode", "max"),
         ("layer.width=3", "layer", Layer(3)),
         ("layer={rates: [1]}", "layer", Layer(8, (1.0,))),
@@ -255,13 +262,27 @@ def test_every_service_of_the_door_has_its_name() -> None:
         ),
         ("layers:\n- {}\n- {widht: 4}\n", r"line 3: layers.1.widht: unknown key .* mean 'width'"),
         ("named:\n  a:\n    widht: 4\n", r"line 3: named.a.widht: unknown key .* mean 'width'"),
-        ("lr: fast\n", r"line 1: lr: 'fast' is a text; give a valid number"),
-        ("lr: '0.1'\n", r"line 1: lr: '0.1' is a text; give a valid number"),
-        ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give a valid integer"),
-        ("steps: true\n", r"line 1: steps: True is true or false; give a valid integer"),
+        ("lr: fast\n", r"line 1: lr: 'fast' is a text; give a number"),
+        ("lr: '0.1'\n", r"line 1: lr: '0.1' is a text; give a number, without quotes$"),
+        ("layers: 3\n", r"layers: 3 is a whole number; give a list$"),
+        (f"net: {{call: '{HERE}:Rate', lr: '1e-3'}}\n", r"net.lr: '1e-3' is a text; give a number, without"),
+        (
+            f"net: {{call: '{HERE}:Rate', of: [a, 3]}}\n",
+            r"line 1: net.of.1: 3 is a whole number; give a text$",
+        ),
+        (
+            f"net: {{call: '{HERE}:Rate', of: 3}}\n",
+            r"line 1: net.of: 3 is a whole number; give a text or a list$",
+        ),
+        (
+            f"net: {{call: '{HERE}:Rate', net: 3}}\n",
+            r"line 1: net.net: 3 is a whole number, and .* is asked for; give {call",
+        ),
+        ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give a whole number"),
+        ("steps: true\n", r"line 1: steps: True is true or false; give a whole number"),
         ("mode: mni\n", r"line 1: mode: 'mni' is a text; give 'min' or 'max'"),
-        ("layer: 3\n", r"line 1: layer: 3 is an integer; give"),
-        ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a text; give a valid number"),
+        ("layer: 3\n", r"line 1: layer: 3 is a whole number; give"),
+        ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a text; give a number"),
         ("net: 3\n", r"line 1: net: 3 names nothing to call; give {call: module:name"),
         ("net: {width: 3}\n", r"line 1: net: .*names nothing to call"),
         ("net: numpy\n", r"net.call: 'numpy' is no import path; give module:name"),
@@ -271,7 +292,7 @@ def test_every_service_of_the_door_has_its_name() -> None:
         (f"net:\n  call: {HERE}:Net\n  widht: 3\n", r"line 3: net.widht: Net\(\) has no .*mean 'width'"),
         (
             f"net:\n  call: {HERE}:Net\n  width: x\n",
-            r"line 3: net.width: 'x' is a text; give a valid integer",
+            r"line 3: net.width: 'x' is a text; give a whole number",
         ),
         (
             f"net: {{call: '{HERE}:Net', layer: {{widht: 1}}}}\n",
@@ -300,6 +321,14 @@ def test_a_mistake_is_told_with_its_place(write: Callable[..., str], text: str, 
         resolve(Config, [write(text)])
 
 
+def test_those_of_calls_are_told_with_the_others(write: Callable[..., str]) -> None:
+    text = f"lrr: 1\nnet: {{call: '{HERE}:Net', widht: 3}}\nlate: {HERE}:needs\nlayers: [{{}}, 3]\n"
+    with pytest.raises(ConfigError, match="4 things are wrong") as raised:
+        resolve(Config, [write(text)])
+    for said in ("line 1: lrr: ", "line 2: net.widht: ", "line 3: late: ", "line 4: layers.1: "):
+        assert said in str(raised.value)
+
+
 def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
     with pytest.raises(ConfigError, match="3 things are wrong") as raised:
         resolve(Config, [write("lr: x\nmod: min\n")], ["layer.width=y"])
@@ -316,12 +345,13 @@ def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
     [
         ("layer.widht=3", r"override 'layer.widht=3': layer.widht: unknown key .*did you mean 'width'"),
         ("layr.width=3", r"layr: unknown key 'layr'; did you mean 'layer'"),
-        ("lr.x=3", r"lr: {'x': 3} is a mapping; give a valid number"),
+        ("lr.x=3", r"lr: {'x': 3} is a mapping; give a number"),
         ("layers.2.width=3", r"layers: .*is a mapping; give"),
         ("lr", r"'lr' is no override; give PATH=VALUE"),
         ("lr=-.inf", r"override 'lr=-.inf', line 1: -inf is no number of JSON"),
         ("layers.²=3", r"layers: .*is a mapping; give"),
         (".lr=1", r"is no override"),
+        ("lr= ", r"override 'lr= ': there is no value; give one, null for none"),
         ("lr=[1", r"override 'lr=\[1', line 1: .*correct the YAML"),
     ],
 )

@@ -9,6 +9,8 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -337,17 +339,69 @@ def validated(
     try:
         return adapter.validate_json(json.dumps(value), strict=True, extra="forbid")
     except ValidationError as error:
-        problems += [_problem(each, value, schema, place) for each in error.errors()]
+        problems += _problems(error, value, schema, place)
         return None
 
 
-def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
+_WANTED = {
+    "a whole number": ("int_type", "int_parsing", "int_from_float"),
+    "a number": ("float_type", "float_parsing"),
+    "a text": ("string_type",),
+    "true or false": ("bool_type", "bool_parsing"),
+    "a list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
+    "a mapping": ("dict_type", "mapping_type", "dataclass_type", "dataclass_exact_type", "model_type"),
+    "null": ("none_required",),
+    "a path": ("path_type",),
+}
+"""In words, what pydantic's errors of type ask for."""
+
+
+def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
+    """What is wrong, a line for each place: the members of a union that it is none of are one mistake."""
+    wanted: dict[Place, list[str]] = {}
+    others = []
+    for each in error.errors():
+        word = next((word for word, types_ in _WANTED.items() if each["type"] in types_), None)
+        if word is not None:
+            wanted.setdefault(_inside(each["loc"], value), []).append(word)
+        elif each["type"] != "needs_python_object":  # an object that no config can hold
+            others.append(_problem(each, value, schema, place))
+    found = []
+    for inside, words in wanted.items():
+        if any(other[: len(inside)] == inside != other for other in wanted):
+            continue  # it is right so far as that
+        node = reduce(getitem, inside, value)
+        number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)
+        give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
+        found.append(Problem((*place, *inside), f"{node!r} is {_kind(node)}; give {give}"))
+    if not found and not others:
+        give = f"give {{{CALL}: module:name}} for what makes one"
+        found.append(Problem(place, f"{value!r} is {_kind(value)}, and {schema} is asked for; {give}"))
+    return found + others
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _inside(location: Iterable[str | int], value: Any) -> Place:
+    """The place in a value, of pydantic's, among which it has the names of a union's members."""
     inside: list[str | int] = []
-    node = value
-    for part in error["loc"]:  # among which pydantic has the names of a union's members
-        if (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int)):
+    for part in location:
+        if (isinstance(value, Mapping) and part in value) or (
+            isinstance(value, list) and isinstance(part, int)
+        ):
             inside.append(part)
-            node = node[part]
+            value = value[part]
+    return tuple(inside)
+
+
+def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
+    inside = _inside(error["loc"], value)
+    node = reduce(getitem, inside, value)
     kind, last = error["type"], error["loc"][-1] if error["loc"] else ""
     where = (*place, *inside)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -361,21 +415,22 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list"}
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
     return "nothing" if value is None else names.get(type(value), "a mapping")
 
 
-def _keys(schema: Any, inside: list[str | int]) -> set[str]:
+def _keys(schema: Any, inside: Place) -> set[str]:
     """The keys that a schema knows at a place."""
     for part in inside:
-        schema = next((s for s in (_below(t, part) for t in _members(schema)) if s is not None), None)
+        schema = next((s for s in (_below(t, part) for t in members(schema)) if s is not None), None)
     names: set[str] = set()
-    for each in _members(schema):
+    for each in members(schema):
         names |= getattr(each, "__dataclass_fields__", {}).keys()
     return names
 
 
-def _members(schema: Any) -> Iterable[Any]:
+def members(schema: Any) -> Iterable[Any]:
+    """Of a union its members, else the schema itself."""
     if typing.get_origin(schema) in (typing.Union, types.UnionType):
         return typing.get_args(schema)
     return (schema,)

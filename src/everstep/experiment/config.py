@@ -12,8 +12,10 @@ resolved.config.width
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -24,7 +26,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, Problem, validated
+from everstep.experiment.calls import Call, Problem, members, validated
 from everstep.experiment.layers import Layers, Place, as_yaml, dotted, layered
 
 T = TypeVar("T")
@@ -85,13 +87,12 @@ def resolve(
             f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
             "and Call, in a module that imports them at run time"
         ) from error
-    if not problems:
-        for place, call, late in calls(config):
-            problems += call.problems(place, late)
+    for place, call, late in calls(schema, layers.tree):
+        problems += call.problems(place, late)
     if problems:
         raise ConfigError(_told(problems, layers))
     tree, at_default = adapter.dump_python(config, mode="json"), list[Place]()
-    for place, call, late in calls(config):
+    for place, call, late in calls(schema, tree):
         _put(tree, place, call.completed(place, at_default, late).tree())
     return Resolved(adapter.validate_python(tree), tree, tuple(map(dotted, at_default)))
 
@@ -121,19 +122,27 @@ def _told(problems: list[Problem], layers: Layers) -> str:
     return "\n  ".join([f"{len(lines)} things are wrong:", *lines])
 
 
-def calls(config: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:
-    """Every call in a config, its place, and how many arguments it gets from elsewhere."""
-    if isinstance(config, Call):
-        yield place, config, late
-    elif dataclasses.is_dataclass(config):
-        for each in dataclasses.fields(config):
-            yield from calls(getattr(config, each.name), (*place, each.name), each.metadata.get("late", 0))
-    elif isinstance(config, Mapping):
-        for key, value in config.items():
-            yield from calls(value, (*place, key), late)
-    elif isinstance(config, list | tuple):
-        for at, value in enumerate(config):
-            yield from calls(value, (*place, at), late)
+def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:
+    """Every call in a tree that a schema asks for, its place, and how many arguments it gets from elsewhere.
+
+    What does not fit the schema is passed over.
+    """
+    for each in members(schema):
+        inner = typing.get_args(each)
+        if inspect.isclass(each) and issubclass(each, Call):
+            with suppress(ConfigError):
+                yield place, each.of(tree), late
+        elif dataclasses.is_dataclass(each) and isinstance(tree, Mapping):
+            hints = typing.get_type_hints(each)
+            for one in dataclasses.fields(each):
+                found = tree.get(one.name)
+                yield from calls(hints[one.name], found, (*place, one.name), one.metadata.get("late", 0))
+        elif isinstance(tree, Mapping) and len(inner) == 2:
+            for key, value in tree.items():
+                yield from calls(inner[1], value, (*place, key), late)
+        elif isinstance(tree, list) and inner:
+            for at, value in enumerate(tree):
+                yield from calls(inner[0], value, (*place, at), late)
 
 
 def free(schema: Any, place: Place = ()) -> list[str]:

@@ -145,6 +145,8 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
         raise ConfigError(f"{text!r} is no override; give PATH=VALUE, as in optimizer.lr=0.1")
+    if not value.strip():
+        raise ConfigError(f"{name}: there is no value; give one, null for none, '\"\"' for an empty text")
     return keys, parsed(value, name)
 
 

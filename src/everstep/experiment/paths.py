@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 from typing import Any
 
-from everstep.errors import ConfigError, alike
+from everstep.errors import ConfigError, nearest
+
+_TOLD = 20
+"""Names that are told of a module that has not the one that was asked for."""
 
 
 def imported(path: str) -> Any:
@@ -28,10 +32,10 @@ def imported(path: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError:
-            known = [each for each in dir(found) if not each.startswith("_")]
-            raise ConfigError(
-                f"{path!r}: there is no {name!r} in {module}; {alike(name, known, 0.5) or 'check the name'}"
-            ) from None
+            known = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
+            if len(known) > _TOLD:
+                known = get_close_matches(name, known, n=_TOLD, cutoff=0.5)
+            raise ConfigError(f"{path!r}: there is no {name!r} in {module}; {nearest(name, known)}") from None
     return found
 
 
