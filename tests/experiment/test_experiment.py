@@ -16,7 +16,7 @@ import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
-from everstep.errors import ChangedError, ConfigError, NoCheckpointError, UsageError
+from everstep.errors import ChangedError, ConfigError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.opening import Configured, stored
@@ -573,6 +573,45 @@ def test_a_fork_goes_on_with_its_own_checkpoints_in_one_process(
     assert again.resumed_from == "epoch-0004-step-00000016" and again.digest == first.digest
     assert not (Path(forked.run_dir) / "superseded").exists()
     assert capsys.readouterr().out.count("forked from") == 1
+
+
+def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_forked(file: Path) -> None:
+    opened(file, "trainer.max_epoch=1").train()
+    wide = "task.width=4"
+    with pytest.raises(ChangedError, match=r"config\.task\.width: stored 3, given 4") as raised:
+        opened(file, wide).train()
+    assert isinstance(raised.value.__cause__, RestoreError)
+    for on_change in ("override", "fork"):
+        with pytest.raises(RestoreError, match=r"reshaped .*w"):
+            opened(file, wide, on_change=on_change).train()
+    assert [path.name for path in Path("runs").iterdir() if path.is_dir()] == ["tiny"]
+
+
+def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path, tmp_path: Path) -> None:
+    assert opened(file, "optimizer.lr=0.2").check("train") == "" and not Path("runs").exists()
+    opened(file, "trainer.max_epoch=1").train()
+    before = sorted(Path("runs").rglob("*"))
+    with pytest.raises(ChangedError, match=r"config\.optimizer\.lr: stored 0\.1, given 0\.2"):
+        opened(file, "optimizer.lr=0.2").check("train")
+    said = opened(file, "optimizer.lr=0.2", on_change="override").check("train")
+    assert "used as given:\n" in said and "config.trainer.max_epoch: stored 1, given 3" in said
+    assert "kept as stored" in opened(file, "optimizer.lr=0.2", on_change="keep").check("train")
+    assert "into runs/tiny-fork-1" in opened(file, "optimizer.lr=0.2", on_change="fork").check("train")
+    assert opened(file, "optimizer.lr=0.2").check("evaluate") == ""
+    assert sorted(Path("runs").rglob("*")) == before
+    (tmp_path / "line_task.py").write_text(
+        "import everstep, torch\n"
+        "class Line(everstep.torch.Task):\n"
+        "    def build_model(self): return torch.nn.Linear(1, 1)\n"
+    )
+    (tmp_path / "line.yaml").write_text(
+        "task: line_task:Line\nstreams: {train: tiny_experiment:numbers}\ntrainer: {max_step: 2}\n"
+    )
+    line = opened(tmp_path / "line.yaml")
+    for checked in (lambda: line.check("train"), line.train):
+        with pytest.raises(ConfigError, match="give the config the key `optimizer`"):
+            checked()
+    assert not Path("runs/line").exists()
 
 
 def test_without_a_difference_there_is_no_fork(file: Path) -> None:

@@ -268,15 +268,15 @@ def test_every_service_of_the_door_has_its_name() -> None:
         (f"net: {{call: '{HERE}:Rate', lr: '1e-3'}}\n", r"net.lr: '1e-3' is a text; give a number, without"),
         (
             f"net: {{call: '{HERE}:Rate', of: [a, 3]}}\n",
-            r"line 1: net.of.1: 3 is a whole number; give a text$",
+            r"net.of.1: 3 is a whole number; give a text$",
         ),
         (
             f"net: {{call: '{HERE}:Rate', of: 3}}\n",
-            r"line 1: net.of: 3 is a whole number; give a text or a list$",
+            r"net.of: 3 is a whole number; give a text or a list$",
         ),
         (
             f"net: {{call: '{HERE}:Rate', net: 3}}\n",
-            r"line 1: net.net: 3 is a whole number, and .* is asked for; give {call",
+            r"net.net: 3 is a whole number, and .* is asked for; give {call",
         ),
         ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give a whole number"),
         ("steps: true\n", r"line 1: steps: True is true or false; give a whole number"),

@@ -41,12 +41,12 @@ class Momentum:
 class TinyTask(everstep.Task):
     """Follows the mean of the samples."""
 
-    def __init__(self, scale: float = 1.0, stop_at: int = 0, kill_at: int = 0) -> None:
-        self.scale, self.stop_at, self.kill_at = scale, stop_at, kill_at
+    def __init__(self, scale: float = 1.0, width: int = 3) -> None:
+        self.scale, self.width = scale, width
         self.steps = 0
 
     def build_model(self) -> Any:
-        return np.random.standard_normal(3)
+        return np.random.standard_normal(self.width)
 
     def build_optimizer(self, model: Any) -> Any:
         return Momentum(model)
@@ -56,7 +56,7 @@ class TinyTask(everstep.Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         (ids,) = batch
-        gradient = self.scale * (self.model - ids.mean()) + np.random.standard_normal(3)
+        gradient = self.scale * (self.model - ids.mean()) + np.random.standard_normal(self.width)
         self.optimizer.step(gradient)
         self.steps += 1
         if self.steps == int(os.environ.get("SIGINT_AT", "0")):

@@ -101,11 +101,7 @@ def _choices(resumed: bool) -> Iterator[None]:
 
 
 def _describe(experiment: Any, schedule: str) -> None:
-    from everstep.errors import nearest
-    from everstep.experiment.experiment import SCHEDULES
-
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+    changes = experiment.check(schedule)
     trainer = experiment.trainer
     state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
     click.echo(f"run       {trainer.run_dir}")
@@ -114,4 +110,6 @@ def _describe(experiment: Any, schedule: str) -> None:
         click.echo(f"stream    {name}: {stream!r}")
     for service in experiment.config.services:
         click.echo(f"service   {service.name}")
+    if changes:
+        click.echo(changes)
     click.echo(f"schedule  {schedule}: nothing was run (--dry-run)")

@@ -387,13 +387,11 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _inside(location: Iterable[str | int], value: Any) -> Place:
+def _inside(location: Iterable[Any], value: Any) -> Place:
     """The place in a value, of pydantic's, among which it has the names of a union's members."""
     inside: list[str | int] = []
     for part in location:
-        if (isinstance(value, Mapping) and part in value) or (
-            isinstance(value, list) and isinstance(part, int)
-        ):
+        if part in value if isinstance(value, Mapping) else isinstance(value, list) and type(part) is int:
             inside.append(part)
             value = value[part]
     return tuple(inside)

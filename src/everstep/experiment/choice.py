@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
 from everstep.checkpoint import Checkpoint, Store, find_checkpoint
-from everstep.errors import ConfigError
+from everstep.errors import ChangedError, ConfigError
 from everstep.experiment.config import Resolved, free, resolve
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
 from everstep.supervisor.configuration import Configuration, Difference, told
+from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.user_state import UserState
 
 OnChange = Literal["error", "keep", "override", "fork"]
 
@@ -31,13 +33,15 @@ class Choice:
         resolved: the config that counts.
         run_dir: the run directory that counts.
         options: arguments of the Trainer that follow.
-        begin: what is to be done before training.
+        says: what the user should know of it.
+        begin: what is to be done before a state is trained.
     """
 
     resolved: Resolved[ExperimentConfig]
     run_dir: Path
     options: dict[str, Any] = field(default_factory=dict)
-    begin: Callable[[], object] = lambda: None
+    says: str = ""
+    begin: Callable[[Mapping[str, Any]], object] = lambda state: None
 
 
 def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
@@ -61,12 +65,38 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
         changes = touching(meta["config"], resolved)
         if changes and on_change == "keep":
             kept = resolve(ExperimentConfig, base=kept_tree(meta["config"], resolved.tree))
-            say = partial(print, f"kept as stored:{told(changes).rstrip('. ')}")
-            return Choice(kept, run_dir, _inherited(run_dir), say)
+            says = _listed("kept as stored", changes)
+            return Choice(kept, run_dir, _inherited(run_dir), says)
         if changes:
             return _fork(resolved, run_dir, checkpoint)
     options = {"on_change": "override"} if on_change == "override" else {}
     return Choice(resolved, run_dir, options | _inherited(run_dir))
+
+
+def require_unchanged(choice: Choice, on_change: OnChange) -> str:
+    """What a training would say of its config and that of the run's newest checkpoint, in words.
+
+    Raises:
+        ChangedError: it would be refused.
+    """
+    checkpoint = find_checkpoint(located(choice.run_dir), print)
+    meta: Any = None if checkpoint is None else checkpoint.meta
+    if meta is None or not meta.get("config"):
+        return choice.says
+    changes = touching(meta["config"], choice.resolved)
+    if changes and on_change == "error" and not choice.options:
+        raise ChangedError(f"this differs from the run in {choice.run_dir}:{told(_of_config(changes))}", "")
+    shown = configuration(choice.resolved).changes(meta["config"])
+    said = [_listed("changed since the checkpoint, and used as given", _of_config(shown))] if shown else []
+    return "\n".join(([choice.says] if choice.says else []) + said)
+
+
+def _of_config(changes: list[Difference]) -> list[Difference]:
+    return [each._replace(path=f"config.{each.path}") for each in changes]
+
+
+def _listed(what: str, changes: list[Difference]) -> str:
+    return what + ":" + told(changes).rstrip(". \n")
 
 
 def touching(stored: Mapping[str, Any], given: Resolved[ExperimentConfig]) -> list[Difference]:
@@ -121,17 +151,27 @@ def _fork(resolved: Resolved[ExperimentConfig], run_dir: Path, checkpoint: Check
     while (folder := run_dir.with_name(f"{run_dir.name}-fork-{number}")) and (facts := _facts(folder)):
         same_run = facts.get("parent", {}).get("run") == parent["run"]
         if same_run and facts.get("config") == about["config"]:
-            return Choice(
-                resolved, folder, _inherited(folder), partial(print, f"going on with the fork {folder}")
-            )
+            return Choice(resolved, folder, _inherited(folder), f"going on with the fork {folder}")
         number += 1
 
-    def begin() -> None:
-        if not _facts(folder):
-            RunDir.open(folder, seed=_seed(run_dir), about=about)
-            print(f"forked from {checkpoint.path} into {folder}")
+    def begin(state: Mapping[str, Any]) -> None:
+        _require_fit(state, checkpoint)
+        RunDir.open(folder, seed=_seed(run_dir), about=about)
 
-    return Choice(resolved, folder, {"resume": parent["path"], "on_change": "override"}, begin)
+    options = {"resume": parent["path"], "on_change": "override"}
+    return Choice(resolved, folder, options, f"forked from {checkpoint.path} into {folder}", begin)
+
+
+def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that does not fit, before a run that goes on from it is made.
+
+    Raises:
+        RestoreError: with the three lists.
+    """
+    user = UserState(state)
+    with ExitStack() as stack:
+        user.open(stack)
+        user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
 
 
 def _seed(run_dir: Path) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
-from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, touching
+from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
 from everstep.experiment.config import Resolved, resolve
-from everstep.experiment.experiment import Experiment
+from everstep.experiment.experiment import SCHEDULES, Experiment
 from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunJournal, to_read
 from everstep.supervisor import InitFrom
@@ -47,7 +47,8 @@ class Configured(Experiment):
         chosen = choose(resolved, run_dir, on_change)
         self.config: ExperimentConfig = chosen.resolved.config
         self.tree = chosen.resolved.tree
-        self._chosen = chosen
+        self._chosen, self._on_change = chosen, on_change
+        self._has_begun = False
         self._code = code
         config = self.config
         settings = {name: value for name, value in vars(config.trainer).items() if value is not None}
@@ -79,8 +80,40 @@ class Configured(Experiment):
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
-        self._chosen.begin()
+        self._require_optimizer()
+        if not self._has_begun:
+            self._chosen.begin(trainer.task.state())
+            if self._chosen.says:
+                print(self._chosen.says)
+            self._has_begun = True
         return trainer
+
+    def check(self, schedule: str) -> str:
+        """Make everything that a schedule needs; returns what it would say of a changed config.
+
+        Raises:
+            ConfigError: there is no such schedule, or the training would be refused.
+        """
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+        _ = self.trainer
+        if "train" not in schedule:
+            return ""
+        self._require_optimizer()
+        return require_unchanged(self._chosen, self._on_change)
+
+    def _require_optimizer(self) -> None:
+        """Of a task that steps one, as those of torch do."""
+        required = getattr(self.trainer.task, "require_optimizer", lambda: None)
+        try:
+            required()
+        except ConfigError as error:
+            if self.config.optimizer is not None:
+                raise
+            raise ConfigError(
+                f"{error}; or give the config the key `optimizer`, as in "
+                "optimizer: {call: torch.optim:AdamW, lr: 1e-3}"
+            ) from error
 
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
-from everstep.errors import ChangedError, DamagedCheckpointError, UsageError
+from everstep.errors import ChangedError, DamagedCheckpointError, RestoreError, UsageError
 from everstep.record import (
     Journal,
     Position,
@@ -204,7 +204,13 @@ class Opening:
             if reopened is not None:
                 progress.stop = stop = None
         meta: Any = checkpoint.meta
-        user.check(tree["user"], f"checkpoint {checkpoint.path}")
+        try:
+            user.check(tree["user"], f"checkpoint {checkpoint.path}")
+        except RestoreError as error:
+            found, _ = self._config_changes(meta.get("config"))
+            if found and self._start.on_change == "error":
+                raise self._refusal(found) from error
+            raise
         changed, kept = self._compare(progress, board, user, meta, reopened)
         for name, entry in user.entries.items():
             if names := dropped(entry, tree["user"][name]):
@@ -315,7 +321,10 @@ class Opening:
             if self._start.seed is not None:
                 progress.seed = self._start.seed
             return changed, {}
-        raise ChangedError(
+        raise self._refusal(found)
+
+    def _refusal(self, found: list[Difference]) -> ChangedError:
+        return ChangedError(
             f"this differs from the run in {self.run_dir.path}:{told(found)}",
             'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
             "directory for another run",

@@ -292,13 +292,25 @@ class Task(contracts.Task):
         """
         optimizer = self.optimizer
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"the optimizer of {type(self).__name__} is {optimizer!r:.80}: return one of torch's from "
-                "build_optimizer, or write a train_step that steps yours"
-            )
+            raise self._without_optimizer()
         optimizer.step()
         optimizer.zero_grad()
         return optimizer.metrics() if isinstance(optimizer, Around) else {}
+
+    def require_optimizer(self) -> None:
+        """Before a training: there is what `train_step` steps, if it is not one of your own.
+
+        Raises:
+            ConfigError: there is not.
+        """
+        if type(self).train_step is Task.train_step and not isinstance(self.optimizer, Optimizer):
+            raise self._without_optimizer()
+
+    def _without_optimizer(self) -> ConfigError:
+        return ConfigError(
+            f"the optimizer of {type(self).__name__} is {self.optimizer!r:.80}: return one of torch's from "
+            "build_optimizer, or write a train_step that steps yours"
+        )
 
     def to_device(self, batch: Any) -> Any:
         """A batch with its tensors on the device; tuples, lists and mappings are looked into.
