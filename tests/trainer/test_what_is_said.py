@@ -11,7 +11,7 @@ import pytest
 from tiny_task import TinyTask, numbers, trainer
 
 import everstep
-from everstep import EarlyStop, Evaluate, Recovery, StopAfter
+from everstep import Best, EarlyStop, Evaluate, Every, Recovery, StopAfter
 
 
 class Lines(list[str]):
@@ -49,6 +49,24 @@ def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
     ]
     for number, given in enumerate(limits):
         assert not said(tmp_path / str(number), **{"max_epoch": None, **given}).having("no limit")
+
+
+def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path) -> None:
+    class Looking(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            if len(self.seen) == 3:
+                said_at_step_3.extend(lines.having("no value of"))
+            return super().train_step(batch)
+
+    said_at_step_3: list[str] = []
+    lines = Lines()
+    watching = [EarlyStop("valid/los", "min", patience=9), Best("valid/loss")]
+    watching += [Best("test/top1", "max"), Best("other", "max")]
+    services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
+    trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
+    assert len(said_at_step_3) == 1
+    assert "no value of 'valid/los' has come; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
+    assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
 
 
 def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:

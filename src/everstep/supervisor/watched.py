@@ -26,14 +26,34 @@ class WatchedMetrics:
         Args:
             values: the names of which a value has come.
         """
+        watching = self._watching()
+        others = values - watching.keys()
+        for metric in [name for name in watching if name not in values]:
+            self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
+
+    def check_evaluated(self, values: Set[str], evaluated: Set[str]) -> None:
+        """Warn of each that should have come with an evaluation, as "valid/acuracy" with "valid/loss".
+
+        Args:
+            values: as for `check`.
+            evaluated: the names that evaluations have found.
+        """
+        for metric in [name for name in self._watching() if name not in values]:
+            stream, slash, _ = metric.partition("/")
+            beside = [name for name in evaluated if slash and name.startswith(f"{stream}/")]
+            self._miss(metric, nearest(metric, beside) if beside else "")
+
+    def _watching(self) -> dict[str, list[str]]:
+        """By metric, the services that are there for it."""
         watching: dict[str, list[str]] = {}
         for service in self._services:
             for metric in service.watches:
-                watching.setdefault(metric, []).append(repr(service.name))
-        others = values - watching.keys()
-        for metric, names in watching.items():
-            if metric in values or metric in self._missed:
-                continue
-            if hint := nearest(metric, values) if at_end else alike(metric, others).rstrip():
-                self._missed.add(metric)
-                self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
+                if metric not in self._missed:
+                    watching.setdefault(metric, []).append(repr(service.name))
+        return watching
+
+    def _miss(self, metric: str, hint: str) -> None:
+        if hint:
+            names = self._watching()[metric]
+            self._missed.add(metric)
+            self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")

@@ -23,6 +23,8 @@ class TrainerLoop(TrainLoop):
         super().__init__(*arguments, **options)
         self._found: set[str] = set()
         """Metrics that the program's own evaluations found."""
+        self._evaluated: set[str] = set()
+        """Those that came since it was last looked which are missed."""
 
     @property
     def may_end(self) -> bool:
@@ -45,14 +47,22 @@ class TrainerLoop(TrainLoop):
         """Collect what an evaluation of the program's found."""
         if not self._replaying:
             self._require_new(found)
+        self._evaluated |= found.keys() - self._found
         self._found.update(found)
         self.collect_metrics(found)
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
         """A service has evaluated; the boundary at which it did goes on."""
         self._require_new(found)
+        self._evaluated |= found.keys()
         self._note_evaluation(seconds)
         self._fire(Moment.AFTER_EVALUATION, found)
+
+    def _boundary(self, moment: Moment, **how: Any) -> None:
+        super()._boundary(moment, **how)
+        if self._evaluated:
+            self._watched.check_evaluated(self._last_values.keys(), self._evaluated)
+            self._evaluated.clear()
 
     def _require_new(self, found: Mapping[str, float]) -> None:
         """A name of an evaluation's is nobody else's: best values and early stops would mix them."""
