@@ -320,6 +320,8 @@ def test_a_second_run_goes_on_where_another_stands(trained: Path) -> None:
     third = load("third", num_steps=2, restore_global_step=False)
     assert weights(third, 0) == weights(trained)
     assert RunJournal(third).series("learning_rate", "step") == ([1, 2], [0.05, 0.05])
+    with pytest.raises(ConfigError, match=r"at step 10.*num_steps=10 would .*restore_global_step=False"):
+        load("fourth", num_steps=10)
 
 
 @pytest.mark.parametrize(

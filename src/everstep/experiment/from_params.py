@@ -254,7 +254,16 @@ def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
     if path is None:
         return {}, 0
     init, step = chosen(path, given)
-    return {"init_from": init}, step if given["restore_global_step"] else 0
+    if not given["restore_global_step"]:
+        return {"init_from": init}, 0
+    num_steps = tree["train_params"]["num_steps"]
+    if num_steps is not None and step >= num_steps:
+        raise ConfigError(
+            f"load_params: {path} stands at step {step}, from which the steps count on, so that "
+            f"train_params.num_steps={num_steps} would train none; give load_params restore_global_step=False "
+            "to count from 0, or more num_steps"
+        )
+    return {"init_from": init}, step
 
 
 # ------------------------------------------------------------------------------------- the trees

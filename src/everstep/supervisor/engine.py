@@ -412,7 +412,9 @@ class Run:
             self._trial_open = True
             self._save([(None, Save())], "epoch")
             if self._progress.step:
-                self._warn("the counters go on from init_from's checkpoint; step 0 is its step")
+                self._warn(
+                    f"the steps count on from {self.step}, the step of the weights that it begins with"
+                )
             return
         self._check_limits(False)
         self._go_on()
