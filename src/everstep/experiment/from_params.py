@@ -260,8 +260,8 @@ def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
     if num_steps is not None and step >= num_steps:
         raise ConfigError(
             f"load_params: {path} stands at step {step}, from which the steps count on, so that "
-            f"train_params.num_steps={num_steps} would train none; give load_params restore_global_step=False "
-            "to count from 0, or more num_steps"
+            f"train_params.num_steps={num_steps} would train none; give load_params "
+            "restore_global_step=False to count from 0, or more num_steps"
         )
     return {"init_from": init}, step
 

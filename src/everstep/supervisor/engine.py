@@ -412,9 +412,7 @@ class Run:
             self._trial_open = True
             self._save([(None, Save())], "epoch")
             if self._progress.step:
-                self._warn(
-                    f"the steps count on from {self.step}, the step of the weights that it begins with"
-                )
+                self._warn(f"the steps count on from {self.step}, that of the weights that it begins with")
             return
         self._check_limits(False)
         self._go_on()
