@@ -13,12 +13,12 @@ from typing import Any, Literal
 import xxhash
 
 from everstep.checkpoint import Checkpoint, Store, find_checkpoint
-from everstep.errors import ChangedError, ConfigError
+from everstep.errors import ConfigError
 from everstep.experiment.config import Resolved, free, resolve
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
-from everstep.supervisor.configuration import Configuration, Difference, told
+from everstep.supervisor.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
 
@@ -85,7 +85,7 @@ def require_unchanged(choice: Choice, on_change: OnChange) -> str:
         return choice.says
     changes = touching(meta["config"], choice.resolved)
     if changes and on_change == "error" and not choice.options:
-        raise ChangedError(f"this differs from the run in {choice.run_dir}:{told(_of_config(changes))}", "")
+        raise refusal(choice.run_dir, _of_config(changes))
     shown = configuration(choice.resolved).changes(meta["config"])
     said = [_listed("changed since the checkpoint, and used as given", _of_config(shown))] if shown else []
     return "\n".join(([choice.says] if choice.says else []) + said)

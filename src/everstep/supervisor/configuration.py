@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from everstep import backends
 from everstep.contracts import Json, Service
-from everstep.errors import ConfigError
+from everstep.errors import ChangedError, ConfigError
 from everstep.record import facts as run_facts
 
 NONE = "none"
@@ -84,6 +84,15 @@ def told(differences: Iterable[Difference]) -> str:
     """Differences after a colon: one in the line, several in lines of their own; and the end of that line."""
     lines = list(map(str, differences))
     return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
+
+
+def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
+    """The error where what is given differs from a run, and nobody has said what counts."""
+    return ChangedError(
+        f"this differs from the run in {run_dir}:{told(differences)}",
+        'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
+        "directory for another run",
+    )
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[Difference]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
-from everstep.errors import ChangedError, DamagedCheckpointError, RestoreError, UsageError
+from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
 from everstep.record import (
     Journal,
     Position,
@@ -25,7 +25,7 @@ from everstep.record import (
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.configuration import NONE, Configuration, Difference, told
+from everstep.supervisor.configuration import NONE, Configuration, Difference, refusal, told
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
@@ -209,7 +209,7 @@ class Opening:
         except RestoreError as error:
             found, _ = self._config_changes(meta.get("config"))
             if found and self._start.on_change == "error":
-                raise self._refusal(found) from error
+                raise refusal(self.run_dir.path, found) from error
             raise
         changed, kept = self._compare(progress, board, user, meta, reopened)
         for name, entry in user.entries.items():
@@ -321,14 +321,7 @@ class Opening:
             if self._start.seed is not None:
                 progress.seed = self._start.seed
             return changed, {}
-        raise self._refusal(found)
-
-    def _refusal(self, found: list[Difference]) -> ChangedError:
-        return ChangedError(
-            f"this differs from the run in {self.run_dir.path}:{told(found)}",
-            'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
-            "directory for another run",
-        )
+        raise refusal(self.run_dir.path, found)
 
     def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
         """Where the configuration differs from the stored one: what touches training, and what does not."""
