@@ -394,8 +394,11 @@ def test_a_model_that_does_not_fit_is_an_error_with_the_three_lists(trained: Pat
 
 
 def test_at_its_own_place_a_changed_model_is_never_silent(trained: Path) -> None:
-    with pytest.raises(RestoreError, match=r"reshaped .*model/conv.weight .4, 1, 3, 3. .*-> .6, 1, 3, 3."):
+    with pytest.raises(ChangedError, match=r"model_params\.width: stored 4, given 6"):
         train(model_params__width=6)
+    wide = {**params(model_params__width=6), "on_change": "override", "skip_check": True}
+    with pytest.raises(RestoreError, match=r"reshaped .*model/conv.weight .4, 1, 3, 3. .*-> .6, 1, 3, 3."):
+        everstep.train_from_params(**wide)
     with pytest.raises(ChangedError, match=r"model_params\.dropout: stored none, given 0\.5"):
         train(model_params__dropout=0.5)
     changed = {**params(model_params__dropout=0.5), "on_change": "override", "skip_check": True}
