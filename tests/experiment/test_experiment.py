@@ -416,7 +416,7 @@ def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:
         opened(file, "schedules={trian: {}}")
     for given, said in (
         ("{min_eval_freq: 2}", r"min_eval_freq: .*has no .*did you mean 'min_eval_frequency'"),
-        ("{min_eval_frequency: often}", "min_eval_frequency: 'often' is a text; give a valid integer"),
+        ("{min_eval_frequency: often}", "min_eval_frequency: 'often' is a text; give a whole number"),
     ):
         with pytest.raises(ConfigError, match=f"schedules.train_and_evaluate.{said}"):
             opened(file, f"schedules={{train_and_evaluate: {given}}}")
