@@ -48,6 +48,17 @@ def test_segments_are_counted_from_the_files(tmp_path):
     assert run.next_segment() == 3
 
 
+def test_what_was_opened_may_be_another_run_by_now(tmp_path):
+    run = RunDir.open(tmp_path / "a")
+    run.require_same()
+    run.path.rename(tmp_path / "b")
+    with pytest.raises(RunDirError, match=f"the run {run.id} in .* was removed while it was opened"):
+        run.require_same()
+    now = RunDir.open(tmp_path / "a")
+    with pytest.raises(RunDirError, match=f"was replaced by {now.id} .*start again"):
+        run.require_same()
+
+
 def test_looking_changes_nothing(tmp_path):
     with pytest.raises(RunDirError, match="does not exist; check the path"):
         RunDir.open(tmp_path / "x", create=False)

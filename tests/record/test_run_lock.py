@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 
@@ -180,6 +181,32 @@ def test_a_lock_that_cannot_be_written_is_an_error_and_is_not_held(tmp_path, poi
     assert refused(tmp_path) == ""
     assert lock.acquire() is None
     lock.release()
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["replaced", "removed"])
+def test_a_lock_whose_directory_is_removed_while_it_is_taken_is_none(tmp_path, anew):
+    """Else two processes train one directory: the second one locks the file of the new one."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    environment = os.environ | {"EVERSTEP_HAZARD": "SIGSTOP:lock.lock:1"}
+    command = [sys.executable, "-c", TRY, str(run_dir)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        os.waitpid(process.pid, os.WUNTRACED)
+        run_dir.rename(tmp_path / "removed")
+        if anew:
+            run_dir.mkdir()
+            lock = RunLock(run_dir)
+            lock.acquire()
+        process.send_signal(signal.SIGCONT)
+        said = process.communicate()[1]
+    assert "was removed or replaced by another process" in said
+    if anew:
+        assert f"process {os.getpid()}" in refused(run_dir)
+        lock.release()
+    else:
+        assert not run_dir.exists()
+        with pytest.raises(RunDirError, match="was removed"):
+            RunLock(run_dir).acquire()
 
 
 def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):

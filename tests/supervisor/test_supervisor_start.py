@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +15,18 @@ import pytest
 import torch
 
 import everstep
-from everstep import Every, InitFrom, Supervisor
+from everstep import Every, InitFrom, Supervisor, hazard
 from everstep.checkpoint import CheckpointName, pointer
 from everstep.errors import (
     CheckpointError,
     ConfigError,
     NoCheckpointError,
     RestoreError,
+    RunDirError,
     RunLockedError,
     UsageError,
 )
+from everstep.record import RunDir
 from tiny_runs import Boom, Tiny, boom_at, events
 
 
@@ -530,6 +533,27 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: P
         process.kill()
     tiny = Tiny(tmp_path / "run", max_epoch=1).train()
     assert any(f"took over the run from process {process.pid}" in line for line in tiny.lines)
+
+
+@pytest.mark.parametrize("point", ["lock.open", "lock.lock"])
+def test_a_run_that_is_replaced_while_it_is_entered_is_left_alone(tmp_path: Path, point: str) -> None:
+    """The seed and the config that were read are the removed one's."""
+    run_dir = tmp_path / "run"
+    Tiny(run_dir, max_epoch=1).train()
+
+    def replace(number: int, frame: object) -> None:
+        run_dir.rename(tmp_path / "removed")
+        RunDir.open(run_dir)
+
+    before = signal.signal(signal.SIGUSR2, replace)
+    hazard.arm(f"SIGUSR2:{point}:1")
+    try:
+        with pytest.raises(RunDirError, match=r"replaced by .*; start again"):
+            Tiny(run_dir, max_epoch=2).train()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not (run_dir / "journal").exists()
+    assert Tiny(run_dir, max_epoch=2).train().loop.ending.finished
 
 
 def test_lock_false_is_ones_own_responsibility(tmp_path: Path) -> None:

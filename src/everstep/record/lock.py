@@ -53,13 +53,17 @@ class RunLock:
 
         Raises:
             RunLockedError: another process, or another loop of this one, holds it.
-            RunDirError: this file system has no locks, or the lock's files cannot be written.
+            RunDirError: this file system has no locks, the lock's files cannot be written, or the directory
+                was removed meanwhile.
         """
         with _GUARD:
             self._refuse_second()
             try:
                 self._fd = self._open()
                 return self._announce()
+            except FileNotFoundError:
+                self._drop()
+                raise self._removed() from None
             except OSError as error:
                 self._drop()
                 if isinstance(error, RunDirError):
@@ -109,9 +113,24 @@ class RunLock:
                 "or pass lock=False and make sure yourself that only one process uses the run"
             ) from error
         status = os.fstat(descriptor)
+        if not self._is_here(status):
+            os.close(descriptor)
+            raise self._removed()
         self._key = (status.st_dev, status.st_ino)
         _HELD[self._key] = os.getpid()
         return descriptor
+
+    def _is_here(self, opened: os.stat_result) -> bool:
+        """Whether the file that was opened still has the name: the directory may be another's by now."""
+        try:
+            return os.path.samestat(opened, os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _removed(self) -> RunDirError:
+        return RunDirError(
+            f"{self._path.parent} was removed or replaced by another process while it was opened; start again"
+        )
 
     def _announce(self) -> str | None:
         before = self._holder()

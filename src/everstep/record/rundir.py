@@ -127,6 +127,17 @@ class RunDir:
         """The seed that the run was created with, given or drawn."""
         return int(self.facts["seed"])
 
+    def require_same(self) -> None:
+        """Once the lock is held: what was read before it must be this run's still.
+
+        Raises:
+            RunDirError: the run was removed since it was opened, or another one was begun in its place.
+        """
+        facts, _ = _read(self.path / "run.json")
+        if facts is None or facts["id"] != self.id:
+            now = "removed" if facts is None else f"replaced by {facts['id']}"
+            raise RunDirError(f"the run {self.id} in {self.path} was {now} while it was opened; start again")
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

@@ -121,6 +121,7 @@ class Opening:
             if taken_over := lock.acquire():
                 say(taken_over)
             stack.callback(lock.release)
+        self.run_dir.require_same()
         self.segment = self.run_dir.next_segment()
         self.store = Store(self.run_dir.path, self.segment, say)
         self.store.clean()
