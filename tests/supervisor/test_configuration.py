@@ -10,7 +10,7 @@ import pytest
 
 from everstep.errors import ChangedError, ConfigError
 from everstep.record import RunJournal
-from everstep.supervisor.configuration import Configuration, differences
+from everstep.supervisor.configuration import NONE, Configuration, differences
 from tiny_runs import Tiny
 
 
@@ -66,8 +66,39 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path, config: Any, said: s
 def test_differences_are_leaves() -> None:
     found = differences({"a": [1, {"b": 2}], "c": True, "d": {}}, {"a": [1, {"b": 3}, 4], "c": 1, "d": None})
     assert [tuple(each) for each in found] == [
-        ("a.1.b", 2, 3),
-        ("c", True, 1),
-        ("d", {}, "none"),
-        ("a.2", "none", 4),
+        ("a.1.b", "2", "3"),
+        ("a.2", NONE, "4"),
+        ("c", "true", "1"),
+        ("d", "{}", "null"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "said"),
+    [
+        (None, ..., "t.x: stored null, given none"),
+        (1, 1.0, "t.x: stored 1, given 1.0"),
+        (0.0, -0.0, "t.x: stored 0.0, given -0.0"),
+        (True, 1, "t.x: stored true, given 1"),
+        ("1", 1, 't.x: stored "1", given 1'),
+        ("none", ..., 't.x: stored "none", given none'),
+        ([1, 2], {"0": 1, "1": 2}, 't.x: stored [1, 2], given {"0": 1, "1": 2}'),
+        ({"a.b": 1}, {"a": {"b": 1}}, 't.x."a.b": stored 1, given none; t.x.a.b: stored none, given 1'),
+        ([None], [None, None], "t.x.1: stored none, given null"),
+        ([], {}, "t.x: stored [], given {}"),
+        ([1, []], [1, None], "t.x.1: stored [], given null"),
+        (..., {"a": {"b": 1}, "c": []}, "t.x.a.b: stored none, given 1; t.x.c: stored none, given []"),
+        (1000.0, 1e3, ""),
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, ""),
+    ],
+)
+def test_what_a_program_can_tell_apart_is_different(stored: Any, given: Any, said: str) -> None:
+    both = ({"t": {"x": value} if value is not ... else {}} for value in (stored, given))
+    assert "; ".join(map(str, differences(*both))) == said
+
+
+def test_a_setting_that_is_new_and_none_changes_nothing() -> None:
+    """So a newer schema goes on with the runs of an older one."""
+    now = {"new": None, "trainer": {"steps": 1, "new": None}, "task": {"new": None}}
+    found = differences({"trainer": {"steps": 1}, "task": {}}, now, sections=("trainer",))
+    assert [each.path for each in found] == ["task.new"]

@@ -46,7 +46,8 @@ class Choice:
 
 def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
     """A config as runs record it."""
-    return Configuration(resolved.tree, tuple(free(ExperimentConfig)), code, resolved.defaults)
+    paths = tuple(free(ExperimentConfig))
+    return Configuration(resolved.tree, paths, code, resolved.defaults, sections=("trainer",))
 
 
 def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnChange) -> Choice:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from everstep.record import facts as run_facts
 NONE = "none"
 """Stands for a value that one of the two sides has not."""
 
+_MISSING = object()
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -28,12 +31,15 @@ class Configuration:
         code: folders of the program, recorded, the first one's git state, too; none: the script's.
         defaults: dotted paths of what the program would take by itself: a record without them, which is of
             an earlier program, is not another one.
+        sections: names of dictionaries in the tree whose keys are settings, as those of the tree itself are:
+            a setting that is missing is None.
     """
 
     tree: Mapping[str, Json]
     free: tuple[str, ...] = ()
     code: tuple[Path, ...] = ()
     defaults: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, given: Any) -> Configuration | None:
@@ -60,7 +66,7 @@ class Configuration:
 
     def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
         """The `differences` from a stored tree, but those of a default that is not stored."""
-        found = differences(stored, self.tree)
+        found = differences(stored, self.tree, self.sections)
         return [each for each in found if each.stored != NONE or not _below(each.path, self.defaults)]
 
 
@@ -70,7 +76,7 @@ def _below(path: str, places: Iterable[str]) -> bool:
 
 
 class Difference(NamedTuple):
-    """A value that is not as it is stored."""
+    """A value that is not as it is stored; of a configuration as JSON."""
 
     path: str
     stored: object
@@ -95,25 +101,49 @@ def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
     )
 
 
-def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[Difference]:
-    """The leaves in which two trees differ, by dotted path; `NONE` where one has nothing."""
-    before, now = dict(_leaves(stored, "")), dict(_leaves(given, ""))
-    found = []
-    for path in [*before, *(path for path in now if path not in before)]:
-        old, new = before.get(path), now.get(path)  # nothing and None are the same
-        if old != new or isinstance(old, bool) != isinstance(new, bool):
-            found.append(Difference(path, *(NONE if value is None else value for value in (old, new))))
-    return found
+def differences(
+    stored: Mapping[str, Json], given: Mapping[str, Json], sections: Collection[str] = ()
+) -> list[Difference]:
+    """The places in which two trees differ, by dotted path; `NONE` where one has nothing.
+
+    Values differ in type, too: 1, 1.0, true and "1" are four.
+
+    Args:
+        sections: as in `Configuration`.
+    """
+    return list(_differences(stored, given, (), sections))
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(tree, Mapping):
-        parts = tree.items()
-    elif isinstance(tree, list):
-        parts = enumerate(tree)
-    below = [leaf for key, part in parts for leaf in _leaves(part, f"{path}.{key}" if path else str(key))]
-    yield from below or [(path, tree)]
+def _differences(
+    old: Any, new: Any, place: tuple[object, ...], sections: Collection[str]
+) -> Iterator[Difference]:
+    before, now = _parts(old, new), _parts(new, old)
+    if before is None or now is None or not (before or now):
+        if (stored := _shown(old)) != (given := _shown(new)):
+            yield Difference(".".join(map(_name, place)), stored, given)
+        return
+    are_settings = not place or (len(place) == 1 and place[0] in sections)
+    for name in {**before, **now}:
+        both = before.get(name, _MISSING), now.get(name, _MISSING)
+        if not (are_settings and all(value is None or value is _MISSING for value in both)):
+            yield from _differences(*both, (*place, name), sections)
+
+
+def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
+    """What is to be compared in a dictionary or list, if the other one is of that kind, too, or missing."""
+    if isinstance(value, Mapping) and (other is _MISSING or isinstance(other, Mapping)):
+        return value
+    if isinstance(value, list) and (other is _MISSING or isinstance(other, list)):
+        return dict(enumerate(value))
+    return {} if value is _MISSING and isinstance(other, Mapping | list) else None
+
+
+def _name(part: object) -> str:
+    return _shown(part) if "." in str(part) else str(part)
+
+
+def _shown(value: object) -> str:
+    return NONE if value is _MISSING else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _json(value: Any, where: str) -> Json:
