@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -114,13 +115,13 @@ def discard(path: Path, room: str) -> None:
             path.unlink()
 
 
-def discard_leftovers(folder: Path, room: str) -> None:
-    """Delete what dead processes left half done directly in `folder`.
+def discard_leftovers(folder: Path, room: str, name: str = "") -> None:
+    """Delete what dead processes left half done directly in `folder`, of names that begin with `name`.
 
     Call it before this process saves anything: a leftover with our own process id is then one of an
     earlier process (in containers, ids repeat).
     """
-    for path in list(folder.glob(f"{TMP}*")):
+    for path in list(folder.glob(f"{TMP}{glob.escape(name)}*")):
         pid = path.name.rpartition("-")[2]
         if not (pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
             discard(path, room)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -313,3 +314,29 @@ def test_a_killed_fork_is_the_fork(here: Path) -> None:
     everstep(*line, "--run-dir", "runs/tiny", cwd=here)
     assert RunDir.open(here / "runs" / "tiny-fork-1", create=False).facts["parent"]["run"]
     assert RunJournal(here / "runs" / "tiny-fork-1").ended() is not None
+
+
+@pytest.mark.parametrize(("point", "is_made"), [("rename:1", False), ("fsync_folder:1", True)])
+def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bool) -> None:
+    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
+    line = ("train", "tiny.yaml", "optimizer.lr=0.2", "--on-change", "fork")
+    everstep(*line, cwd=here, status=-9, EVERSTEP_HAZARD=f"kill:fork.{point}")
+    names = {Path(run["path"]).name for run in as_json("runs", cwd=here)}
+    assert names == ({"tiny", "tiny-fork-1"} if is_made else {"tiny"})
+    assert ("going on with the fork" in everstep(*line, cwd=here)[0]) == is_made
+    assert {path.name for path in (here / "runs").iterdir() if path.is_dir()} == {"tiny", "tiny-fork-1"}
+
+
+def test_two_forks_in_the_same_instant_are_two(here: Path) -> None:
+    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
+    line = ("train", "tiny.yaml", "--on-change", "fork")
+    environment = {**os.environ, "EVERSTEP_HAZARD": "SIGSTOP:fork.rename:1"}
+    command = [sys.executable, "-m", "everstep", *line, "optimizer.lr=0.2"]
+    with subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        os.waitpid(first.pid, os.WUNTRACED)
+        assert "into runs/tiny-fork-1" in everstep(*line, "optimizer.lr=0.3", cwd=here)[0]
+        first.send_signal(signal.SIGCONT)
+        assert "into runs/tiny-fork-2" in first.communicate()[0]
+    for number, rate in {1: 0.3, 2: 0.2}.items():
+        journal = RunJournal(here / "runs" / f"tiny-fork-{number}")
+        assert journal.ended() is not None and journal.facts()["config"]["optimizer"]["lr"] == rate

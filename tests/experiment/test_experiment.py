@@ -523,7 +523,7 @@ def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.Cap
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
     forked = opened(file, *changed, on_change="fork").train().ending
     said = capsys.readouterr().out
-    assert "into runs/tiny-fork-1" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
+    assert "into runs/tiny-fork-1: optimizer.lr: stored 0.1, given 0.2" in said
     facts = RunDir.open("runs/tiny-fork-1", create=False).facts
     assert facts["parent"]["run"] == RunDir.open("runs/tiny", create=False).id
     assert facts["parent"]["checkpoint"] == "epoch-0003-step-00000012" and forked.step == 16
@@ -532,7 +532,9 @@ def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.Cap
     again = opened(file, *changed, on_change="fork").train().ending  # the same line goes on with the fork
     assert again.digest == forked.digest and not Path("runs/tiny-fork-2").exists()
     assert open_run("runs/tiny-fork-1", skip_check=True).train().ending.digest == forked.digest
-    other = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=4", on_change="fork").train().ending
+    third = opened(file, "optimizer.lr=0.3", "trainer.max_epoch=4", on_change="fork")
+    other, _ = third.train().ending, third.train()
+    assert capsys.readouterr().out.count("forked from") == 1
     assert Path("runs/tiny-fork-2").exists() and other.digest != forked.digest
     assert opened(file).train().ending.digest == parent.digest
 
@@ -553,14 +555,34 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
 
 
-def test_a_fork_that_was_killed_at_once_goes_on_from_its_parent(file: Path) -> None:
+def test_a_fork_that_was_killed_at_once_has_all_it_needs(file: Path) -> None:
+    """Though its parent goes on, and lets the checkpoint go; nor does it take another config."""
     opened(file).train()
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=4"]
     begun = opened(file, *changed, on_change="fork")
     begun._to_train()  # the directory is made, and nothing more
-    assert [path.name for path in Path("runs/tiny-fork-1").iterdir() if path.suffix == ".json"]
+    shutil.copytree("runs/tiny-fork-1", "undisturbed")
+    opened(file, "trainer.max_epoch=9").train()
+    assert not Path("runs/tiny/checkpoints/epoch-0003-step-00000012").exists()
+    with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0.7\."):
+        opened(file, "optimizer.lr=0.7", run_dir="runs/tiny-fork-1").train()
+    with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0.1\."):
+        opened(file, run_dir="runs/tiny-fork-1").train()
     resumed = opened(file, *changed, on_change="fork").train().ending
     assert resumed.resumed_from == "epoch-0003-step-00000012" and resumed.step == 16
+    other = opened(file, *changed, run_dir="undisturbed").train().ending
+    assert other.digest == resumed.digest and not Path("runs/tiny-fork-2").exists()
+
+
+def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> None:
+    services = "services=[{Checkpoints: {every: {steps: 1}, keep_last: 9}}]"
+    opened(file, services, "trainer.max_step=6").train()
+    assert Path("runs/tiny/checkpoints/epoch-0002-step-00000006").exists()
+    changed = ["optimizer.lr=0.2", services]
+    opened(file, *changed, on_change="fork")._to_train()
+    shutil.rmtree("runs/tiny/checkpoints")
+    forked = opened(file, *changed, run_dir="runs/tiny-fork-1").train().ending
+    assert (forked.step, forked.resumed_from) == (12, "step-00000005")
 
 
 def test_a_fork_goes_on_with_its_own_checkpoints_in_one_process(

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from everstep.checkpoint import files, format, pointer
 from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite, writing
@@ -144,6 +145,32 @@ class Store:
             with contextlib.suppress(OSError):
                 files.retire(moved)  # the same boundary, closed, has taken its place
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
+
+    def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
+        """Commit a copy of another run's checkpoint.
+
+        Args:
+            facts: of its `meta`, those that are otherwise here.
+
+        Returns:
+            Its `meta` here.
+
+        Raises:
+            CheckpointError, OSError: as `commit`.
+        """
+        foreign: Any = checkpoint.meta
+        meta: dict[str, Json] = {**foreign, **facts}
+        self.commit(
+            checkpoint.name,
+            checkpoint.structure,
+            checkpoint.arrays,
+            digest=checkpoint.digest,
+            epoch=checkpoint.epoch,
+            phase=checkpoint.phase,
+            partial=checkpoint.partial,
+            meta=meta,
+        )
+        return meta
 
     def _whole(self, name: CheckpointName) -> Checkpoint | None:
         """The checkpoint that has the name, None if it is damaged or there is none."""

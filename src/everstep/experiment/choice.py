@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import xxhash
 
-from everstep.checkpoint import Checkpoint, Store, find_checkpoint
+from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.errors import ConfigError
 from everstep.experiment.config import Resolved, free, resolve
+from everstep.experiment.forks import Fork, facts_of, is_as_begun
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
-from everstep.record import RunDir, located
+from everstep.record import located
 from everstep.supervisor.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
@@ -34,14 +35,14 @@ class Choice:
         run_dir: the run directory that counts.
         options: arguments of the Trainer that follow.
         says: what the user should know of it.
-        begin: what is to be done before a state is trained.
+        begin: what is to be done before a state is trained; returns what it has come to.
     """
 
     resolved: Resolved[ExperimentConfig]
     run_dir: Path
     options: dict[str, Any] = field(default_factory=dict)
     says: str = ""
-    begin: Callable[[Mapping[str, Any]], object] = lambda state: None
+    begin: Callable[[Mapping[str, Any]], Choice] | None = None
 
 
 def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
@@ -67,11 +68,12 @@ def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnCha
         if changes and on_change == "keep":
             kept = resolve(ExperimentConfig, base=kept_tree(meta["config"], resolved.tree))
             says = _listed("kept as stored", changes)
-            return Choice(kept, run_dir, _inherited(run_dir), says)
+            return Choice(kept, run_dir, _inherited(run_dir, kept), says)
         if changes:
-            return _fork(resolved, run_dir, checkpoint)
-    options = {"on_change": "override"} if on_change == "override" else {}
-    return Choice(resolved, run_dir, options | _inherited(run_dir))
+            fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved))
+            return _forked(resolved, fork, changes)
+    options = {"on_change": "override"} if on_change == "override" else _inherited(run_dir, resolved)
+    return Choice(resolved, run_dir, options)
 
 
 def require_unchanged(choice: Choice, on_change: OnChange) -> str:
@@ -140,27 +142,22 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 # ------------------------------------------------------------------------------------------ forks
 
 
-def _fork(resolved: Resolved[ExperimentConfig], run_dir: Path, checkpoint: Checkpoint) -> Choice:
-    """A run of its own that goes on from a checkpoint: a new one, or the one that was begun so before."""
-    parent = {
-        "run": RunDir.open(run_dir, create=False).id,
-        "path": str(checkpoint.path.absolute()),
-        "checkpoint": str(checkpoint.name),
-    }
-    about = {"parent": parent, "config": _digest(resolved)}
-    number = 1
-    while (folder := run_dir.with_name(f"{run_dir.name}-fork-{number}")) and (facts := _facts(folder)):
-        same_run = facts.get("parent", {}).get("run") == parent["run"]
-        if same_run and facts.get("config") == about["config"]:
-            return Choice(resolved, folder, _inherited(folder), f"going on with the fork {folder}")
-        number += 1
+def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Difference]) -> Choice:
+    """A new fork, or the one that was begun so before."""
+    folder, is_there = fork.place()
+    if is_there:
+        return Choice(resolved, folder, _inherited(folder, resolved), f"going on with the fork {folder}")
 
-    def begin(state: Mapping[str, Any]) -> None:
-        _require_fit(state, checkpoint)
-        RunDir.open(folder, seed=_seed(run_dir), about=about)
+    def chosen(place: Path, begin: Callable[[Mapping[str, Any]], Choice] | None = None) -> Choice:
+        says = _listed(f"forked from {fork.checkpoint.path} into {place}", changes)
+        return Choice(resolved, place, {"on_change": "override"}, says, begin)
 
-    options = {"resume": parent["path"], "on_change": "override"}
-    return Choice(resolved, folder, options, f"forked from {checkpoint.path} into {folder}", begin)
+    def begin(state: Mapping[str, Any]) -> Choice:
+        _require_fit(state, fork.checkpoint)
+        place, is_new = fork.begin()
+        return chosen(place) if is_new else _forked(resolved, fork, changes)
+
+    return chosen(folder, begin)
 
 
 def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -175,25 +172,11 @@ def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
         user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
 
 
-def _seed(run_dir: Path) -> int:
-    return RunDir.open(run_dir, create=False).seed
-
-
-def _inherited(run_dir: Path) -> dict[str, Any]:
+def _inherited(run_dir: Path, resolved: Resolved[ExperimentConfig]) -> dict[str, Any]:
     """Arguments of the Trainer for a fork that has no checkpoint but its parent's yet; none for others."""
-    parent = _facts(run_dir).get("parent")
-    if parent is None:
-        return {}
-    newest = [str(name) for name in Store(located(run_dir), 0, lambda _: None).names()][-1:]
-    if not newest:
-        return {"resume": parent["path"], "on_change": "override"}
-    return {"on_change": "override"} if newest == [parent["checkpoint"]] else {}
-
-
-def _facts(run_dir: Path) -> dict[str, Any]:
-    """Of `run.json`; none where there is no run."""
-    folder = located(run_dir)
-    return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
+    facts = facts_of(run_dir)
+    is_fork = facts.get("parent") is not None and facts.get("config") == _digest(resolved)
+    return {"on_change": "override"} if is_fork and is_as_begun(run_dir, facts) else {}
 
 
 def _digest(resolved: Resolved[ExperimentConfig]) -> str:

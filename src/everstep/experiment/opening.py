@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ class Configured(Experiment):
         self.config: ExperimentConfig = chosen.resolved.config
         self.tree = chosen.resolved.tree
         self._chosen, self._on_change = chosen, on_change
-        self._has_begun = False
         self._code = code
         config = self.config
         settings = {name: value for name, value in vars(config.trainer).items() if value is not None}
@@ -81,12 +81,15 @@ class Configured(Experiment):
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
         self._require_optimizer()
-        if not self._has_begun:
-            self._chosen.begin(trainer.task.state())
-            if self._chosen.says:
-                print(self._chosen.says)
-            self._has_begun = True
-        return trainer
+        if self._chosen.begin is not None:
+            self._chosen = self._chosen.begin(trainer.task.state())
+        if self._chosen.says:
+            print(self._chosen.says)
+            self._chosen = replace(self._chosen, says="")
+        if self._chosen.run_dir == self.run_dir:
+            return trainer
+        self.run_dir, self._trainer = self._chosen.run_dir, None  # another fork took that one meanwhile
+        return self.trainer
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; returns what it would say of a changed config.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
+from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.fields import clean, rows_of
@@ -120,7 +121,8 @@ def run_dirs(folder: Path) -> list[Path]:
         return [folder]
     try:
         with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and is_run(entry.path))
+            found = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
+            return sorted(Path(entry.path) for entry in found if entry.is_dir() and is_run(entry.path))
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)

@@ -17,7 +17,7 @@ from everstep.record.reading import (
 from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
-from everstep.record.rundir import RunDir, located, to_read
+from everstep.record.rundir import RunDir, located, new_id, to_read
 
 __all__ = [
     "Batch",
@@ -38,6 +38,7 @@ __all__ = [
     "facts",
     "is_held",
     "located",
+    "new_id",
     "read_segment",
     "record_evaluation",
     "recording",

@@ -197,10 +197,15 @@ def _require_version(folder: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
+def new_id(folder: Path) -> str:
+    """For a run in `folder`: its name, and six random hexadecimal digits."""
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
+    return f"{name}-{secrets.token_hex(3)}"
+
+
+def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
-        "id": f"{name}-{secrets.token_hex(3)}",
+        "id": new_id(folder),
         "created": round(time.time(), 3),
         "seed": secrets.randbits(31) if seed is None else seed,
         "seed_given": seed is not None,

@@ -272,18 +272,7 @@ class Opening:
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
         """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
-        foreign: Any = checkpoint.meta
-        meta: dict[str, Json] = {**foreign, "journal": None}
-        self.store.commit(
-            checkpoint.name,
-            checkpoint.structure,
-            checkpoint.arrays,
-            digest=checkpoint.digest,
-            epoch=checkpoint.epoch,
-            phase=checkpoint.phase,
-            partial=checkpoint.partial,
-            meta=meta,
-        )
+        meta = self.store.adopt(checkpoint, journal=None)
         self._say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
         return meta
 
