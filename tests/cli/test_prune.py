@@ -16,6 +16,7 @@ from everstep.cli.finding import find
 from everstep.cli.show import describe
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays
+from tiny_runs import Tiny
 
 
 @pytest.fixture
@@ -92,6 +93,21 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
         journal.close()
     (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
     assert row["deleted"] and there(tmp_path) == set()
+
+
+def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "a"
+    Tiny(run_dir, max_epoch=1).train()
+    assert (run_dir / "lock").exists()
+    with Tiny(run_dir, max_epoch=2, lock=False).loop as loop:
+        epochs = loop.iter_epochs()
+        next(epochs)
+        assert [run["status"] for run in as_json("runs", cwd=tmp_path)] == ["running"]
+        assert "may be running" in why_stays(run_dir, RunDir.open(run_dir).id)
+        everstep("prune", "a", "--delete", cwd=tmp_path, status=1)
+        epochs.close()
+    (row,) = as_json("prune", "a", "--delete", cwd=tmp_path)
+    assert row["deleted"]
 
 
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:

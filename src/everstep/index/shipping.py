@@ -467,9 +467,10 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
     seen = [segment.last for segment in found if segment.last is not None]
     beat = time.time() if alive else max([row.heartbeat or 0.0, *seen]) or None
     status = newest.status if newest is not None else None
+    facts = {} if newest is None else json.loads(newest.facts)
     if status is None:
-        status = "running" if alive else _status_of_silent(run_dir, beat)
-    step = 0 if newest is None else newest.step or _step_of(json.loads(newest.facts).get("resumed_from"))
+        status = "running" if alive else _status_of_silent(run_dir, beat, facts.get("lock", True))
+    step = 0 if newest is None else newest.step or _step_of(facts.get("resumed_from"))
     values = {
         "status": status,
         "reason": None if newest is None else newest.reason,
@@ -479,7 +480,6 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
     if newest is not None and newest.started != row.started:
-        facts = json.loads(newest.facts)
         values["host"] = _text(facts.get("host"))
         connection.execute(delete(fields).where(fields.c.run == run))
         load(connection, fields, rows_of(run, facts))
@@ -491,8 +491,12 @@ def _step_of(checkpoint: str | None) -> int:
     return 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
 
 
-def _status_of_silent(run_dir: Path, heartbeat: float | None) -> str:
-    """Of a start that did not say how it ended: running, killed, or failed before it could say so."""
+def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
+    """Of a start that did not say how it ended: running, killed, or failed before it could say so.
+
+    Args:
+        locked: whether it took the lock; the lock's files may be an earlier start's.
+    """
     from everstep.record import is_held
 
     try:
@@ -501,8 +505,8 @@ def _status_of_silent(run_dir: Path, heartbeat: float | None) -> str:
     except OSError:
         pass  # no locks on this file system: the heartbeat decides
     recent = heartbeat is not None and time.time() - heartbeat < ALIVE_SECONDS
-    if not (run_dir / "lock").exists():
-        return "running" if recent else "killed"  # lock=False
+    if not (locked and (run_dir / "lock").exists()):
+        return "running" if recent else "killed"
     return "killed" if (run_dir / "lock.json").exists() else "failed"
 
 

@@ -33,7 +33,7 @@ def why_stays(run_dir: Path, run: str) -> str:
             return "it is running"
         if is_held(run_dir / "evaluations"):
             return "it is being evaluated"
-        if not (run_dir / "lock").exists() and not _has_closed(run_dir):
+        if _may_run(run_dir):
             return (
                 "it was started without a lock and did not say how it ended: it may be running; if you know "
                 "that it is not, delete the directory by hand"
@@ -45,10 +45,12 @@ def why_stays(run_dir: Path, run: str) -> str:
     return ""
 
 
-def _has_closed(run_dir: Path) -> bool:
-    """Whether the newest start said how it ended."""
+def _may_run(run_dir: Path) -> bool:
+    """Whether the newest start took no lock, and did not say how it ended."""
     newest = RunJournal(run_dir).segments()[-1:]
-    return any(event.kind == "closed" for start in newest for event in start.events)
+    said = {event.kind: event.data for start in newest for event in start.events}
+    locked = said.get("segment", {}).get("facts", {}).get("lock", True) and (run_dir / "lock").exists()
+    return not locked and "closed" not in said
 
 
 def _other_run(run_dir: Path) -> Path | None:

@@ -364,7 +364,12 @@ class Opening:
         facts |= recovered.kept
         facts["resumed_from"] = recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")
-        return Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
+        if not self._start.lock:
+            facts["lock"] = False
+        journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
+        if not self._start.lock:
+            journal.flush()  # nobody can ask the lock whether this runs
+        return journal
 
     def check_disk(self, encoded: Encoded) -> None:
         """Refuse to start where two checkpoints of the state as it is now would not fit.
