@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import json
 import re
 import shutil
 import struct
@@ -177,7 +178,19 @@ def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> 
 
 def test_runs_are_named_without_their_digits(made: Path) -> None:
     assert names(as_json("runs", "name=good", cwd=made)) == ["good"]
-    assert everstep("runs", "name=gold", cwd=made)[0] == "no run matches name=gold\n"
+    assert everstep("runs", "name=goo", cwd=made)[0] == "no run matches name=goo\n"
+
+
+def test_a_filter_means_the_same_runs_by_a_name_as_a_comparison(made: Path, server: Server) -> None:
+    (whole,) = (run["name"] for run in as_json("runs", "name=good", cwd=made))
+    url = server.database()
+    everstep("sync", "--index", url, cwd=made)
+    for index in ([], ["--index", url]):
+        for name in ("good", whole):
+            for where in ({"name": name}, {"name": {"$in": [name, 3]}}, {"name": {"$not": {"$ne": name}}}):
+                assert names(as_json("runs", "--where", json.dumps(where), *index, cwd=made)) == ["good"]
+        assert as_json("runs", "--where", '{"name": "goo"}', *index, cwd=made) == []
+        assert len(as_json("runs", "--where", '{"name": {"$ne": "good"}}', *index, cwd=made)) == 4
 
 
 def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:

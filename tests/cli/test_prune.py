@@ -60,6 +60,21 @@ def test_by_name_and_by_directory(here: Path) -> None:
     assert there(here) == before - {"good", "long"}
 
 
+def test_what_only_begins_so_stays(here: Path) -> None:
+    """The same line again deletes nothing more."""
+    (here / "runs" / "good").rename(here / "runs" / "goodness")
+    before = there(here)
+    (row,) = as_json("runs", "name=good", cwd=here)
+    assert "there is no run 'goo'" in everstep("prune", "goo", "--delete", cwd=here, status=2)[1]
+    (found,) = as_json("prune", "name=good", "--delete", cwd=here)
+    assert found["deleted"] and found["name"] == row["name"]
+    for same in (["name=good"], ["name=l"], ["name=lon"], ["name=long-"], ["--where", '{"name": "lon"}']):
+        assert as_json("prune", *same, "--delete", cwd=here) == []
+    assert there(here) == before - {"goodness"}
+    (found,) = as_json("prune", "--where", '{"name": {"$in": ["long", 3]}}', "--delete", cwd=here)
+    assert found["deleted"] and there(here) == before - {"goodness", "long"}
+
+
 @pytest.fixture
 def running(here: Path) -> Iterator[Path]:
     """The same while one more is in the middle of its training."""

@@ -64,12 +64,13 @@ def test_numbers_are_compared_with_numbers_only(text: str) -> None:
         ("name=live-00000b", "live-00000b"),
         ("name=live", "live-00000b"),
         ("name=5", "5-00000a"),
-        ("name=li", "live-00000b live2-00000c"),
+        ("name=li", ""),
+        ("name=live-0", ""),
         ("name!=live", "5-00000a live2-00000c"),
         ("name=dead", ""),
     ],
 )
-def test_a_name_is_meant_without_its_digits_too(text: str, names: str) -> None:
+def test_a_name_is_meant_whole_or_without_its_digits(text: str, names: str) -> None:
     runs = [{"name": name} for name in ("5-00000a", "live-00000b", "live2-00000c")]
     assert " ".join(run["name"] for run in where(runs, parse(text))) == names
 

@@ -111,8 +111,11 @@ def find(text: str, index: str | None) -> Found:
     return find_all([text], index)[0]
 
 
-def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
+def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) -> list[Found]:
     """The runs that are meant: directories, read from their journals alone, or names in the index.
+
+    Args:
+        exactly: do not take the beginning of a name for it.
 
     Raises:
         ConfigError: there is no such run.
@@ -125,7 +128,7 @@ def find_all(texts: Sequence[str], index: str | None) -> list[Found]:
         if database is not None and text in named:
             with database.read() as connection:
                 gone = gone_runs(database, connection)
-                run = find_run(connection, text, gone)
+                run = find_run(connection, text, gone, exactly=exactly)
                 found.append(Found(database, run | ({"status": GONE} if run["id"] in gone else {})))
         else:
             found.append(_read_alone(Path(text).absolute()))

@@ -37,6 +37,8 @@ def command(
       everstep prune 'epoch<1'                # say what would go
       everstep prune status=failed --delete
 
+    RUN is a directory or a whole name, with or without its six digits: no beginning of one.
+
     Only run directories go, each as a whole.  A run that is running stays, as does what is no run.
     The exit status is 1 if a RUN that was named stays.
     """
@@ -45,7 +47,7 @@ def command(
     if bool(names) == bool(conditions or filter_text):
         raise click.UsageError("give RUNs, or CONDITIONS such as 'epoch<1', and not both")
     found: Sequence[tuple[Database, Mapping[str, Any]]] = (
-        [(run.database, run.facts) for run in find_all(names, index)]
+        [(run.database, run.facts) for run in find_all(names, index, exactly=True)]
         if names
         else _searched(index, conditions, filter_text)
     )

@@ -35,7 +35,8 @@ def command(
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric, whose last
     value counts (valid_loss, or step/loss for one phase), or a path into what was recorded of the newest
-    start (git.commit, packages.torch).  A run's name is meant without its six digits, too: name=digits.
+    start (git.commit, packages.torch).  name=digits means the runs of that name, with or without its six
+    digits, and none that only begins so.
     Status is running, finished, stopped, failed, killed, or gone (its directory is not there any more).
     """
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(COLUMNS)

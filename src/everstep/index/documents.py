@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, t
 
 from everstep.errors import ConfigError, nearest
 from everstep.index.fields import clean
-from everstep.index.filters import ordered
-from everstep.index.mongo import Node, paths
+from everstep.index.filters import is_named, ordered
+from everstep.index.mongo import Group, Leaf, Node, Not, paths
 from everstep.index.queries import (
     FACTS,
     all_runs,
@@ -131,7 +131,21 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
         require_known(connection, path)
         return _recorded(path)
 
-    return condition(connection, where, values)
+    return condition(connection, _by_name(connection, where), values)
+
+
+def _by_name(connection: Connection, node: Node) -> Node:
+    """A filter in which {"name": "digits"} means the runs of that name without their digits, too."""
+    if isinstance(node, Group):
+        return node._replace(parts=tuple(_by_name(connection, part) for part in node.parts))
+    if isinstance(node, Not):
+        return Not(_by_name(connection, node.part))
+    if node.path != "name" or node.operator not in ("$eq", "$in"):
+        return node
+    given = node.value if node.operator == "$in" else [node.value]
+    texts = [each for each in given if isinstance(each, str)]
+    names = connection.execute(select(runs.c.name).distinct()).scalars().all() if texts else []
+    return Leaf("name", "$in", [*given, *(n for n in names if any(is_named(n, text) for text in texts))])
 
 
 def _run_column(connection: Connection, name: str, gone: Collection[int]) -> ColumnValues:

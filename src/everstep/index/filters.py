@@ -76,8 +76,7 @@ def where(
 ) -> list[Mapping[str, Any]]:
     """Those of which every condition holds.
 
-    "name=digits" means, as far as there is one, the run of that name, those of that name without the six
-    digits at its end, or those whose names begin so.
+    "name=digits" means `is_named`.
 
     Args:
         several: name -> a run's id -> its values, of names that may have several: one of them is enough, and
@@ -97,8 +96,7 @@ def _test(
     """The condition as a function; `found` is all that it will be asked about."""
     name, sign, value = condition
     if name == "name" and sign in ("=", "!="):
-        meant = _meant(str(value), [one[name] for one in found])
-        return lambda one: (one[name] in meant) == (sign == "=")
+        return lambda one: is_named(one[name], str(value)) == (sign == "=")
 
     def values(one: Mapping[str, Any]) -> list[Any]:
         return [one.get(name)] if several is None else several.get(one["id"], [None])
@@ -111,14 +109,9 @@ def _test(
     return lambda one: enough(map(condition.holds, values(one)))
 
 
-def _meant(text: str, names: Iterable[str]) -> list[str]:
-    names = list(names)
-    exact = [name for name in names if name == text]
-    return (
-        exact
-        or [name for name in names if name.rpartition("-")[0] == text]
-        or [name for name in names if name.startswith(text)]
-    )
+def is_named(name: str, text: str) -> bool:
+    """Whether a run's name is a text, with or without the six digits at its end: never by its beginning."""
+    return text in (name, re.sub("-[0-9a-f]{6}$", "", name))
 
 
 def ordered(found: Iterable[Mapping[str, Any]], name: str, descending: bool) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
 from everstep.index.fields import clean, values_at
+from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
 
@@ -192,11 +193,14 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
-def find_run(connection: Connection, text: str, gone: Collection[int] = ()) -> dict[str, Any]:
-    """The run that is meant by a name, the beginning of one, or its directory's name.
+def find_run(
+    connection: Connection, text: str, gone: Collection[int] = (), *, exactly: bool = False
+) -> dict[str, Any]:
+    """The run that is meant by a name, with or without its six digits, its directory's name, or a beginning.
 
     Args:
         gone: the keys of runs whose directories are not there any more: meant where no other one is.
+        exactly: do not take the beginning of a name for it.
 
     Returns:
         `FACTS`, and `id`, its key here.
@@ -206,15 +210,15 @@ def find_run(connection: Connection, text: str, gone: Collection[int] = ()) -> d
     """
     found = [dict(row._mapping) for row in connection.execute(select(runs))]
     exact = [run for run in found if text in (run["name"], run["path"])]
-    folder = [run for run in found if Path(run["path"]).name == text]
-    begins = [run for run in found if run["name"].startswith(text)]
-    for candidates in (exact, folder, begins):
+    named = [run for run in found if is_named(run["name"], text) or Path(run["path"]).name == text]
+    begins = [run for run in found if run["name"].startswith(text) and not exactly]
+    for candidates in (exact, named, begins):
         there = [run for run in candidates if run["id"] not in gone] or candidates
         if len(there) == 1:
             return there[0]
         if there:
             names = ", ".join(sorted(run["name"] for run in there))
-            raise ConfigError(f"{text!r} is the beginning of several runs; give one of them: {names}")
+            raise ConfigError(f"{text!r} may be several runs; give one of them: {names}")
     raise ConfigError(f"there is no run {text!r}; {nearest(text, (run['name'] for run in found))}")
 
 

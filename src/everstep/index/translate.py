@@ -123,20 +123,20 @@ def _leaf(connection: Connection, leaf: Leaf, values: Values) -> Truth:
         matches = matching(leaf.value, [text for text in found if text is not None])
         return values.any(lambda value: and_(value.of("text"), one_of(connection, value.text, matches)))
     if leaf.operator == "$in":
-        return _equal(values, leaf.value)
+        return _equal(connection, values, leaf.value)
     equal = leaf.operator in ("$eq", "$gte", "$lte")
     if leaf.value is None or leaf.value != leaf.value:  # neither more nor less than itself
-        return _equal(values, [leaf.value] if equal else [])
+        return _equal(connection, values, [leaf.value] if equal else [])
     return values.any(lambda value: _compares(value, leaf.operator, leaf.value))
 
 
-def _equal(values: Values, wanted: list[Any]) -> Truth:
+def _equal(connection: Connection, values: Values, wanted: list[Any]) -> Truth:
     """Whether a value is one of a list; what has no value at all counts as null."""
     missing = not_(values.exist()) if any(one is None for one in wanted) else false()
-    return or_(missing, values.any(lambda value: _equals_one(value, wanted)))
+    return or_(missing, values.any(lambda value: _equals_one(connection, value, wanted)))
 
 
-def _equals_one(value: Value, wanted: list[Any]) -> Truth:
+def _equals_one(connection: Connection, value: Value, wanted: list[Any]) -> Truth:
     """Whether a value equals one of a list: numbers with numbers, texts with texts."""
     numbers: list[float] = []
     texts: list[str] = []
@@ -155,7 +155,7 @@ def _equals_one(value: Value, wanted: list[Any]) -> Truth:
     if numbers:
         others.append(_known(value, "number", value.number.in_([literal(one, Float) for one in numbers])))
     if texts:
-        others.append(_known(value, "text", value.text.in_([literal(one, Text) for one in texts])))
+        others.append(_known(value, "text", one_of(connection, value.text, texts)))
     return or_(false(), *others)
 
 
