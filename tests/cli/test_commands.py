@@ -79,6 +79,19 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
         (["runs", "--where", '{"step": {"$gtt": 1}}'], "did you mean '$gt'"),
+        (["runs", "--where", '{"step": {"gt": 1}}'], "operators begin with $; give {'$gt': 1}"),
+        (["runs", "--where", '{"$or": [{"status": "finnished"}]}'], "did you mean 'finished'"),
+        (["runs", "--where", '{"step": {"$gt": "1"}}'], "step is a number"),
+        (["runs", "--where", '{"valid_loss": {"$in": ["1"]}}'], "valid_loss is a number"),
+        (["runs", "--where", '{"config.optimizer.lr": "0.1"}'], "config.optimizer.lr is a number"),
+        (["runs", "--where", '{"config.optimizer.lrr": {"$ne": 3}}'], "did you mean 'config.optimizer.lr'"),
+        (["runs", "status!=finnished"], "did you mean 'finished'"),
+        (["runs", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
+        (["runs", "config.optimizr.lr=3"], "did you mean 'config.optimizer'"),
+        (["runs", "config.optimizer.lr.value=3"], "did you mean 'config.optimizer.lr'"),
+        (["runs", "--columns", "name,config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
+        (["runs", "--sort", "-config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
+        (["prune", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--where", "step > 1"], "is no JSON"),
         (["runs", "--where", "[1]"], "a filter is an object"),
         (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
@@ -200,6 +213,7 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     rows = {row[3:5] + row[2:3]: row[6] for row in journal_rows(made / "runs" / "good")}
     assert run["step"] == 8
     assert run["valid_loss"] == 0.5
+    assert as_json("runs", "name=good", "parent.run!=x", "--columns", "parent.run", cwd=made)  # null in all
     assert run["step/loss"] == float.fromhex(rows["step", "loss", 8])
     assert run["packages.numpy"]
     told, _ = everstep("runs", "status=finished", "--sort", "valid_loss", cwd=made)

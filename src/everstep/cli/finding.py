@@ -15,6 +15,7 @@ from everstep.index.database import Database
 from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
 from everstep.index.queries import FACTS, GONE, Recorded, all_runs, find_run, is_metric
+from everstep.index.sense import require_comparable, require_there
 from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
 
@@ -46,13 +47,16 @@ def search(
         wanted: further names that each run is to have, if it can.
 
     Raises:
-        ConfigError: what is asked is no comparison or no filter, or names what no run has.
+        ConfigError: what is asked is no comparison or no filter, or can hold of no run: see `index.sense`.
         RunIndexError: there is neither an index nor a run.
     """
     asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
     names = [*(condition.name for condition in asked), *mongo.paths(filtered), *wanted]
     database = open_index(index)
     with database.read() as connection:
+        leaves = [*(each.leaf for each in asked), *mongo.leaves(filtered)]
+        require_there(connection, leaves, wanted)
+        require_comparable(connection, leaves)
         gone = gone_runs(database, connection)
         chosen = run_condition(connection, filtered, gone) if filter_text else None
         newest = Recorded(connection)

@@ -42,15 +42,16 @@ def query(
         A dictionary per document, in the order of their start (runs), or as they were written.
 
     Raises:
-        ConfigError: an unknown collection, operator or field, with the nearest; a value that is none of
-            JSON; a pattern that does not come to an end.
+        ConfigError: an unknown collection, operator or field, with the nearest; what can hold of no run; a
+            value that is none of JSON; a pattern that does not come to an end.
         RunIndexError: there is no index and no run, or it cannot be read.
 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
     from everstep.index.documents import Asked, ask
-    from everstep.index.mongo import parse
+    from everstep.index.mongo import leaves, parse
+    from everstep.index.sense import require_comparable
     from everstep.index.shipping import gone_runs
 
     asked = Asked(
@@ -63,7 +64,10 @@ def query(
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     with database.read() as connection:
-        return ask(connection, collection, asked, gone_runs(database, connection))
+        found = ask(connection, collection, asked, gone_runs(database, connection))
+        if collection == "runs":
+            require_comparable(connection, leaves(asked.where))
+        return found
 
 
 def _limit(limit: int | None) -> int | None:

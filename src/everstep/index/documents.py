@@ -15,6 +15,7 @@ from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
 from everstep.index.queries import (
     FACTS,
+    TEXTS,
     all_runs,
     is_metric,
     last_values,
@@ -149,7 +150,7 @@ def _by_name(connection: Connection, node: Node) -> Node:
 
 
 def _run_column(connection: Connection, name: str, gone: Collection[int]) -> ColumnValues:
-    kind = "text" if name in ("name", "status", "reason", "path") else "number"
+    kind = "text" if name in TEXTS else "number"
     source = status(connection, gone) if name == "status" else runs.c[name]
     return in_column(kind, source, select(source).distinct())
 
@@ -274,7 +275,7 @@ _TABLES = {
 COLLECTIONS = ("runs", "configs", *_TABLES)
 """What can be asked for."""
 
-_TEXTS = ("run", "phase", "name")
+_ROW_TEXTS = ("run", "phase", "name")
 
 
 def _ask_table(connection: Connection, table: _Table, asked: Asked) -> list[Document]:
@@ -294,7 +295,7 @@ def _ask_table(connection: Connection, table: _Table, asked: Asked) -> list[Docu
 
 def _column(table: _Table, name: str) -> Values:
     source = table.columns[name]
-    kind = "text" if name in _TEXTS else "bool" if name == "wall" else "number"
+    kind = "text" if name in _ROW_TEXTS else "bool" if name == "wall" else "number"
     return in_column(kind, source, select(source).distinct(), nan=name == "value")
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError
+from everstep.index.mongo import Leaf
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -21,12 +22,20 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[^']*'|[^\s,<>=!]+)")
 
 
+_LIKE = {"=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+
+
 class Condition(NamedTuple):
     """`name` compared with `value`, a number or a text."""
 
     name: str
     operator: str
     value: float | str
+
+    @property
+    def leaf(self) -> Leaf:
+        """The same in a filter; of "!=" what is not to hold."""
+        return Leaf(self.name, _LIKE[self.operator], self.value)
 
     def holds(self, found: Any) -> bool:
         """Whether it is true of the value `found`; of no value, and of another type, only "!=" is."""

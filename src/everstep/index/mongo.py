@@ -60,17 +60,18 @@ def parse(where: Mapping[str, Any]) -> Node:
 
 def paths(node: Node) -> list[str]:
     """The path of every condition, in the order in which they stand."""
-    return list(_paths(node))
+    return [leaf.path for leaf in leaves(node)]
 
 
-def _paths(node: Node) -> Iterator[str]:
+def leaves(node: Node) -> Iterator[Leaf]:
+    """Every condition, in the order in which they stand."""
     if isinstance(node, Leaf):
-        yield node.path
+        yield node
     elif isinstance(node, Not):
-        yield from _paths(node.part)
+        yield from leaves(node.part)
     else:
         for part in node.parts:
-            yield from _paths(part)
+            yield from leaves(part)
 
 
 def _filter(where: Any, depth: int) -> Node:
@@ -102,8 +103,18 @@ def _conditions(path: str, value: Any, depth: int) -> Node:
     """The conditions on one field: a value that it equals, or operators."""
     _require_shallow(depth)
     if not (isinstance(value, Mapping) and any(str(key).startswith("$") for key in value)):
+        _require_signs(path, value)
         return Leaf(path, "$eq", _json(path, value))
     return Group(True, tuple(_condition(path, key, item, depth) for key, item in value.items()))
+
+
+def _require_signs(path: str, value: Any) -> None:
+    """Refuse an object that is most likely meant as operators."""
+    if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
+        signed = {f"${key}": item for key, item in value.items()}
+        raise ConfigError(
+            f"{path}: operators begin with $; give {signed!r}, or {{'$eq': {value!r}}} for that very object"
+        )
 
 
 def _condition(path: str, operator: str, value: Any, depth: int) -> Node:

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 GONE = "gone"
 """The status of a run whose directory is not there any more: moved, or deleted."""
 
+STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
+"""All that there are."""
+
 FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
 """What is known of every run."""
+
+TEXTS = ("name", "status", "reason", "path")
+"""Those of them that are texts; the others are numbers."""
 
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
 """Which phase a metric's bare name means, where it has several: the lowest (evaluations: 2)."""

@@ -1,0 +1,75 @@
+"""What is asked of runs and can hold of none: a typing error rather than a question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from everstep.errors import ConfigError, nearest
+from everstep.index.fields import clean
+from everstep.index.mongo import Leaf
+from everstep.index.queries import FACTS, STATUSES, TEXTS, is_metric, require_known
+from everstep.index.schema import fields
+
+
+def require_there(connection: Connection, conditions: Iterable[Leaf], names: Iterable[str]) -> None:
+    """Refuse names that no run has, but where a condition holds of what is not there ($exists, null).
+
+    Args:
+        names: further ones that are asked for, to sort by or to show.
+
+    Raises:
+        ConfigError: says which, with the nearest.
+    """
+    asked = [leaf.path for leaf in conditions if leaf.operator != "$exists" and None not in _values(leaf)]
+    for name in dict.fromkeys([*asked, *names]):
+        if not _kinds(connection, name):
+            require_known(connection, name)
+            if known := _beside(connection, clean(name)):
+                raise ConfigError(f"no run has {name!r}; {nearest(name, known)}")
+
+
+def require_comparable(connection: Connection, conditions: Iterable[Leaf]) -> None:
+    """Refuse statuses that there are not, and texts where all runs have numbers.
+
+    Raises:
+        ConfigError: says which, with the nearest.
+    """
+    for leaf in conditions:
+        texts = [value for value in _values(leaf) if isinstance(value, str)]
+        if not texts or len(texts) < len(_values(leaf)):
+            continue
+        if _kinds(connection, leaf.path) - {"null"} == {"number"}:
+            raise ConfigError(f"{leaf.path} is a number; compare it with one, not with {texts[0]!r}")
+        unknown = [text for text in texts if text not in STATUSES]
+        if leaf.path == "status" and leaf.operator in ("$eq", "$in") and unknown:
+            raise ConfigError(f"no status is {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
+
+
+def _values(leaf: Leaf) -> list[Any]:
+    return leaf.value if leaf.operator == "$in" else [leaf.value]
+
+
+def _kinds(connection: Connection, name: str) -> set[str]:
+    """Of which kinds the values of a name are; see `fields.typed`."""
+    if name in FACTS:
+        return {"text" if name in TEXTS else "number"}
+    if is_metric(connection, name):
+        return {"number"}
+    found = select(fields.c.kind).where(fields.c.path == clean(name)).distinct()
+    return set(connection.execute(found).scalars())
+
+
+def _beside(connection: Connection, path: str) -> set[str]:
+    """The paths that there are where one begins that no run has; none below what is null, as git may be."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path and _kinds(connection, path) == {"null"}:
+            return set()
+        within = fields.c.path.startswith(f"{path}." if path else "", autoescape=True)
+        found = set(connection.execute(select(fields.c.path).where(within).distinct()).scalars())
+        if near := {one for one in found if "." not in one[len(path) + 1 :]}:
+            return near
+    return set()
