@@ -81,6 +81,24 @@ def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
     assert [row["settings"] for row in each] == [{"seed": seed, "task.scale": 3} for seed in (1, 2)]
 
 
+def test_draws_are_of_the_type_that_the_config_has(here: Path) -> None:
+    (here / "loose.py").write_text(
+        "from tiny_experiment import numbers\ndef loose(size): return numbers(size)\n"
+    )
+    line = ["sweep", "tiny.yaml", "streams.train={call: loose:loose, size: 2}", "--dry-run", "-n", "6"]
+    line += ["--random", "streams.train.size={low: 2, high: 3}"]  # of no type
+    _, beside = everstep(*line, cwd=here)
+    assert beside == "note: 6 draws gave 2 different settings; each is trained once\n"
+    rows = as_json(*line, "--random", "optimizer.lr={low: 0, high: 1}", cwd=here)
+    drawn = [row["settings"]["optimizer.lr"] for row in rows]
+    assert len(set(drawn)) == 6 and all(isinstance(lr, float) for lr in drawn)
+    assert {row["settings"]["streams.train.size"] for row in rows} == {2, 3}
+    line = ["sweep", *SMALL, "--dry-run", "--minimize", "valid/loss", "-n", "2", "-j", "2"]
+    line += ["--optuna", "optimizer.lr={low: 1, high: 2, log: true}", "--optuna", "seed={low: 1, high: 9}"]
+    for row in as_json(*line, cwd=here):
+        assert [type(value) for value in row["settings"].values()] == [float, int]
+
+
 SEARCH = (
     *("sweep", *SMALL, "--optuna", "optimizer.lr={low: 1e-3, high: 1.9, log: true}"),
     *("--optuna", "streams.train.batch_size=[1, 2]", "--minimize", "valid/loss", "-j", "2", "-n"),

@@ -18,7 +18,7 @@ import click
 from everstep.cli import experiments
 from everstep.cli.leaving import leave_in_order
 from everstep.cli.options import json_option
-from everstep.cli.output import print_json, print_table
+from everstep.cli.output import note, print_json, print_table
 
 if TYPE_CHECKING:
     from everstep.experiment.search import Search
@@ -96,7 +96,7 @@ def command(
     """
     files, overrides = experiments.split(arguments)
     experiments.ship_to(index)
-    from everstep.experiment.sweep import Base, spaces, trials
+    from everstep.experiment.sweep import Base, distinct, spaces, trials
 
     base = Base(files, overrides, run_dir, profile)
     search = None
@@ -112,7 +112,10 @@ def command(
         )
         found = search.ask(min(jobs, count))
     else:
-        found = trials(base, grid=grid, draws=draws, count=count, seed=seed)
+        drawn = trials(base, grid=grid, draws=draws, count=count, seed=seed)
+        found = distinct(drawn)
+        if len(found) < len(drawn):
+            note([f"{len(drawn)} draws gave {len(found)} different settings; each is trained once"])
     options = [*map(str, files), *overrides, "--schedule", schedule, "--on-change", on_change]
     options += ["--profile", profile] if profile is not None else []
     options += ["--strict-git"] * strict_git + ["--skip-check"] * skip_check

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import ConfigError
-from everstep.experiment.sweep import Base, Between, Space, Trial
+from everstep.experiment.sweep import Base, Between, Space, Trial, fitting
 from everstep.record import RunJournal
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class Search:
         except ImportError as error:
             raise ConfigError(f"{error}; pip install 'everstep[optuna]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._base, self._spaces, self._metric = base, spaces, metric
+        self._base, self._spaces, self._metric = base, fitting(base, spaces), metric
         self._study = optuna.create_study(
             direction="maximize" if maximize else "minimize",
             sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         )
-        self._distributions = {path: _distribution(space) for path, space in spaces.items()}
+        self._distributions = {path: _distribution(space) for path, space in self._spaces.items()}
         self._asked: list[tuple[optuna.Trial, Trial]] = []
 
     def ask(self, count: int) -> list[Trial]:
@@ -99,6 +99,6 @@ def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
 
     if not isinstance(space, Between):  # by their places: values may be lists, and 1 is not True
         return distributions.CategoricalDistribution(range(len(space)))
-    if isinstance(space.low, int) and isinstance(space.high, int):
-        return distributions.IntDistribution(space.low, space.high, log=space.log)
+    if space.whole:
+        return distributions.IntDistribution(int(space.low), int(space.high), log=space.log)
     return distributions.FloatDistribution(space.low, space.high, log=space.log)

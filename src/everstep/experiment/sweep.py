@@ -88,10 +88,18 @@ class Base:
         """Those in the config as it is written."""
         return {place for place in layered(self.files, self.overrides).origins if place}
 
+    def takes(self, settings: dict[str, Any]) -> bool:
+        """Whether the config of some settings can be right."""
+        try:
+            self.trial(settings)
+        except ConfigError:
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class Between:
-    """Numbers to draw from, `low` and `high` included; whole ones if both are.
+    """Numbers to draw from, `low` and `high` included; whole ones if both are (but see `fitting`).
 
     Attributes:
         log: whether to draw from their logarithms.
@@ -101,15 +109,20 @@ class Between:
     high: float
     log: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether they are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
     def draw(self, source: random.Random) -> float:
         """One of them."""
-        if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
-            return source.randint(self.low, self.high)
+        if self.whole and not self.log:
+            return source.randint(int(self.low), int(self.high))
         if not self.log:
             return source.uniform(self.low, self.high)
         drawn = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         drawn = min(max(drawn, self.low), self.high)
-        return round(drawn) if isinstance(self.low, int) and isinstance(self.high, int) else drawn
+        return round(drawn) if self.whole else drawn
 
 
 Space: TypeAlias = "Sequence[Any] | Between"
@@ -124,10 +137,10 @@ def trials(
     count: int = 10,
     seed: int = 0,
 ) -> list[Trial]:
-    """What a sweep trains; every config is checked before the first.
+    """What a sweep trains, one for each draw and combination; every config is checked before the first.
 
     The same arguments give the same trials: a run directory is named by its settings, so that a sweep that
-    was cut off, or has got more values, goes on where it stands.
+    was cut off, or has got more values, goes on where it stands.  Some may be the same: see `distinct`.
 
     Args:
         grid: "PATH=[VALUE, ...]" each, in YAML: every combination of them.
@@ -144,7 +157,8 @@ def trials(
     _require_once([path for path, _ in (*listed, *drawn)])
     if not axes and not spaces:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
-    return distinct(map(base.trial, _settings(axes, spaces, count, random.Random(seed))))
+    others = {path: values[0] for path, values in axes.items()}
+    return list(map(base.trial, _settings(axes, fitting(base, spaces, others), count, random.Random(seed))))
 
 
 def distinct(found: Iterable[Trial]) -> list[Trial]:
@@ -161,6 +175,28 @@ def spaces(texts: Iterable[str]) -> dict[str, Space]:
     found = [_space("--optuna", text) for text in texts]
     _require_once([path for path, _ in found])
     return dict(found)
+
+
+def fitting(
+    base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any] | None = None
+) -> dict[str, Space]:
+    """Spaces between whole numbers as those between floats, where the config's type is a float.
+
+    Args:
+        others: what else varies, with a value each.
+    """
+    first = dict(others or {}) | {
+        path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()
+    }
+
+    def fitted(path: str, space: Space) -> Space:
+        if not isinstance(space, Between) or not space.whole:
+            return space
+        fractions = base.takes({**first, path: space.low + 0.5})  # as do arguments without a type,
+        anything = base.takes({**first, path: "text"})  # which may count something
+        return Between(float(space.low), float(space.high), space.log) if fractions > anything else space
+
+    return {path: fitted(path, space) for path, space in spaces.items()}
 
 
 def _require_once(paths: list[str]) -> None:
