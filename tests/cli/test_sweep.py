@@ -63,6 +63,16 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
     assert rows[0] == rows[1]
 
 
+def test_a_metric_is_shown_in_the_table(here: Path) -> None:
+    line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--show", "valid/loss")
+    rows = as_json(*line, cwd=here, status=1)
+    assert rows[0]["valid/loss"] == RunJournal(here / rows[0]["run"]).series("valid/loss")[1][-1]
+    assert rows[1]["valid/loss"] is None
+    said, beside = everstep(*line, "--show", "valid/los", cwd=here, status=1)
+    assert said.splitlines()[0].split()[-3:] == ["status", "valid/loss", "valid/los"]
+    assert "did you mean 'valid/loss'" in beside
+
+
 def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
     line = [
         "sweep", "tiny.yaml", "--dry-run", "-n", "20",
@@ -234,8 +244,12 @@ def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, st
         assert sweep.poll() is None
         time.sleep(0.02)
     sweep.send_signal(number)
-    beside = sweep.communicate()[1]
+    told, beside = sweep.communicate()
     assert sweep.returncode == 128 + number and "Traceback" not in beside
+    _, first, second = told.splitlines()
+    assert "stopped by SIGTERM" in first
+    assert second.split()[:4] == ["runs/tiny-seed-2", "2", "not", "begun"]
+    assert "note: the same line goes on where each of them stands\n" in beside
     assert runs(here) == {"tiny-seed-1"}
     assert as_json("show", "runs/tiny-seed-1", cwd=here)["status"] == "stopped"
 

@@ -19,12 +19,14 @@ from everstep.cli import experiments
 from everstep.cli.leaving import leave_in_order
 from everstep.cli.options import json_option
 from everstep.cli.output import note, print_json, print_table
+from everstep.errors import EverstepError
 
 if TYPE_CHECKING:
     from everstep.experiment.search import Search
     from everstep.experiment.sweep import Trial
 
 _STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
+_DRY, _WAITS = "not run (--dry-run)", "not begun"
 _TAIL = 2000
 """Characters of what a failed training printed last."""
 
@@ -55,6 +57,7 @@ _TAIL = 2000
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings at once."
 )
+@click.option("--show", "shown", multiple=True, metavar="METRIC", help="Its last value in the table, too.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
 @experiments.profile_option
 @experiments.training_options
@@ -69,6 +72,7 @@ def command(
     count: int,
     seed: int,
     jobs: int,
+    shown: tuple[str, ...],
     run_dir: Path | None,
     profile: str | None,
     on_change: str,
@@ -86,6 +90,8 @@ def command(
       everstep sweep digits.yaml --random 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' -n 20
       everstep sweep digits.yaml --optuna 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' \\
         --minimize valid/loss -n 20 -j 2
+
+    --show valid/loss adds the last value of a metric to the final table; so do --minimize and --maximize.
 
     Every config is checked before it is trained, those of a grid or of draws before the first training.  A
     run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same line again goes on where
@@ -120,21 +126,48 @@ def command(
     options += ["--profile", profile] if profile is not None else []
     options += ["--strict-git"] * strict_git + ["--skip-check"] * skip_check
     if dry_run:
-        rows = [_row(trial, "not run (--dry-run)") for trial in found]
+        rows = [_row(trial, _DRY) for trial in found]
     else:
         leave_in_order()
         trainings = _Trainings(options, jobs, count if search else len(found))
-        if search is None:
-            rows = [_row(trial, _told(code)) for trial, code in trainings.run(found)]
-        else:
-            rows = _searched(search, found, trainings, minimize or maximize or "", count)
+        try:
+            if search is None:
+                rows = [_row(trial, _told(code)) for trial, code in trainings.run(found)]
+            else:
+                rows = _searched(search, found, trainings, minimize or maximize or "", count)
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(OSError):  # the terminal may be gone
+                _print(trainings.standing(), shown, as_json)
+                note(["the same line goes on where each of them stands"])
+            raise
+    _print(rows, shown, as_json)
+    if any(row["status"] not in ("finished", _DRY) for row in rows):
+        sys.exit(1)
+
+
+def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> None:
+    for metric in shown:
+        _add(rows, metric)
     if as_json:
         print_json(rows)
     else:
-        flat = [{"run": row.pop("run"), **row.pop("settings"), **row} for row in rows]
-        print_table(flat, tuple(flat[0]))
-    if any(row["status"] not in ("finished", "not run (--dry-run)") for row in rows):
-        sys.exit(1)
+        flat = [{"run": row["run"], **row["settings"], **row} for row in rows]
+        print_table(flat, [name for name in flat[0] if name != "settings"])
+
+
+def _add(rows: list[dict[str, Any]], metric: str) -> None:
+    """The last value of a metric in each row, as far as the run has it."""
+    from everstep.experiment.search import last_value
+
+    missing = []
+    for row in rows:
+        row[metric] = None
+        try:
+            if row["status"] not in (_DRY, _WAITS):
+                row[metric] = last_value(row["run"], metric)
+        except EverstepError as error:
+            missing.append(f"{row['run']}: {error}")
+    note(missing[:1])
 
 
 def _searched(
@@ -178,12 +211,15 @@ class _Trainings:
 
     def __init__(self, options: Sequence[str], jobs: int, total: int) -> None:
         self._options, self._jobs, self._total, self._done = options, jobs, total, 0
+        self._asked: dict[Path, Trial] = {}
+        self._codes: dict[Path, int] = {}
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
         self._stopping = False
 
     def run(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
         """Train some; each with its exit status, in their order."""
+        self._asked |= {trial.run_dir: trial for trial in trials}
         pool = ThreadPoolExecutor(self._jobs)
         try:
             waiting = {pool.submit(self._train, trial): trial for trial in trials}
@@ -198,6 +234,13 @@ class _Trainings:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def standing(self) -> list[dict[str, Any]]:
+        """A row for each that was to be trained so far, in their order."""
+        return [
+            _row(trial, _told(self._codes[path]) if path in self._codes else _WAITS)
+            for path, trial in self._asked.items()
+        ]
 
     def _train(self, trial: Trial) -> tuple[int, str]:
         """Its exit status, and the end of what it printed."""
@@ -217,6 +260,7 @@ class _Trainings:
             code = process.wait()
             with self._lock:
                 self._running.remove(process)
+                self._codes[trial.run_dir] = code
             return code, _end(printed) if code else ""
 
     def _say(self, trial: Trial, code: int, printed: str) -> None:

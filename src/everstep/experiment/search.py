@@ -85,13 +85,22 @@ class Search:
         found = {}
         for asked, trial in self._asked:
             path = str(trial.run_dir)
-            value = RunJournal(path).series(self._metric)[1][-1] if finished[path] else math.nan
+            value = last_value(path, self._metric) if finished[path] else math.nan
             found[path] = value
             if math.isnan(value):
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
             else:
                 self._study.tell(asked, value)
         return found
+
+
+def last_value(run_dir: str, metric: str) -> float:
+    """The last value of a metric of a run.
+
+    Raises:
+        ConfigError: it has none; names the nearest.
+    """
+    return RunJournal(run_dir).series(metric)[1][-1]
 
 
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
