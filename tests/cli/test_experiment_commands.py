@@ -218,6 +218,22 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
     [
         (["train"], 2, "give a config FILE"),
         (["train", "none.yaml"], 2, "none.yaml cannot be read"),
+        (["train", "tiny.yml"], 2, "did you mean 'tiny.yaml'"),
+        (
+            ["train", "tiny.yaml", "optimizer"],
+            2,
+            "'optimizer' is no file, and no setting: those are PATH=VALUE",
+        ),
+        (["train", "tiny.yaml", "optimizer.lr", "3"], 2, "'optimizer.lr' is no file, and no setting"),
+        (
+            ["train", "tiny.yaml", "--lr=3"],
+            2,
+            "no option --lr; a setting of the config is PATH=VALUE, as in optimizer.lr",
+        ),
+        (["sweep", "tiny.yaml", "--job=3"], 2, "no option --job; did you mean '--jobs'? a setting"),
+        (["show", "tiny", "--lr=3"], 2, "no option --lr; see --help"),
+        (["resume", "tiny.yaml"], 2, "tiny.yaml is a config file; give a run, or train it"),
+        (["eval", "./tiny.yaml"], 2, "tiny.yaml is a config file; give a run, or train it"),
         (["train", "tiny.yaml", "optimizr.lr=1"], 2, "did you mean 'optimizer'"),
         (["train", "tiny.yaml", "optimizer.lrr=1"], 2, "Momentum() has no argument 'lrr'; did you mean 'lr'"),
         (["train", "tiny.yaml", "--schedule", "trian"], 2, "did you mean 'train'"),

@@ -156,7 +156,7 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        ([], 2, "give RUNs, or CONDITIONS"),
+        ([], 2, "say which: RUNs, CONDITIONS such as 'epoch<1', or --where JSON"),
         (["good", "epoch<1"], 2, "not both"),
         (["goood"], 2, "did you mean 'good-"),
         (["epcoh<1"], 2, "did you mean 'epoch'"),

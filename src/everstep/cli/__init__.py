@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import click
 
 EXTRAS = {
     "click": "cli",
@@ -53,6 +56,8 @@ def _run() -> int:
     try:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            error = click.UsageError(_unknown(error), error.ctx)
         error.show()
         return error.exit_code
     except click.exceptions.Abort:
@@ -60,3 +65,14 @@ def _run() -> int:
     except EverstepError as error:
         print(f"everstep: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _unknown(error: click.NoSuchOption) -> str:
+    """What is said of an unknown option: a setting of a config is none."""
+    from everstep.errors import alike
+
+    params = error.ctx.command.params if error.ctx else ()
+    settings = any("PATH=VALUE" in str(each.metavar) for each in params if each.param_type_name == "argument")
+    hint = alike(error.option_name, (name for each in params for name in each.opts if name[:1] == "-"))
+    how = "a setting of the config is PATH=VALUE, as in optimizer.lr=0.1" if settings else "see --help"
+    return f"no option {error.option_name}; {hint}{how}"

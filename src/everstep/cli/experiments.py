@@ -64,11 +64,16 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Config files, and overrides: those with a "=" that are no files.
 
     Raises:
-        UsageError: there is no file.
+        UsageError: there is no file, or something that is neither.
     """
     files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
     if not files:
         raise click.UsageError("give a config FILE: a YAML file")
+    for file in files[1:]:  # the first one may be a run
+        if file.suffix not in (".yaml", ".yml") and not file.exists():
+            raise click.UsageError(
+                f"{str(file)!r} is no file, and no setting: those are PATH=VALUE, as in optimizer.lr=0.1"
+            )
     return files, [each for each in arguments if Path(each) not in files]
 
 

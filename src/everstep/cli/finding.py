@@ -141,6 +141,8 @@ def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) 
 
 def _is_run_dir(text: str) -> bool:
     folder = Path(text)
+    if folder.suffix in (".yaml", ".yml") and folder.is_file():
+        raise ConfigError(f"{text} is a config file; give a run, or train it: everstep train {text}")
     if folder.is_dir() and run_dirs(folder) == [folder]:
         return True
     if folder.is_dir() and os.sep in text:

@@ -44,8 +44,11 @@ def command(
     """
     conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
     names = [each for each in chosen if each not in conditions]
-    if bool(names) == bool(conditions or filter_text):
-        raise click.UsageError("give RUNs, or CONDITIONS such as 'epoch<1', and not both")
+    searched = bool(conditions or filter_text)
+    if not names and not searched:
+        raise click.UsageError("say which: RUNs, CONDITIONS such as 'epoch<1', or --where JSON")
+    if names and searched:
+        raise click.UsageError("give RUNs, or CONDITIONS and --where, not both")
     found: Sequence[tuple[Database, Mapping[str, Any]]] = (
         [(run.database, run.facts) for run in find_all(names, index, exactly=True)]
         if names

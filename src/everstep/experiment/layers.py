@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, alike
 
 Place = tuple[str | int, ...]
 """Keys and numbers in lists, from the root of a tree to a value."""
@@ -114,7 +114,9 @@ def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layer
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}); give a YAML file") from error
+            known = [str(each) for end in ("yaml", "yml") for each in Path(file).parent.glob(f"*.{end}")]
+            hint = alike(str(Path(file)), known) if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"{file} cannot be read ({error}); {hint}give a YAML file") from error
         layer = parsed(text, str(file))
         if layer.tree is None:
             continue
