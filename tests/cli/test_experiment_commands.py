@@ -164,6 +164,11 @@ def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     for name in ("a.npy", "a.npz", "a.jsonl"):
         said, _ = everstep("predict", "tiny", "--stream", "valid", "--out", name, cwd=trained)
         assert said == f"{name}: 5 predictions for 'valid'\n"
+    line = ("predict", "tiny", "--stream", "valid", "--out", "a.npy")
+    before = (trained / "a.npy").stat().st_ino
+    assert "a.npy is there; give another file, or --overwrite" in everstep(*line, cwd=trained, status=2)[1]
+    assert (trained / "a.npy").stat().st_ino == before
+    everstep(*line, "--overwrite", cwd=trained)
     array = np.load(trained / "a.npy")
     assert array.shape == (5,) and (np.load(trained / "a.npz")["predictions"] == array).all()
     assert [json.loads(line) for line in (trained / "a.jsonl").read_text().splitlines()] == array.tolist()

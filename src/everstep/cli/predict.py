@@ -18,6 +18,7 @@ from everstep.cli.options import index_option
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npy, .npz or .jsonl"
 )
+@click.option("--overwrite", is_flag=True, help="Replace the file, if it is there.")
 @experiments.weights_option
 @experiments.profile_option
 @index_option
@@ -26,6 +27,7 @@ def command(
     overrides: tuple[str, ...],
     stream: str,
     out: Path,
+    overwrite: bool,
     weights: str | None,
     profile: str | None,
     index: str | None,
@@ -42,7 +44,7 @@ def command(
     from everstep.experiment import open_run
     from everstep.experiment.predictions import check, write
 
-    check(out)
+    check(out, overwrite)
     experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="predict")
     samples = write(out, experiment.trainer.predict(stream, weights=weights))
     click.echo(f"{out}: {samples} predictions for {stream!r}")

@@ -17,16 +17,18 @@ from everstep.errors import ConfigError, DataError, nearest
 _KINDS = (".npy", ".npz", ".jsonl")
 
 
-def check(path: Path) -> None:
+def check(path: Path, overwrite: bool = False) -> None:
     """Refuse a file that cannot be written.
 
     Raises:
-        ConfigError: another ending, or no such folder.
+        ConfigError: another ending, no such folder, or it is there and not to be overwritten.
     """
     if path.suffix not in _KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; {nearest(path.suffix, _KINDS)}")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{path.absolute().parent} is no folder; make it, or give another file")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} is there; give another file, or --overwrite")
 
 
 def write(path: Path, predictions: Iterable[Any]) -> int:
