@@ -10,11 +10,13 @@ import mongo_reference as reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from query_samples import METRICS, same, store
+from sqlalchemy import select
 
 from everstep.index.database import Database
 from everstep.index.documents import Asked, ask
 from everstep.index.mongo import parse
 from everstep.index.queries import FACTS
+from everstep.index.schema import fields
 
 # ------------------------------------------------------------------------ documents and filters
 
@@ -181,3 +183,29 @@ def rows_of_metrics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in range(2)
     ]
     return sorted(rows, key=lambda row: (row["run"], row["phase"], row["name"], row["seq"]))
+
+
+# ------------------------------------------------------------------------------------ lists in lists
+
+
+def test_lists_in_lists_take_a_row_per_value(both: list[Database]) -> None:
+    tree: Any = {"x": 1}
+    for _ in range(20):
+        tree = {"b": [tree, {"\x1f0": 2}]}
+    given = [{"recorded": {"config": tree}, "metrics": {}, "step": 0, "seed": 1, "reason": None}]
+    deep = ".".join("b" * 20)
+    asked = {
+        f"config.{deep}.x": 1,
+        f"config.{deep.replace('b', 'b.0')}.x": 1,
+        f"config.{deep.replace('b', 'b.0', 7)}.x": 1,
+        f"config.{deep.replace('b', 'b.1', 1)}.x": None,
+        "config.b.b.\x1f0": 2,
+        "config.b.\x1f0.b": None,
+    }
+    for database in both:
+        with database.write() as connection:
+            store(connection, given)
+            assert len(connection.execute(select(fields)).all()) == 2 + 20 * 4
+            for path, value in asked.items():
+                assert len(ask(connection, "runs", Asked(parse({path: value})))) == 1, path
+                assert not ask(connection, "runs", Asked(parse({path: 3}))), path

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, true
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import clean
+from everstep.index.fields import MARK, clean, leads, named
 from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
 from everstep.index.queries import (
@@ -130,7 +130,7 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
             number = Value({"number": true()}, last.c.value, literal(None))
             return SelectedValues(runs.c.id, number, select(last.c.run))
         require_known(connection, path)
-        return _recorded(path)
+        return _recorded(connection, path)
 
     return condition(connection, _by_name(connection, where), values)
 
@@ -155,9 +155,14 @@ def _run_column(connection: Connection, name: str, gone: Collection[int]) -> Col
     return in_column(kind, source, select(source).distinct())
 
 
-def _recorded(path: str) -> Values:
+def _recorded(connection: Connection, path: str) -> Values:
+    path = named(path)
     kinds = {kind: fields.c.kind == kind for kind in ("null", "bool", "number", "text", "list", "object")}
-    rows = select(fields.c.run).where(fields.c.path == clean(path))
+    places = select(fields.c.path).distinct().where(fields.c.path.contains(MARK))
+    places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))
+    in_lists = [place for place in connection.execute(places).scalars() if leads(path, place)]
+    at = (fields.c.path == path) | one_of(connection, fields.c.path, in_lists)
+    rows = select(fields.c.run).where(at)
     return SelectedValues(runs.c.id, Value(kinds, fields.c.number, fields.c.text), rows)
 
 
@@ -209,7 +214,9 @@ def _ask_configs(connection: Connection, asked: Asked) -> list[Document]:
             raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
 
     def values(path: str) -> Values:
-        return in_column("text", runs.c.name, select(runs.c.name)) if path == "run" else _recorded(path)
+        if path == "run":
+            return in_column("text", runs.c.name, select(runs.c.name))
+        return _recorded(connection, path)
 
     by_name = {"run": "name", "-run": "-name"}
     renamed = asked._replace(sort=[by_name.get(name, name) for name in asked.sort])

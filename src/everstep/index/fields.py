@@ -2,21 +2,30 @@
 
 A path is names joined by dots.  It goes through objects by name and through lists by number; and, where
 an object lies in a list, also without the number: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
+
+There is one row per value, as so many paths lead to one inside lists in lists.  The row has the path with all
+numbers, each after `MARK` instead of a dot; which paths lead there `leads` says.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 LONGEST_LIST = 1000
 """Of a list, so many elements can be asked for."""
 
+MARK = "\x1f"
+"""In a path of the table, what comes before the number of a list's element."""
+
+_PARTS = re.compile(f"([.{MARK}])([^.{MARK}]*)")
+
 
 class Field(NamedTuple):
-    """One value at a path, or an element of the list there, as the table `fields` has it from `path` on."""
+    """One value and its place, as the table `fields` has it from `path` on."""
 
     path: str
     kind: str
@@ -25,32 +34,61 @@ class Field(NamedTuple):
 
 
 def fields_of(tree: dict[str, Any]) -> Iterator[Field]:
-    """Every value in a tree, at every path that leads to it."""
+    """Every value in a tree, with its place."""
     for key, value in tree.items():
-        for path, found in _walk(clean(str(key)), value):
-            yield Field(path, *typed(found))
+        yield from _walk(named(str(key)), value)
+
+
+def _walk(path: str, value: Any) -> Iterator[Field]:
+    yield Field(path, *typed(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(f"{path}.{named(str(key))}", item)
+    elif isinstance(value, list):
+        for at, item in enumerate(value[:LONGEST_LIST]):
+            yield from _walk(f"{path}{MARK}{at}", item)
+
+
+def leads(path: str, place: str) -> bool:
+    """Whether a path that is asked for leads to a place, or to the list whose element lies there."""
+    names = path.split(".")
+    parts = _PARTS.findall(f".{place}")
+    reached = {0}  # how many of the names may have been used
+    for (sign, name), (after, _) in zip(parts, [*parts[1:], (".", "")], strict=True):
+        used = {at + 1 for at in reached if at < len(names) and names[at] == name}
+        reached = used | reached if sign == MARK and after == "." else used
+    return len(names) in reached
 
 
 def values_at(tree: dict[str, Any], path: str) -> list[Any]:
-    """The values to which a path leads, in the order of `fields_of`; of a list its elements, too."""
-    path = clean(path)
-    tops = ((clean(str(key)), value) for key, value in tree.items())
-    below = [_walk(key, value) for key, value in tops if f"{path}.".startswith(f"{key}.")]
-    return [value for walk in below for at, value in walk if at == path]
+    """The values to which a path that is asked for leads; of a list its elements, too."""
+    found: list[Any] = []
+    for value in _below(tree, named(path)):
+        found += [value, *value[:LONGEST_LIST]] if isinstance(value, list) else [value]
+    return found
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    yield path, value
+def _below(value: Any, path: str) -> Iterator[Any]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _walk(f"{path}.{clean(str(key))}", item)
+            yield from _into(item, path, named(str(key)))
     elif isinstance(value, list):
         for at, item in enumerate(value[:LONGEST_LIST]):
-            yield path, item
-            yield from _walk(f"{path}.{at}", item)
+            yield from _into(item, path, str(at))
             if isinstance(item, dict):
-                for key, inner in item.items():
-                    yield from _walk(f"{path}.{clean(str(key))}", inner)
+                yield from _below(item, path)
+
+
+def _into(item: Any, path: str, name: str) -> Iterator[Any]:
+    if path == name:
+        yield item
+    elif path.startswith(f"{name}."):
+        yield from _below(item, path[len(name) + 1 :])
+
+
+def named(text: str) -> str:
+    """A key, or a path that is asked for, as it is in the table."""
+    return clean(text).replace(MARK, "\N{REPLACEMENT CHARACTER}")
 
 
 def typed(value: Any) -> tuple[str, float | None, str | None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import clean, values_at
+from everstep.index.fields import MARK, clean, values_at
 from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
@@ -117,7 +117,8 @@ def status(connection: Connection, gone: Collection[int]) -> ColumnElement[str]:
 
 def recorded(connection: Connection) -> set[str]:
     """The names with which a path into what was recorded may begin."""
-    top = select(fields.c.path).where(~fields.c.path.contains(".", autoescape=True)).distinct()
+    deep = fields.c.path.contains(".") | fields.c.path.contains(MARK)
+    top = select(fields.c.path).where(~deep).distinct()
     return set(connection.execute(top).scalars())
 
 
