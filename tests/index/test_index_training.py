@@ -111,6 +111,28 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     assert index_rows(database, "second") == journal_rows(tmp_path / "second")
 
 
+def test_an_index_that_is_never_written_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    monkeypatch.setattr(writer, "PATIENCE", 0.1)
+    monkeypatch.setattr(writer, "FILE_PATIENCE", 0.1)
+    database = Database(tmp_path / "everstep.db")
+    with database.write() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER endless BEFORE INSERT ON runs BEGIN SELECT count(*) FROM (WITH RECURSIVE n(i) AS "
+            "(SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n); END"
+        )
+    before = set(os.listdir("/proc/self/fd")), threading.enumerate()
+    run = Tiny(tmp_path / "run", max_epoch=1).train()
+    assert (set(os.listdir("/proc/self/fd")), threading.enumerate()) == before
+    (line,) = [line for line in run.lines if "index" in line]
+    assert "took too long; run everstep sync" in line and "nothing is lost" in line
+    assert run.loop.ending.finished
+    with database.write() as connection:
+        connection.exec_driver_sql("DROP TRIGGER endless")
+    sync(database, [tmp_path])
+    assert index_rows(database, "run") == journal_rows(tmp_path / "run")
+
+
 def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     monkeypatch.setattr(writer, "SECONDS", 0.001)

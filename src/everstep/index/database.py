@@ -93,9 +93,9 @@ class Database:
         with self._explained(), self._home.kept_open():
             yield
 
-    def interrupt(self) -> bool:
-        """From another thread: let what is waited for fail now.  False if the index cannot be waited for."""
-        return self._home.interrupt()
+    def interrupt(self) -> None:
+        """From another thread: let what is waited for fail now."""
+        self._home.interrupt()
 
     def _version(self, connection: Connection) -> int | None:
         found = self._home.version(connection)

@@ -115,7 +115,7 @@ class PostgreSQL:
         if self._interrupted:
             self.interrupt()
 
-    def interrupt(self) -> bool:
+    def interrupt(self) -> None:
         """Let what another thread waits for fail now, and everything after it."""
         with self._lock:
             self._interrupted = True
@@ -125,7 +125,6 @@ class PostgreSQL:
                     contextlib.suppress(OSError),
                 ):
                     line.shutdown(socket.SHUT_RDWR)
-        return True
 
     def claim(self, connection: Connection, run: str) -> None:
         """Wait until nobody else ships this run, and have it until the transaction ends."""

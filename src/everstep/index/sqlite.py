@@ -31,6 +31,7 @@ class SQLite:
 
     def __init__(self, path: Path | None, patience: float) -> None:
         self._path, self._patience = path, patience
+        self._driver: sqlite3.Connection | None = None
         self.name = "in memory" if path is None else str(path)
         if path is None:
             self._engine = create_engine(
@@ -60,6 +61,7 @@ class SQLite:
                     error.errno, f"the index cannot be made: {error.strerror}; see to the disk", self.name
                 ) from error
         with (self._writer if writes else self._engine).begin() as connection:
+            self._driver = connection.connection.driver_connection
             yield connection
 
     @contextlib.contextmanager
@@ -98,14 +100,21 @@ class SQLite:
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+            return (
+                False,
+                f"writing the index {self.name} took too long; run everstep sync, which writes it all",
+            )
         return False, (
             f"the index {self.name} cannot be used ({error}); if it stays so, move it away and run "
             "everstep sync: it is made again from the journals"
         )
 
-    def interrupt(self) -> bool:
-        """No: a file answers."""
-        return False
+    def interrupt(self) -> None:
+        """Let what another thread does fail now."""
+        if self._driver is not None:
+            with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
+                self._driver.interrupt()
 
 
 def _engine(path: Path, patience: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ SECONDS = 30.0
 
 PATIENCE = 2.0
 """Seconds that the end of a run waits for the index; in between, the next shipping is soon enough."""
+
+FILE_PATIENCE = 10.0
+"""Seconds that it waits for the rows to be written to a file, which nobody else has."""
 
 
 class IndexWriter:
@@ -46,14 +50,20 @@ class IndexWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Ship what there is, and end the thread; a database that does not answer is given up."""
+        """Ship what there is, and end the thread; what takes too long is given up."""
         self._ending.set()
         self._ready.wait()  # only waiting for the index is limited
         self._thread.join(PATIENCE)
+        if self._database is not None and not self._database.shared:
+            self._thread.join(FILE_PATIENCE)
         with self._lock:
             self._over = True
-            waits = self._thread.is_alive() and self._database is not None and self._database.interrupt()
-        self._thread.join(PATIENCE if waits else None)  # a name that is being looked up cannot be interrupted
+        end = time.monotonic() + PATIENCE
+        while self._thread.is_alive() and self._database is not None and time.monotonic() < end:
+            self._database.interrupt()
+            self._thread.join(
+                0.05
+            )  # it may have been between two statements; a name that is looked up goes on
 
     def _work(self) -> None:
         while not self._ending.wait(SECONDS):
