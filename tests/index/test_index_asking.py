@@ -40,6 +40,17 @@ def test_patterns_are_pythons_on_both(both: list[Database], pattern: str) -> Non
             ]
 
 
+def test_no_pattern_is_found_in_what_is_no_text(both: list[Database]) -> None:
+    for database in both:
+        with database.write() as connection:
+            store(connection, [a_run({"a": 1}, "1", valid_loss=1.0)])
+            for name in ("step", "seed", "heartbeat", "valid_loss", "config.a"):
+                assert not ask(connection, "runs", Asked(parse({name: {"$regex": ""}}))), name
+            for name in ("value", "wall", "step"):
+                assert not ask(connection, "metrics", Asked(parse({name: {"$regex": "1"}}))), name
+            assert ask(connection, "metrics", Asked(parse({"name": {"$regex": "loss"}})))
+
+
 def test_a_pattern_without_end_is_given_up(both: list[Database], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "SECONDS", 0.5)
     given = [a_run({"a": "a" * 60 + "b"})]

@@ -75,7 +75,7 @@ class ColumnValues(NamedTuple):
         return true()
 
     def texts(self) -> Select[Any]:
-        return self.vocabulary
+        return self.vocabulary.where(self.value.of("text"))
 
 
 class SelectedValues(NamedTuple):
