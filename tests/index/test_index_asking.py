@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from everstep.errors import ConfigError, RunIndexError
 from everstep.index import regex
 from everstep.index.database import Database
 from everstep.index.documents import COLLECTIONS, Asked, ask, project
-from everstep.index.mongo import MOST_CONDITIONS, MOST_VALUES, parse
+from everstep.index.mongo import DEEPEST, MOST_CONDITIONS, MOST_VALUES, parse
 from everstep.index.shipping import sync
 from postgres_server import Server
 
@@ -171,21 +172,44 @@ def test_what_is_no_filter_is_an_error(where: Any, said: str) -> None:
         parse(where)
 
 
+def listed(number: int) -> list[int]:
+    return [number]
+
+
+def boxed(number: int) -> dict[str, int]:
+    return {"a": number}
+
+
 def test_what_a_filter_may_hold_at_most(both: list[Database]) -> None:
     deep: Any = {"step": 1}
     for _ in range(48):
         deep = {"$and": [deep]}
     with pytest.raises(ConfigError, match="nested more than 50 deep"):
         parse({"$and": [{"$and": [{"$and": [deep]}]}]})
+    nested: Any = 1
+    for _ in range(DEEPEST - 2):
+        nested = [nested]
+    for where in ({"a": {"$in": [nested]}}, {"a": {"$gt": [nested]}}, {"$and": [[nested]]}, [[[nested]]]):
+        with pytest.raises(ConfigError, match="nested more than 150 deep"):
+            parse(where)  # type: ignore[arg-type]
+    eighths = [{"step": {"$in": list(range(MOST_VALUES // 8))}} for _ in range(8)]
+    with pytest.raises(ConfigError, match="at most 10000 values in all; give fewer than 10001"):
+        parse({"$or": [*eighths, {"step": {"$nin": [0]}}]})
     many = {"$or": [{"config.a": {"$not": {"$in": ["x"]}}} for _ in range(MOST_CONDITIONS)]}
-    values = {"config.a": {"$in": [*range(MOST_VALUES // 2), *map(str, range(MOST_VALUES // 2))]}}
+    values: list[Any] = [
+        {"config.a": {"$in": [*range(MOST_VALUES // 2), *map(str, range(MOST_VALUES // 2))]}},
+        *({"config.a": {"$in": [as_one(n) for n in range(MOST_VALUES)]}} for as_one in (listed, boxed)),
+        {"config.a": {"$in": [None, True, math.nan, math.inf] * (MOST_VALUES // 4)}},
+        {"config.a": {"$eq": nested}},
+        {"$or": eighths},
+    ]
     for database in both:
         with database.write() as connection:
             store(
                 connection,
                 [a_run({"a": 7})],
             )
-            for where in (deep, many, values):
+            for where in (deep, many, *values):
                 ask(connection, "runs", Asked(parse(where)))
 
 
@@ -225,6 +249,8 @@ def test_everything_can_be_asked_for_and_both_say_the_same(
         ("evaluations", {"sort": ["value", "run"], "limit": 5}),
         ("checkpoints", {"where": {"step": {"$gt": 4}}, "sort": ["step", "run"]}),
     ]
+    for collection in COLLECTIONS:
+        asked.append((collection, {"limit": 10**30}))
     for collection, arguments in asked:
         found = everstep.query(collection, **arguments, index=made)
         assert found

@@ -14,6 +14,9 @@ from everstep.index.location import FILE, Place, index_from_here, place, runs_of
 if TYPE_CHECKING:
     from everstep.index.database import Database
 
+MOST = (1 << 63) - 1
+"""Documents that a database can be asked for at once."""
+
 
 def query(
     collection: str,
@@ -73,7 +76,7 @@ def query(
 def _limit(limit: int | None) -> int | None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ConfigError(f"limit is a number of documents, 0 or more; give one instead of {limit!r}")
-    return limit
+    return limit and min(limit, MOST)
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:

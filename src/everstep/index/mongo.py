@@ -19,7 +19,10 @@ MOST_CONDITIONS = 400
 """In one filter: databases limit how deep an expression may be."""
 
 MOST_VALUES = 10_000
-"""In one $in: databases limit how many values a query may have."""
+"""In all $in and $nin of one filter: databases limit how many values a query may have."""
+
+DEEPEST = 150
+"""How many lists and objects of a filter may lie in one another, those of its values included."""
 
 
 class Leaf(NamedTuple):
@@ -52,9 +55,15 @@ def parse(where: Mapping[str, Any]) -> Node:
     Raises:
         ConfigError: it is none; names an unknown operator with the nearest.
     """
+    _require_bounded(where)
     node = _filter(where, 0)
     if len(paths(node)) > MOST_CONDITIONS:
         raise ConfigError(f"the filter has more than {MOST_CONDITIONS} conditions; give fewer, or use $in")
+    values = sum(len(leaf.value) for leaf in leaves(node) if leaf.operator == "$in")
+    if values > MOST_VALUES:
+        raise ConfigError(
+            f"$in and $nin of a filter take at most {MOST_VALUES} values in all; give fewer than {values}"
+        )
     return node
 
 
@@ -148,10 +157,6 @@ def _checked(path: str, operator: str, value: Any) -> Any:
 def _values(path: str, operator: str, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{path}: {operator} takes a list; change {value!r}")
-    if len(value) > MOST_VALUES:
-        raise ConfigError(
-            f"{path}: {operator} takes at most {MOST_VALUES} values; give fewer than {len(value)}"
-        )
     return [_json(path, item) for item in value]
 
 
@@ -184,3 +189,12 @@ def _json(path: str, value: Any) -> Any:
 def _require_shallow(depth: int) -> None:
     if depth > 50:
         raise ConfigError("the filter is nested more than 50 deep; give a flatter one")
+
+
+def _require_bounded(where: Any) -> None:
+    level = [where]
+    for _ in range(DEEPEST + 1):
+        groups = [list(one.values()) if isinstance(one, Mapping) else one for one in level]
+        level = [item for group in groups if isinstance(group, list | tuple) for item in group]
+    if level:
+        raise ConfigError(f"the filter is nested more than {DEEPEST} deep; ask for a part of the value")

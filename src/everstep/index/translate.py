@@ -7,7 +7,6 @@ false, never NULL: so that NOT means what it says.  Every value, and every path,
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -30,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from everstep.index.fields import as_number, canonical, clean
+from everstep.index.fields import as_number, canonical, clean, typed
 from everstep.index.mongo import Group, Leaf, Node, Not
 from everstep.index.regex import matching
 
@@ -138,25 +137,21 @@ def _equal(connection: Connection, values: Values, wanted: list[Any]) -> Truth:
 
 def _equals_one(connection: Connection, value: Value, wanted: list[Any]) -> Truth:
     """Whether a value equals one of a list: numbers with numbers, texts with texts."""
-    numbers: list[float] = []
-    texts: list[str] = []
-    others: list[Truth] = []
-    for one in wanted:
-        if one is None:
-            others.append(value.of("null"))
-        elif isinstance(one, str):
-            texts.append(clean(one))
-        elif isinstance(one, bool | dict | list):
-            others.append(_compares(value, "$eq", one))
-        elif math.isnan(as_number(one)):
-            others.append(and_(value.of("number"), value.number.is_(None)))
-        else:
-            numbers.append(as_number(one))
-    if numbers:
-        others.append(_known(value, "number", value.number.in_([literal(one, Float) for one in numbers])))
-    if texts:
-        others.append(_known(value, "text", one_of(connection, value.text, texts)))
-    return or_(false(), *others)
+    by_kind: dict[str, list[Any]] = {}
+    for kind, number, text in map(typed, wanted):
+        by_kind.setdefault(kind, []).append(number if text is None else text)
+    return or_(false(), *(_is_among(connection, value, kind, ones) for kind, ones in by_kind.items()))
+
+
+def _is_among(connection: Connection, value: Value, kind: str, wanted: list[Any]) -> Truth:
+    """Whether a value is of a kind and one of a list; None of the numbers is NaN."""
+    if kind == "null" or kind not in value.kinds:
+        return value.of(kind)
+    if kind in _TEXTUAL:
+        return _known(value, kind, one_of(connection, value.text, wanted))
+    nan = and_(value.of(kind), value.number.is_(None)) if None in wanted else false()
+    there = [literal(one, Float) for one in dict.fromkeys(wanted) if one is not None]
+    return or_(nan, _known(value, kind, value.number.in_(there)) if there else false())
 
 
 def _compares(value: Value, operator: str, other: Any) -> Truth:
@@ -179,11 +174,14 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_TEXTUAL = ("text", "list", "object")
+
+
 def _known(value: Value, kind: str, test: Truth) -> Truth:
     """A test of a kind of values, which is false (not NULL) of NaN."""
     if kind not in value.kinds:
         return false()
-    there = (value.text if kind in ("text", "list", "object") else value.number).is_not(None)
+    there = (value.text if kind in _TEXTUAL else value.number).is_not(None)
     return and_(value.of(kind), there, test)
 
 
