@@ -93,6 +93,8 @@ def test_help_imports_nothing_heavy() -> None:
         (["runs", "--sort", "-config.optimizer.lrr"], "did you mean 'config.optimizer.lr'"),
         (["prune", "config.optimizer.lrr!=3"], "did you mean 'config.optimizer.lr'"),
         (["runs", "--where", "step > 1"], "is no JSON"),
+        (["runs", "--where", "[" * 9999], "is no JSON"),
+        (["runs", "--where", '{"step": {"$gt": 1}, "step": {"$lt": 9}}'], "gives 'step' twice"),
         (["runs", "--where", "[1]"], "a filter is an object"),
         (["runs", "--index", "mysql://host/runs"], "give a file, or postgresql://"),
         (["show", "goood"], "there is no run 'goood'"),

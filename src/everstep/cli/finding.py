@@ -69,11 +69,23 @@ def search(
 
 def _filter(text: str | None) -> mongo.Node:
     try:
-        return mongo.parse(json.loads(text or "{}"))
-    except json.JSONDecodeError as error:
+        return mongo.parse(json.loads(text or "{}", object_pairs_hook=_object))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(
             f'--where is no JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
         ) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(
+                f"--where gives {key!r} twice in one object; put its conditions together, as in "
+                '{"step": {"$gt": 100, "$lt": 200}}, or use $and'
+            )
+        found[key] = value
+    return found
 
 
 class Found(NamedTuple):
