@@ -14,8 +14,9 @@ from sqlalchemy import select
 
 from everstep.index.database import Database
 from everstep.index.documents import Asked, ask
+from everstep.index.fields import fields_of, leads, typed, values_at
 from everstep.index.mongo import parse
-from everstep.index.queries import FACTS
+from everstep.index.queries import FACTS, all_runs
 from everstep.index.schema import fields
 
 # ------------------------------------------------------------------------ documents and filters
@@ -209,3 +210,12 @@ def test_lists_in_lists_take_a_row_per_value(both: list[Database]) -> None:
             for path, value in asked.items():
                 assert len(ask(connection, "runs", Asked(parse({path: value})))) == 1, path
                 assert not ask(connection, "runs", Asked(parse({path: 3}))), path
+                (run,) = all_runs(connection, [path])
+                assert run.get(path) == value
+
+
+@settings(max_examples=100, deadline=None)
+@given(recorded, paths)
+def test_a_path_leads_to_the_same_values_in_the_tree_and_in_its_rows(tree: dict[str, Any], path: str) -> None:
+    rows = [(one.kind, one.number, one.text) for one in fields_of(tree) if leads(path, one.path)]
+    assert sorted(map(repr, rows)) == sorted(repr(typed(value)) for value in values_at(tree, path))
