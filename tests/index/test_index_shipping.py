@@ -114,16 +114,16 @@ def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path
         assert [run["name"] for run in all_runs(connection)] == [RunDir.open(tmp_path / "run").id] != [new]
 
 
-def test_every_value_comes_back(tmp_path: Path) -> None:
-    values = [math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 0.1]
-    write(tmp_path / "run", values)
-    database = Database(None)
+def test_every_value_comes_back(tmp_path: Path, place: Place) -> None:
+    values = [math.nan, math.inf, -math.inf, 0.0, 5e-324, 1.7976931348623157e308, 0.1]
+    write(tmp_path / "run", [-value if value == 0 else value for value in values])  # it is 0.0 there
+    database = Database(place)
     ship(database, tmp_path / "run")
     with database.read() as connection:
         run = int(find_run(connection, "run")["id"])
         assert [repr(row.value) for row in metric_rows(connection, run, "loss")] == list(map(repr, values))
         (summary,) = summaries(connection, run)
-    assert (summary.smallest, summary.largest, summary.last) == (5e-324, 1.7976931348623157e308, 0.1)
+    assert (summary.smallest, summary.largest, summary.last) == (0.0, 1.7976931348623157e308, 0.1)
 
 
 def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Place) -> None:
@@ -152,6 +152,19 @@ def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path, place: Place
     assert found.rows == 1
     (problem,) = found.problems
     assert "is a copy of" in problem and "move one of them" in problem
+
+
+def test_a_run_seen_through_a_link_is_the_run(tmp_path: Path, place: Place) -> None:
+    write(tmp_path / "real" / "run", [1.0])
+    (tmp_path / "linked").symlink_to("real")
+    database = Database(place)
+    assert sync(database, [tmp_path / "real"]).rows == 1
+    write(tmp_path / "linked" / "run", [2.0], 2, Position(1, 1 << 40))
+    shipped = sync(database, [tmp_path / "linked"])
+    assert (shipped.rows, shipped.problems) == (1, [])
+    assert index_rows(database, "run") == journal_rows(tmp_path / "real" / "run")
+    with database.read() as connection:
+        assert find_run(connection, "run")["path"] == str(tmp_path / "real" / "run")
 
 
 def test_runs_of_other_machines_are_left_alone(tmp_path: Path, server: Server) -> None:

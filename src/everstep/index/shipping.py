@@ -268,7 +268,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
         known = _Known(row.id, row.status, _sizes_of(connection, row.id))
         found = _sizes(run.path)
         whole = all(found.get(number, -1) >= size for number, size in known.sizes.items())
-        if row.path != path:
+        if row.path != path and not _same_place(row.path, path):
             here = is_here(database, row.host)
             if id_at(row.path) == facts["id"] if here else not whole or found == known.sizes:
                 where = row.path if here else f"{row.host}:{row.path}"
@@ -295,6 +295,14 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
         )
     )
     return _Known(_key(made), "running", {})
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Whether two paths, perhaps through links, lead to one directory."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _key(made: CursorResult[Any]) -> int:
@@ -417,7 +425,7 @@ def _ship_blocks(
             block.steps,
             block.seqs,
             block.counts,
-            [None if value != value else value for value in block.values],
+            [None if value != value else value + 0.0 for value in block.values],  # -0.0: SQLite has none
             repeat(int(block.wall)),
             strict=False,
         )
