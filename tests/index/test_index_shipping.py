@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -200,6 +202,42 @@ def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Place) -> No
     assert [row[4] for row in index_rows(database, "run")] == ["lo\ufffdss"]
     fields = [row[2:] for row in everything(place)["fields"]]
     assert ("config.a\ufffdb", "text", None, "c\ufffd?") in fields
+
+
+def test_a_name_of_any_length_is_a_metrics(tmp_path: Path, place: Place) -> None:
+    noise = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(60))
+    run = RunDir.open(tmp_path / "run", seed=1)
+    journal = Journal.open(run.path, 1, None, {"host": platform.node()})
+    for last in "ab":
+        for phase in ("step", f"/{noise}"):
+            journal.append(Block(1, phase, noise + last, False, [1], [float(last == "b")], [1], [0]))
+    journal.close()
+    database = Database(place)
+    assert sync(database, [tmp_path]).problems == []
+    assert len(index_rows(database, "run")) == 4
+    with database.read() as connection:
+        wanted = [f"{noise}b", f"step/{noise}a", f"/{noise}/{noise}b"]
+        (found,) = all_runs(connection, wanted)
+    assert [found[name] for name in wanted] == [1.0, 0.0, 1.0]
+
+
+def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, place: Place) -> None:
+    odd = Path(os.fsdecode(bytes(tmp_path / "runs") + b"/odd\xff"))
+    for run_dir in (tmp_path / "runs" / "fine", tmp_path / "runs" / "other", odd):
+        run_dir.parent.mkdir(exist_ok=True)
+        write(run_dir, [1.0])
+    run = RunDir.open(tmp_path / "runs" / "large", seed=1)
+    journal = Journal.open(run.path, 1, None, {"host": platform.node()})
+    journal.event("checkpoint", {"name": "epoch-1-step-1", "bytes": 1 << 70})
+    journal.close()
+    database = Database(place)
+    for _ in range(2):
+        shipped = sync(database, [tmp_path / "runs"])
+        large, said = shipped.problems
+        assert "large is not in the index" in large
+        assert "odd? is not in the index: its name is no UTF-8; rename it" in said
+    with database.read() as connection:
+        assert len(all_runs(connection)) == 2
 
 
 def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Place) -> None:

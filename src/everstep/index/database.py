@@ -123,9 +123,16 @@ class Database:
         try:
             yield
         except (DBAPIError, *self._home.faults) as error:
-            busy, said = self._home.fault(getattr(error, "orig", error))
+            cause = getattr(error, "orig", error)
+            if self._home.refuses(cause):
+                raise RefusedError(f"the index {self.name} does not take it ({cause})") from error
+            busy, said = self._home.fault(cause)
             raise (IndexBusyError if busy else RunIndexError)(said) from error
 
 
 class IndexBusyError(RunIndexError):
     """Another process is writing; nothing is lost, later is early enough."""
+
+
+class RefusedError(RunIndexError):
+    """What was to be written is too long or too large for the database; there is nothing wrong with that."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, true
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, clean, leads, named
+from everstep.index.fields import MARK, leads, named
 from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
 from everstep.index.queries import (
@@ -126,7 +126,7 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
         if path in columns:
             return columns[path]
         if is_metric(connection, path):
-            last = selected_last_values(clean(path)).subquery()
+            last = selected_last_values(path).subquery()
             number = Value({"number": true()}, last.c.value, literal(None))
             return SelectedValues(runs.c.id, number, select(last.c.run))
         require_known(connection, path)

@@ -9,6 +9,7 @@ numbers, each after `MARK` instead of a dot; which paths lead there `leads` says
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -17,6 +18,9 @@ from typing import Any, NamedTuple
 
 LONGEST_LIST = 1000
 """Of a list, so many elements can be asked for."""
+
+LONGEST_NAME = 250
+"""So many characters of a metric's name are in the index; of a longer one a hash, too."""
 
 MARK = "\x1f"
 """In a path of the table, what comes before the number of a list's element."""
@@ -116,6 +120,14 @@ def as_number(value: int | float) -> float:
 def clean(text: str) -> str:
     """Text without what a database refuses: half of a character, and NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def short(name: str) -> str:
+    """The name of a metric or phase as the index has it: a database limits how long a key is."""
+    name = clean(name)
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:LONGEST_NAME]}...{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def canonical(value: Any) -> str:

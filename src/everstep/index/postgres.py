@@ -163,6 +163,13 @@ class PostgreSQL:
             connection.execute(text("CREATE TABLE version (number integer NOT NULL)"))
             connection.execute(text("INSERT INTO version VALUES (:number)"), {"number": VERSION})
 
+    def refuses(self, error: object) -> bool:
+        """Whether an error is about what was to be written, not about the index."""
+        from psycopg import DataError, IntegrityError
+        from psycopg.errors import ProgramLimitExceeded
+
+        return isinstance(error, DataError | IntegrityError | ProgramLimitExceeded)
+
     def fault(self, error: object) -> tuple[bool, str]:
         """Whether an error says that another process has the run, and what to say of it."""
         if getattr(error, "sqlstate", None) == "55P03":  # lock_not_available

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, clean, values_at
+from everstep.index.fields import MARK, short, values_at
 from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
@@ -106,7 +106,7 @@ def require_known(connection: Connection, name: str) -> None:
 
 def is_metric(connection: Connection, name: str) -> bool:
     """Whether some run has a metric of this name, or "PHASE/NAME"."""
-    found = select(series.c.id).where(_named(clean(name))).limit(1)
+    found = select(series.c.id).where(_named(name)).limit(1)
     return connection.execute(found).first() is not None
 
 
@@ -128,14 +128,14 @@ def _names(connection: Connection) -> set[str]:
 
 def last_values(connection: Connection, name: str) -> dict[int, float]:
     """Run -> the last value of a metric; see `selected_last_values`."""
-    found = connection.execute(selected_last_values(clean(name)))
+    found = connection.execute(selected_last_values(name))
     return {run: math.nan if value is None else value for run, value in found}
 
 
 def _named(name: str) -> ColumnElement[bool]:
     phase, _, bare = name.rpartition("/")
-    named = series.c.name == name
-    return named | ((series.c.name == bare) & (series.c.phase == phase)) if phase else named
+    named = series.c.name == short(name)
+    return named | ((series.c.name == short(bare)) & (series.c.phase == short(phase))) if phase else named
 
 
 def selected_last_values(name: str) -> Select[Any]:

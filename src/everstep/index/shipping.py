@@ -17,8 +17,8 @@ from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
-from everstep.index.database import Database
-from everstep.index.fields import clean, rows_of
+from everstep.index.database import Database, RefusedError
+from everstep.index.fields import clean, rows_of, short
 from everstep.index.loading import load
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
 
@@ -106,10 +106,14 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
     """Ship one run and add up what came of it."""
     try:
         shipped = ship(database, run_dir)
+    except RefusedError as error:
+        total.problems.append(f"{run_dir} is not in the index: {error}")
     except RunIndexError:
         raise
     except (EverstepError, OSError) as error:
         total.problems.append(str(error))
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        total.problems.append(f"{run_dir} is not in the index: its journal has what none has ({error!r})")
     else:
         total.rows += shipped.rows
         total.problems += shipped.problems
@@ -245,6 +249,9 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     from everstep.record import RunDir
 
     run = RunDir.open(run_dir, create=False)
+    said = clean(str(run.path))
+    if said != str(run.path):
+        raise RunDirError(f"{said} is not in the index: its name is no UTF-8; rename it, then: everstep sync")
     shipped = Shipped(runs=1)
     with database.write() as connection:
         database.claim(connection, run.id)
@@ -409,7 +416,7 @@ def _ship_blocks(
     batch: list[tuple[Any, ...]] = []
     for stored in blocks:
         block = stored.block
-        key = (_text(block.name), _text(block.phase))
+        key = (short(block.name), short(block.phase))
         if key not in ids:
             made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
             ids[key] = _key(made)

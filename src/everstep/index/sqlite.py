@@ -93,6 +93,10 @@ class SQLite:
         """Note that the schema is that of `VERSION` now."""
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
+    def refuses(self, error: object) -> bool:
+        """Whether an error is about what was to be written, not about the index."""
+        return isinstance(error, sqlite3.DataError | sqlite3.IntegrityError)
+
     def fault(self, error: object) -> tuple[bool, str]:
         """Whether an error says that another process is writing, and what to say of it."""
         if str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
