@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, Table, insert, select
-from sqlalchemy.dialects.postgresql import Insert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects.postgresql import Insert
 
 Rows = list[tuple[Any, ...]]
 
@@ -32,7 +33,9 @@ def load(connection: Connection, table: Table, rows: Rows) -> None:
 
 def _upsert(table: Table, source: Select[Any] | None = None) -> Insert:
     """Insert rows, or those of a query; where there is one of the same key it is replaced."""
-    upsert = postgresql_insert(table)
+    from sqlalchemy.dialects.postgresql import insert as upserting
+
+    upsert = upserting(table)
     if source is not None:
         upsert = upsert.from_select(list(table.columns.keys()), source)
     keys = list(table.primary_key.columns)

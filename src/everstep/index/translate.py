@@ -27,7 +27,6 @@ from sqlalchemy import (
     select,
     true,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from everstep.index.fields import as_number, canonical, clean, typed
 from everstep.index.mongo import Group, Leaf, Node, Not
@@ -193,6 +192,8 @@ def one_of(connection: Connection, source: ColumnElement[Any], values: Iterable[
     listed = literal(json.dumps(values), Text)
     kind = Text if isinstance(values[0], str) else Integer
     if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import JSONB
+
         items = func.jsonb_array_elements_text(cast(listed, JSONB)).table_valued("value")
     else:
         items = func.json_each(listed).table_valued("value")
