@@ -26,17 +26,21 @@ everstep.index.writer.PATIENCE = 60  # eight at once, on a machine that is busy 
 
 run_dir, epochs, at, what = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
+def say(line):  # whole, whatever another thread says meanwhile
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+
 def inside(loop, step):
     if step == at and what == "raise":
         raise ValueError("at the step")
     if step == at and what == "wait":
         loop.make_checkpoint()
     if step == at + 1 and what == "wait":
-        print("waiting", flush=True)
+        say("waiting")
         sys.stdin.read()
     if step >= at and what == "ask":
         loop.make_checkpoint()
-        print("asks at", step, flush=True)
+        say(f"asks at {{step}}")
         sys.stdin.readline()
     if step == at and what.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, what))
@@ -45,7 +49,7 @@ def tail(loop, epoch):
     loop.collect_metrics(valid_loss=1 / epoch)
 
 config = {{"optimizer": {{"lr": 0.1, "betas": [0.9, 0.99]}}}}
-Tiny(run_dir, max_epoch=epochs, config=config, say=lambda line: print(line, flush=True)).train(inside, tail)
+Tiny(run_dir, max_epoch=epochs, config=config, say=say).train(inside, tail)
 """
 
 
