@@ -7,17 +7,20 @@ import math
 from typing import Any
 
 import mongo_reference as reference
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from query_samples import METRICS, same, store
 from sqlalchemy import select
 
+from everstep.errors import ConfigError
 from everstep.index.database import Database
 from everstep.index.documents import Asked, ask
 from everstep.index.fields import fields_of, leads, typed, values_at
 from everstep.index.mongo import parse
 from everstep.index.queries import FACTS, all_runs
 from everstep.index.schema import fields
+from everstep.index.sense import require_there
 
 # ------------------------------------------------------------------------ documents and filters
 
@@ -192,7 +195,7 @@ def rows_of_metrics(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_lists_in_lists_take_a_row_per_value(both: list[Database]) -> None:
     tree: Any = {"x": 1}
     for _ in range(20):
-        tree = {"b": [tree, {"\x1f0": 2}]}
+        tree = {"b": [tree, {"\x1f0": 2, "x1": 3}]}
     given = [{"recorded": {"config": tree}, "metrics": {}, "step": 0, "seed": 1, "reason": None}]
     deep = ".".join("b" * 20)
     asked = {
@@ -206,12 +209,16 @@ def test_lists_in_lists_take_a_row_per_value(both: list[Database]) -> None:
     for database in both:
         with database.write() as connection:
             store(connection, given)
-            assert len(connection.execute(select(fields)).all()) == 2 + 20 * 4
+            assert len(connection.execute(select(fields)).all()) == 2 + 20 * 5
             for path, value in asked.items():
                 assert len(ask(connection, "runs", Asked(parse({path: value})))) == 1, path
                 assert not ask(connection, "runs", Asked(parse({path: 3}))), path
+                require_there(connection, [], [path] if value else [])
                 (run,) = all_runs(connection, [path])
                 assert run.get(path) == value
+
+            with pytest.raises(ConfigError, match=r"did you mean 'config\.b\.b\.x1'"):
+                require_there(connection, [], ["config.b.b.x1y"])
 
 
 @settings(max_examples=100, deadline=None)

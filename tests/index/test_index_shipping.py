@@ -235,7 +235,7 @@ def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, pl
         shipped = sync(database, [tmp_path / "runs"])
         large, said = shipped.problems
         assert "large is not in the index" in large
-        assert "odd? is not in the index: its name is no UTF-8; change it" in said
+        assert "odd? is not indexed: its name is no UTF-8; change it" in said
     with database.read() as connection:
         assert len(all_runs(connection)) == 2
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, true
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, leads, named
 from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
 from everstep.index.queries import (
@@ -19,6 +18,7 @@ from everstep.index.queries import (
     all_runs,
     is_metric,
     last_values,
+    leads_here,
     newest_facts,
     require_known,
     selected_last_values,
@@ -156,13 +156,8 @@ def _run_column(connection: Connection, name: str, gone: Collection[int]) -> Col
 
 
 def _recorded(connection: Connection, path: str) -> Values:
-    path = named(path)
     kinds = {kind: fields.c.kind == kind for kind in ("null", "bool", "number", "text", "list", "object")}
-    places = select(fields.c.path).distinct().where(fields.c.path.contains(MARK))
-    places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))
-    in_lists = [place for place in connection.execute(places).scalars() if leads(path, place)]
-    at = (fields.c.path == path) | one_of(connection, fields.c.path, in_lists)
-    rows = select(fields.c.run).where(at)
+    rows = select(fields.c.run).where(leads_here(connection, path))
     return SelectedValues(runs.c.id, Value(kinds, fields.c.number, fields.c.text), rows)
 
 

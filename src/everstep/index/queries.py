@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, short, values_at
+from everstep.index.fields import MARK, leads, named, short, values_at
 from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
@@ -185,6 +185,15 @@ class Recorded:
         """Run -> the values to which a path leads, if there are any; lists and objects as JSON."""
         values = {run: values_at(facts, path) for run, facts in self._facts.items()}
         return {run: list(map(_plain, several)) for run, several in values.items() if several}
+
+
+def leads_here(connection: Connection, path: str) -> ColumnElement[bool]:
+    """Whether a path that is asked for leads to a row of `fields`."""
+    path = named(path)
+    places = select(fields.c.path).distinct().where(fields.c.path.contains(MARK))
+    places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))
+    in_lists = [place for place in connection.execute(places).scalars() if leads(path, place)]
+    return (fields.c.path == path) | one_of(connection, fields.c.path, in_lists)
 
 
 def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:

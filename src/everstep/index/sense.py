@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import clean
+from everstep.index.fields import MARK, named
 from everstep.index.mongo import Leaf
-from everstep.index.queries import FACTS, STATUSES, TEXTS, is_metric, require_known
+from everstep.index.queries import FACTS, STATUSES, TEXTS, is_metric, leads_here, require_known
 from everstep.index.schema import fields
+
+_NUMBERS = re.compile(f"{MARK}[0-9]+")
 
 
 def require_there(connection: Connection, conditions: Iterable[Leaf], names: Iterable[str]) -> None:
@@ -27,7 +30,7 @@ def require_there(connection: Connection, conditions: Iterable[Leaf], names: Ite
     for name in dict.fromkeys([*asked, *names]):
         if not _kinds(connection, name):
             require_known(connection, name)
-            if known := _beside(connection, clean(name)):
+            if known := _beside(connection, named(name)):
                 raise ConfigError(f"no run has {name!r}; {nearest(name, known)}")
 
 
@@ -58,18 +61,19 @@ def _kinds(connection: Connection, name: str) -> set[str]:
         return {"text" if name in TEXTS else "number"}
     if is_metric(connection, name):
         return {"number"}
-    found = select(fields.c.kind).where(fields.c.path == clean(name)).distinct()
+    found = select(fields.c.kind).where(leads_here(connection, name)).distinct()
     return set(connection.execute(found).scalars())
 
 
 def _beside(connection: Connection, path: str) -> set[str]:
     """The paths that there are where one begins that no run has; none below what is null, as git may be."""
+    places = connection.execute(select(fields.c.path).distinct()).scalars()
+    known = {_NUMBERS.sub("", place) for place in places}
     while path:
         path = path.rpartition(".")[0]
         if path and _kinds(connection, path) == {"null"}:
             return set()
-        within = fields.c.path.startswith(f"{path}." if path else "", autoescape=True)
-        found = set(connection.execute(select(fields.c.path).where(within).distinct()).scalars())
+        found = {one for one in known if one.startswith(f"{path}." if path else "")}
         if near := {one for one in found if "." not in one[len(path) + 1 :]}:
             return near
     return set()

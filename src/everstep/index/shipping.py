@@ -251,7 +251,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     run = RunDir.open(run_dir, create=False)
     said = clean(str(run.path))
     if said != str(run.path):
-        raise RunDirError(f"{said} is not in the index: its name is no UTF-8; change it, then run everstep sync")
+        raise RunDirError(f"{said} is not indexed: its name is no UTF-8; change it and run everstep sync")
     shipped = Shipped(runs=1)
     with database.write() as connection:
         database.claim(connection, run.id)
