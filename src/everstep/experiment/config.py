@@ -26,8 +26,9 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, Problem, members, validated
+from everstep.experiment.calls import Call
 from everstep.experiment.layers import Layers, Place, as_yaml, dotted, layered
+from everstep.experiment.mistakes import Problem, members, validated
 
 T = TypeVar("T")
 

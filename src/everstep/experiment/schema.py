@@ -9,9 +9,10 @@ from typing import Any
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call, Problem, checked_arguments
+from everstep.experiment.calls import Call, checked_arguments
 from everstep.experiment.experiment import SCHEDULES, Experiment
 from everstep.experiment.layers import Place, dotted
+from everstep.experiment.mistakes import Problem
 
 FREE = {"free": True}
 """Marks a field whose change touches no step of the training: shown at a resume, and used as given."""

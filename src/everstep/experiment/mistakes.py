@@ -1,0 +1,137 @@
+"""What is wrong with a value of a config, in words: pydantic checks it, and this says what it found."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from everstep.errors import nearest
+from everstep.experiment.layers import CALL, Place
+
+
+class Problem(typing.NamedTuple):
+    """Something wrong with a config: where, and what, with the remedy."""
+
+    place: Place
+    text: str
+
+
+def validated(
+    adapter: TypeAdapter[Any], value: Any, schema: Any, place: Place, problems: list[Problem]
+) -> Any:
+    """`value`, JSON, as a type has it; or None, and what is wrong with it.
+
+    As JSON and strictly: a list may become a tuple and a text a path, but no text a number and no
+    truth value an integer.
+    """
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True, extra="forbid")
+    except ValidationError as error:
+        problems += _problems(error, value, schema, place)
+        return None
+
+
+_WANTED = {
+    "a whole number": ("int_type", "int_parsing", "int_from_float"),
+    "a number": ("float_type", "float_parsing"),
+    "a text": ("string_type",),
+    "true or false": ("bool_type", "bool_parsing"),
+    "a list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
+    "a mapping": ("dict_type", "mapping_type", "dataclass_type", "dataclass_exact_type", "model_type"),
+    "null": ("none_required",),
+    "a path": ("path_type",),
+}
+"""In words, what pydantic's errors of type ask for."""
+
+
+def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
+    """What is wrong, a line for each place: the members of a union that it is none of are one mistake."""
+    wanted: dict[Place, list[str]] = {}
+    others = []
+    for each in error.errors():
+        word = next((word for word, types_ in _WANTED.items() if each["type"] in types_), None)
+        if word is not None:
+            wanted.setdefault(_inside(each["loc"], value), []).append(word)
+        elif each["type"] != "needs_python_object":  # an object that no config can hold
+            others.append(_problem(each, value, schema, place))
+    found = []
+    for inside, words in wanted.items():
+        if any(other[: len(inside)] == inside != other for other in wanted):
+            continue  # it is right so far as that
+        node = reduce(getitem, inside, value)
+        number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)
+        give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
+        found.append(Problem((*place, *inside), f"{node!r} is {_kind(node)}; give {give}"))
+    if not found and not others:
+        give = f"give {{{CALL}: module:name}} for what makes one"
+        found.append(Problem(place, f"{value!r} is {_kind(value)}, and {schema} is asked for; {give}"))
+    return found + others
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _inside(location: Iterable[Any], value: Any) -> Place:
+    """The place in a value, of pydantic's, among which it has the names of a union's members."""
+    inside: list[str | int] = []
+    for part in location:
+        if part in value if isinstance(value, Mapping) else isinstance(value, list) and type(part) is int:
+            inside.append(part)
+            value = value[part]
+    return tuple(inside)
+
+
+def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
+    inside = _inside(error["loc"], value)
+    node = reduce(getitem, inside, value)
+    kind, last = error["type"], error["loc"][-1] if error["loc"] else ""
+    where = (*place, *inside)
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return Problem(where, f"unknown key {last!r}; {nearest(str(last), _keys(schema, inside[:-1]))}")
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return Problem(where, f"{last!r} is needed; give it")
+    if kind == "value_error":
+        return Problem(where, str(error["ctx"]["error"]))
+    wanted = error["msg"].replace("Input should be ", "give ").replace("Input should ", "it must ")
+    return Problem(where, f"{node!r} is {_kind(node)}; {wanted}")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+    return "nothing" if value is None else names.get(type(value), "a mapping")
+
+
+def _keys(schema: Any, inside: Place) -> set[str]:
+    """The keys that a schema knows at a place."""
+    for part in inside:
+        schema = next((s for s in (_below(t, part) for t in members(schema)) if s is not None), None)
+    names: set[str] = set()
+    for each in members(schema):
+        names |= getattr(each, "__dataclass_fields__", {}).keys()
+    return names
+
+
+def members(schema: Any) -> Iterable[Any]:
+    """Of a union its members, else the schema itself."""
+    if typing.get_origin(schema) in (typing.Union, types.UnionType):
+        return typing.get_args(schema)
+    return (schema,)
+
+
+def _below(schema: Any, part: str | int) -> Any:
+    if part in getattr(schema, "__dataclass_fields__", {}):
+        return typing.get_type_hints(schema)[str(part)]
+    arguments = typing.get_args(schema)
+    return arguments[-1] if arguments else None
