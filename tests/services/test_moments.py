@@ -291,7 +291,7 @@ def test_a_service_that_returns_something_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'odd' returned \{'loss': 1.0\}; return None or everstep.Outcome"):
         Tiny(tmp_path / "run", max_epoch=1, services=[odd]).train()
     odd = Told("odd", lambda b: Outcome(Stop("now")), Stage.DECIDE)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"given by name: everstep.Outcome\(actions="):
+    with pytest.raises(UsageError, match=r"by name: everstep.Outcome\(actions="):
         Tiny(tmp_path / "other", max_epoch=1, services=[odd]).train()
 
 
