@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,18 +182,19 @@ class Trainer:
             Interrupted: a signal, or the time budget; the state is saved.
         """
         began, services = self._clock(), _evaluating(self._services, evaluate)
-        for attempt in count():
+        first = True
+        while True:
             try:
                 with self._opened(max_step, services) as loop:
-                    if attempt == 0:
+                    if first:
                         self.introduce(loop)
+                    first = False
                     for _ in loop.iter_epochs():
                         self.epoch()
             except RolledBack:
                 self.go_back(began)
-                continue
-            break
-        return loop.ending
+            else:
+                return loop.ending
 
     def introduce(self, loop: TrainerLoop) -> None:
         """Say at the start of a training what is trained, and what may have been forgotten."""
