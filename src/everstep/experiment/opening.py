@@ -218,17 +218,17 @@ def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
         ConfigError: it has none.
     """
     run_dir = to_read(run_dir)
-    starts = list(RunJournal(run_dir).events("segment", valid=False))
-    facts = starts[-1].data.get("facts", {}) if starts else {}
+    journal = RunJournal(run_dir)
+    start, facts = journal.newest_start(), journal.facts()
     tree = facts.get("config") or {}
-    if "task" not in tree or "streams" not in tree:
+    if start is None or "task" not in tree or "streams" not in tree:
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"
         )
     code = tuple(map(Path, facts.get("code") or ()))
     findable(code)
-    return _trained(tree, run_dir, starts[-1].segment), code
+    return _trained(tree, run_dir, start.segment), code
 
 
 def _trained(tree: dict[str, Any], run_dir: Path, segment: int) -> dict[str, Any]:

@@ -248,9 +248,13 @@ class RunJournal:
 
     def facts(self) -> dict[str, Any]:
         """Where the newest start came from: see `everstep.record.facts`; empty before the first."""
-        starts = list(self.events("segment", valid=False))
-        found: dict[str, Any] = starts[-1].data.get("facts", {}) if starts else {}
+        start = self.newest_start()
+        found: dict[str, Any] = {} if start is None else start.data.get("facts", {})
         return found
+
+    def newest_start(self) -> Event | None:
+        """The event with which the newest start began; None before the first."""
+        return next(reversed(list(self.events("segment", valid=False))), None)
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
         """The metric rows in the order in which they were written.
