@@ -113,9 +113,8 @@ def command(
             raise click.UsageError("--optuna chooses all that varies; leave --grid and --random out")
         if (minimize is None) == (maximize is None):
             raise click.UsageError("say what --optuna is to reach: --minimize METRIC or --maximize METRIC")
-        search = Search(
-            base, spaces(searched), minimize or maximize or "", maximize=minimize is None, seed=seed
-        )
+        goal = minimize or maximize or ""
+        search = Search(base, spaces(searched), goal, maximize=minimize is None, seed=seed)
         found = search.ask(min(jobs, count))
     else:
         drawn = trials(base, grid=grid, draws=draws, count=count, seed=seed)
@@ -134,7 +133,7 @@ def command(
             if search is None:
                 rows = [_row(trial, _told(code)) for trial, code in trainings.run(found)]
             else:
-                rows = _searched(search, found, trainings, minimize or maximize or "", count)
+                rows = _searched(search, found, trainings, count)
         except (KeyboardInterrupt, SystemExit):
             with suppress(OSError):  # the terminal may be gone
                 _print(trainings.standing(), shown, as_json)
@@ -170,9 +169,7 @@ def _add(rows: list[dict[str, Any]], metric: str) -> None:
     note(missing[:1])
 
 
-def _searched(
-    search: Search, asked: list[Trial], trainings: _Trainings, metric: str, count: int
-) -> list[dict[str, Any]]:
+def _searched(search: Search, asked: list[Trial], trainings: _Trainings, count: int) -> list[dict[str, Any]]:
     """Train what a search chooses, as many at once as were asked for first; in the order of choosing."""
     from everstep.experiment.sweep import distinct
 
@@ -182,7 +179,7 @@ def _searched(
         values = search.tell({path: code == 0 for path, code in codes.items()})
         for trial in asked:
             path = str(trial.run_dir)
-            rows.append({**_row(trial, _told(codes[path])), metric: values[path]})
+            rows.append({**_row(trial, _told(codes[path])), search.metric: values[path]})
         left = count - len(rows)
         if not left:
             return rows

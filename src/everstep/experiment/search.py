@@ -41,7 +41,7 @@ class Search:
         except ImportError as error:
             raise ConfigError(f"{error}; pip install 'everstep[optuna]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._base, self._spaces, self._metric = base, fitting(base, spaces), metric
+        self._base, self._spaces, self.metric = base, fitting(base, spaces), metric
         self._study = optuna.create_study(
             direction="maximize" if maximize else "minimize",
             sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
@@ -85,7 +85,7 @@ class Search:
         found = {}
         for asked, trial in self._asked:
             path = str(trial.run_dir)
-            value = last_value(path, self._metric) if finished[path] else math.nan
+            value = last_value(path, self.metric) if finished[path] else math.nan
             found[path] = value
             if math.isnan(value):
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)

@@ -60,10 +60,8 @@ class IndexWriter:
             self._over = True
         end = time.monotonic() + PATIENCE
         while self._thread.is_alive() and self._database is not None and time.monotonic() < end:
-            self._database.interrupt()
-            self._thread.join(
-                0.05
-            )  # it may have been between two statements; a name that is looked up goes on
+            self._database.interrupt()  # again: it may have been between two statements
+            self._thread.join(0.05)  # a name that is looked up goes on
 
     def _work(self) -> None:
         while not self._ending.wait(SECONDS):
