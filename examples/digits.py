@@ -109,12 +109,15 @@ def report(ending: everstep.Ending) -> str:
     lines = [f"  {name:12} {os.path.relpath(path)}" for name, path in ending.where.items()]
     if ending.best is not None:
         lines.append(f"best {ending.best.metric}: {ending.best.value:.4f}, in epoch {ending.best.epoch}")
+    promise = "The digest is the same however often the run was stopped."
+    if not ending.one_fingerprint:
+        promise = "Parts of the run were computed on another kind of machine, so no digest is promised."
     return "\n".join(
         [
             "",
             *lines,
             f"digest of the state: {ending.digest}",
-            "The digest is the same however often the run was stopped.  What to type next:",
+            f"{promise}  What to type next:",
             "  make demo                        again: this run is finished, no step is run",
             '  make demo ARGS="--epochs 50"     a raised limit: it goes on from here',
             "  make demo-again                  from the start; stop it where you like, then make demo",

@@ -214,6 +214,14 @@ class Backend(Protocol):
     def describe(self) -> dict[str, str]:
         """Version and devices, for the run's record."""
 
+    def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
+        """What decides the last bits of what the framework computes here and now, as texts by name.
+
+        Its version and those of its libraries, the processor's features that it uses, threads, flags, and
+        the devices on which the state's `objects` lie.  Two processes in which it is equal compute equal
+        bits from equal input, as far as the framework promises that.  What only changes speed is left out.
+        """
+
 
 # ----------------------------------------------------------------------------------------- data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -207,6 +208,16 @@ class StaysInEvaluation(TorchBackend):
         objects["model"].train()
 
 
+class DescribesTheMoment(NumpyBackend):
+    def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
+        return {"clock": str(time.perf_counter())}
+
+
+class HasNoFingerprint(TorchBackend):
+    def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
+        return {}
+
+
 FAULTS: list[tuple[type[Any], str]] = [
     (LosesADtype, "host bytes|comes back as"),
     (ComesBackWider, "torch.int16.*comes back as a Tensor torch.int32"),
@@ -225,6 +236,8 @@ FAULTS: list[tuple[type[Any], str]] = [
     (NeverCloses, "a closed watch still counts"),
     (LosesGradients, "an open window would be lost"),
     (StaysInEvaluation, "put every mode back"),
+    (DescribesTheMoment, "something else the second time"),
+    (HasNoFingerprint, "give texts by name"),
 ]
 
 

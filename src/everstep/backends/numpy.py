@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -136,6 +137,18 @@ class NumpyBackend:
         """NumPy's version."""
         return {"numpy": np.__version__}
 
+    def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
+        """Versions of NumPy and its BLAS, the features found of the processor, the threads of the BLAS."""
+        built: Any = np.show_config(mode="dicts")
+        blas = built.get("Build Dependencies", {}).get("blas", {})
+        return {
+            "version": np.__version__,
+            "blas": f"{blas.get('name')} {blas.get('version')}",
+            "simd": " ".join(built.get("SIMD Extensions", {}).get("found", ())),
+            "blas_threads": _blas_threads(),
+            **{name: os.environ[name] for name in ("OPENBLAS_CORETYPE",) if name in os.environ},
+        }
+
 
 class ArrayEntry(Entry):
     """An array that is restored in place, so that every reference to it stays valid."""
@@ -232,6 +245,14 @@ class RandomStateEntry(Entry):
         """Set its state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
+
+
+def _blas_threads() -> str:
+    """As the BLAS chooses them when it is loaded, by its variables and the processors that it may use."""
+    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name):
+            return os.environ[name]
+    return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 
 
 def _refuse_mismatch(found: Mismatch) -> None:

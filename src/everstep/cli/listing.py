@@ -54,6 +54,7 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "bytes": body["files"][ARRAYS]["bytes"],
         "created": datetime.fromisoformat(body["created"]).timestamp(),
         "metrics": (body["meta"] or {}).get("metrics", {}),
+        "one_fingerprint": (body["meta"] or {}).get("one_fingerprint", True),
     }
 
 

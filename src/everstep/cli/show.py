@@ -92,6 +92,12 @@ def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
     return {"from": start["facts"].get("resumed_from"), **told, "status": start["status"] or silent}
 
 
+def _digest(run: dict[str, Any]) -> str | None:
+    newest = next((one for one in reversed(run["checkpoints"]) if one["whole"]), None)
+    mixed = newest is not None and not newest["one_fingerprint"]
+    return f"{run['digest']} (computed on more than one kind of machine)" if mixed else run["digest"]
+
+
 def _print(run: dict[str, Any]) -> None:
     reason = f": {run['reason']}" if run["reason"] else ""
     click.echo(f"{run['name']}  {run['status']}{reason}")
@@ -102,7 +108,7 @@ def _print(run: dict[str, Any]) -> None:
     lines = {
         "directory": run["path"],
         "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),
-        "digest": run["digest"],
+        "digest": _digest(run),
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],

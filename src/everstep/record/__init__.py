@@ -5,7 +5,7 @@ from everstep.record.frames import Block, Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
 from everstep.record.paths import user_path
-from everstep.record.provenance import facts
+from everstep.record.provenance import facts, machine
 from everstep.record.reading import (
     Event,
     Follower,
@@ -36,6 +36,7 @@ __all__ = [
     "RunLock",
     "evaluations",
     "facts",
+    "machine",
     "is_held",
     "located",
     "new_id",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def facts(
         "seed": seed,
         "backends": plain(backends or {}),
     }
+
+
+def machine() -> dict[str, str]:
+    """What of this machine, outside any framework, may change the last bits of a result: names to texts."""
+    return {
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()).strip() or platform.system(),
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:  # one processor's lines are enough
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def plain(value: Any) -> Any:

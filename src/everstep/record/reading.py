@@ -252,6 +252,11 @@ class RunJournal:
         found: dict[str, Any] = {} if start is None else start.data.get("facts", {})
         return found
 
+    def facts_since(self, number: int) -> list[dict[str, Any]]:
+        """What the starts from this number on recorded of where they came from, superseded ones included."""
+        started = self.events("segment", valid=False)
+        return [event.data.get("facts", {}) for event in started if event.segment >= number]
+
     def newest_start(self) -> Event | None:
         """The event with which the newest start began; None before the first."""
         return next(reversed(list(self.events("segment", valid=False))), None)

@@ -39,6 +39,9 @@ class Ending:
         failed_saves: how many saves failed in this start.
         warnings: what was warned about in this start, in order.
         rollbacks: how often the run went back, in all of its starts (`Recovery`).
+        one_fingerprint: whether every step of the run was computed on the same kind of machine, by the same
+            libraries and under the same settings: else `digest` need not be that of a run that was never
+            stopped.
     """
 
     reason: str
@@ -53,6 +56,7 @@ class Ending:
     failed_saves: int = 0
     warnings: tuple[str, ...] = field(default=())
     rollbacks: int = 0
+    one_fingerprint: bool = True
 
     def __str__(self) -> str:
         state = "finished" if self.finished else "resumable"

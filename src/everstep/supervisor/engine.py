@@ -352,7 +352,7 @@ class Run:
 
     def _open(self, stack: ExitStack) -> None:
         """Take what is needed, in this order; given back in the reverse, also if a later one fails."""
-        self._opening = opening = Opening(self._start, self.println, stack)
+        self._opening = opening = Opening(self._start, self.println, self._warn, stack)
         self.segment = opening.segment
         self._signals.install()
         stack.callback(self._signals.restore)
@@ -825,6 +825,8 @@ class Run:
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
             "kept": {b.metric: b.kept for b in self._board.all(Best) if b.kept},
             "open": self._rest,
+            "fingerprint": self._recovered.fingerprint,
+            "one_fingerprint": self._recovered.one_fingerprint,
         }
         return Snapshot(
             name=self._name(phase),
@@ -910,6 +912,8 @@ class Run:
         self._journal.event("verified", {"report": report}, wall=True)
         if replay.difference is None:
             self.println(report)
+        elif not self._recovered.same_numbers:
+            self.println(f"{report}; they were computed on another machine, or under other settings of it")
         else:
             self._warn(f"{report}\n{replay.advice()}")
 
@@ -1121,6 +1125,7 @@ class Run:
             failed_saves=self._saver.failures,
             warnings=tuple(self._warnings),
             rollbacks=len(self._rollbacks.decided),
+            one_fingerprint=self._recovered.one_fingerprint,
         )
         if self._interruption is None and not isinstance(cause, RolledBack):
             self.println(f"ended: {self._ending}")

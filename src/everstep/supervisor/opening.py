@@ -26,6 +26,7 @@ from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.configuration import NONE, Configuration, Difference, refusal, told
+from everstep.supervisor.fingerprint import Fingerprint, changes, fingerprint, warning
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
@@ -73,6 +74,10 @@ class Recovered:
         open: the services that the checkpoint's boundary has still to run; none, but where an interruption
             left it inside an evaluation.
         kept: facts that the record keeps as they are stored, since no step is run by what was given.
+        fingerprint: what decides the bits of what this start computes.
+        same_numbers: whether the steps that are executed again were computed under that one before: else
+            they may well give other numbers now.
+        one_fingerprint: whether all steps of the run up to here, and from here on, are computed under it.
     """
 
     progress: Progress
@@ -91,6 +96,9 @@ class Recovered:
     last_steps: dict[str, int] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
+    same_numbers: bool = True
+    one_fingerprint: bool = True
 
     def __post_init__(self) -> None:
         self.step, self.epoch = self.progress.step, self.progress.epoch
@@ -102,7 +110,7 @@ class Opening:
 
     Args:
         start: what was asked for.
-        say: takes sentences for the user.
+        say, warn: take sentences for the user.
         stack: everything taken is given back when it closes.
 
     Attributes:
@@ -111,8 +119,8 @@ class Opening:
         rollbacks: those that were decided in what this start goes on from.
     """
 
-    def __init__(self, start: Start, say: Say, stack: ExitStack) -> None:
-        self._start, self._say = start, say
+    def __init__(self, start: Start, say: Say, warn: Say, stack: ExitStack) -> None:
+        self._start, self._say, self._warn = start, say, warn
         self.run_dir = RunDir.open(start.path, seed=start.seed)
         for note in self.run_dir.notes:
             say(note)
@@ -147,10 +155,29 @@ class Opening:
         checkpoint = self._choose()
         if checkpoint is None:
             recovered = self._initialise(user)
+            recovered.fingerprint = fingerprint(user.objects)
         else:
             recovered = self._resume(checkpoint, user, board, limits)
         self._get_ready()
         return recovered
+
+    def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
+        """Say where this start computes otherwise than the one that wrote the checkpoint.
+
+        Returns:
+            What `Recovered` has of it.
+        """
+        found = changes(meta.get("fingerprint"), given)
+        if found and not finished:
+            self._warn(warning(found))
+        parent = meta["journal"]
+        again = [] if parent is None else self._journal.facts_since(parent[0])
+        others = [facts for facts in again if changes(facts.get("fingerprint"), given)]
+        return {
+            "fingerprint": given,
+            "same_numbers": not found and not others,
+            "one_fingerprint": meta.get("one_fingerprint", True) and (finished or not found),
+        }
 
     def _choose(self) -> Checkpoint | None:
         asked = self._start.resume
@@ -205,6 +232,9 @@ class Opening:
             if reopened is not None:
                 progress.stop = stop = None
         meta: Any = checkpoint.meta
+        finished = stop is not None and self._journal.ended() is not None
+        given = fingerprint(user.objects)
+        about_numbers = self._compare_fingerprint(meta, given, finished=finished)
         try:
             user.check(tree["user"], f"checkpoint {checkpoint.path}")
         except RestoreError as error:
@@ -225,7 +255,6 @@ class Opening:
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
             self._say(f"journal: {lost}")
-        finished = stop is not None and self._journal.ended() is not None
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
             self._say(
@@ -248,6 +277,7 @@ class Opening:
             wall=tree["wall"],
             open=meta.get("open", []),
             kept=kept,
+            **about_numbers,
         )
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
@@ -362,6 +392,7 @@ class Opening:
         facts = config.facts(recovered.progress.seed, board)
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
         facts |= recovered.kept
+        facts["fingerprint"] = recovered.fingerprint
         facts["resumed_from"] = recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")
         if not self._start.lock:

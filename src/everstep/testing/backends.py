@@ -39,7 +39,8 @@ def check_backend(
     4. The framework's own objects have entries that restore them to the bit and refuse what does not
        fit; a foreign object has none.
     5. Updates are counted where they happen, until the watch is closed; open gradients come back.
-    6. Evaluation mode, the table of parameters and the description change nothing.
+    6. Evaluation mode, the table of parameters, the description and the fingerprint change nothing; the
+       fingerprint of one process is the same each time.
 
     Args:
         backend: the one to check; its framework is imported.
@@ -55,6 +56,7 @@ def check_backend(
     """
     with isolated():
         _check_facts(backend)
+        _check_fingerprint(backend, make())
         for array in arrays:
             _check_round_trip(backend, array)
         _check_reuse(backend, arrays)
@@ -65,6 +67,15 @@ def check_backend(
         if accumulate is not None:
             _check_gradients(backend, make, update, accumulate)
         _check_evaluation_mode(backend, make(), update)
+
+
+def _check_fingerprint(backend: Backend, state: State) -> None:
+    before = encode(backend.random_state())
+    found = backend.fingerprint(state)
+    texts = all(isinstance(text, str) for pair in found.items() for text in pair)
+    assert found and texts, f"fingerprint() gives {found!r}: give texts by name"
+    assert backend.fingerprint(state) == found, "fingerprint() gives something else the second time"
+    assert digest(encode(backend.random_state())) == digest(before), "fingerprint() draws random numbers"
 
 
 def _check_facts(backend: Backend) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -220,6 +222,78 @@ class TorchBackend:
             names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
             facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(names)}
         return facts
+
+    def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
+        """Versions, the CPU's capability, threads, flags; CUDA's facts where the state lies there."""
+        devices = {tensor.device for tensor in _tensors(objects)} - {torch.device("cpu")}
+        kinds = sorted({_device_name(device) for device in devices})
+        facts = _cpu_facts()
+        if kinds:
+            facts["devices"] = "; ".join(kinds)
+        if any(device.type == "cuda" for device in devices):
+            facts |= _cuda_facts()
+        return facts
+
+
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
+)  # fmt: skip
+"""Variables of the environment by which torch's libraries choose among kernels."""
+
+
+def _tensors(objects: Mapping[str, Any]) -> Iterator[Tensor]:
+    for _, value in flatten(objects):
+        if isinstance(value, torch.nn.Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _cpu_facts() -> dict[str, str]:
+    onednn: Any = torch.backends.mkldnn
+    built = torch.__config__.show()
+    libraries = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN (\S+)"}
+    found = {name: re.search(pattern, built) for name, pattern in libraries.items()}
+    return {
+        "version": str(torch.__version__),
+        **{name: match[1] for name, match in found.items() if match},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "onednn_matmul": onednn.matmul.fp32_precision,
+        "onednn_conv": onednn.conv.fp32_precision,
+        **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _cuda_facts() -> dict[str, str]:
+    """Versions and flags that count for what is computed on CUDA's devices."""
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
+    attention = ("flash", "mem_efficient", "math", "cudnn")
+    return {
+        "cuda": str(torch.version.cuda or torch.version.hip),
+        "cudnn": str(cudnn.version()),
+        "cudnn_deterministic": str(cudnn.deterministic),
+        "cudnn_benchmark": str(cudnn.benchmark),
+        "cuda_matmul": cuda.matmul.fp32_precision,
+        "cudnn_conv": cudnn.conv.fp32_precision,
+        "half_precision_sums": " ".join(
+            name
+            for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+            if getattr(cuda.matmul, name)
+        ),
+        "attention": " ".join(name for name in attention if getattr(cuda, f"{name}_sdp_enabled")()),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, compute capability {properties.major}.{properties.minor}"
 
 
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:

@@ -1,0 +1,142 @@
+"""A start on another machine, or under other settings of it: said first, and nothing is called equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import everstep
+from everstep.backends.torch.backend import TorchBackend
+from everstep.cli.show import command as show
+from everstep.supervisor.fingerprint import changes, fingerprint
+from tiny_runs import Boom, Tiny, boom_at
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Here(Tiny):
+    """A program whose numbers depend on the number of threads, as those of a kernel may."""
+
+    def __init__(self, run_dir: Path, threads: int, **arguments: Any) -> None:
+        torch.set_num_threads(threads)
+        services = [everstep.Checkpoints(everstep.Every(steps=4))]
+        super().__init__(run_dir, services=services, **{"max_epoch": 2, **arguments})
+
+    def update(self, ids: Any) -> None:
+        self.w += 1e-9 * torch.get_num_threads()
+        super().update(ids)
+
+    def said(self, text: str) -> list[int]:
+        return [at for at, line in enumerate(self.lines) if text in line]
+
+
+def crash(here: Here, at: int) -> Here:
+    with pytest.raises(Boom):
+        here.train(inside=boom_at(at))
+    return here
+
+
+DIFFERENCE = "torch.threads: stored 1, given 2"
+
+
+def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 2).train()
+    (first,) = now.said("warning: the checkpoint was computed on another machine")
+    assert first < now.said("resuming")[0]
+    assert DIFFERENCE in now.lines[first] and "may differ from those of a run" in now.lines[first]
+    assert now.said("resume differs") and not now.said("state=")
+    assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
+
+
+def test_the_run_stays_marked(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 5)
+    Here(tmp_path, 2).train()
+    finished = Here(tmp_path, 2).train()
+    assert not finished.said("machine") and not finished.loop.ending.one_fingerprint
+    longer = Here(tmp_path, 2, max_epoch=3).train()
+    assert not longer.said("machine") and not longer.loop.ending.one_fingerprint
+    shown = CliRunner().invoke(show, [str(tmp_path)]).output
+    assert f"{longer.loop.ending.digest} (computed on more than one kind of machine)" in shown
+
+
+def test_a_finished_run_computes_nothing_and_says_nothing(tmp_path: Path) -> None:
+    Here(tmp_path, 1).train()
+    again = Here(tmp_path, 2).train()
+    assert not again.said("machine") and again.loop.ending.one_fingerprint
+
+
+def test_it_is_that_of_the_start_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    """Not that of the start before: what it did was superseded, and its rows are no measure either."""
+    crash(Here(tmp_path, 1), 5)
+    crash(Here(tmp_path, 2), 7)
+    back = Here(tmp_path, 1).train()
+    assert not back.said("machine, or under other settings of it:") and not back.said("state=")
+    assert back.loop.ending.one_fingerprint
+    undisturbed = Here(tmp_path.with_name("undisturbed"), 1).train()
+    assert back.result() == undisturbed.result()
+
+
+def test_under_the_same_one_a_difference_is_the_program_s(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 1)
+    now.update = lambda ids: now.loop.collect_metrics(loss=0.5)  # type: ignore[method-assign]
+    now.train()
+    assert now.said("state=")
+
+
+def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
+    here = fingerprint({})
+    assert changes({"numpy": here["numpy"], "machine": here["machine"]}, here) == []
+    assert changes(None, here) == []
+    other = {**here, "machine": {**here["machine"], "processor": "abacus"}}
+    (found,) = changes(other, here)
+    assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"
+
+
+def test_the_capability_of_the_processor_that_torch_uses_is_part_of_it() -> None:
+    ask = (
+        "from everstep.backends.torch.backend import BACKEND; "
+        "print(BACKEND.fingerprint({})['cpu_capability'])"
+    )
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "DEFAULT"
+
+
+def test_flags_that_choose_kernels_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TorchBackend()
+    before = backend.fingerprint({})
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("high")
+    try:
+        now = backend.fingerprint({})
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+    changed = {name for name in now if now[name] != before.get(name)}
+    assert changed == {"deterministic", "onednn_matmul", "MKL_CBWR"}
+
+
+if torch.cuda.is_available():
+
+    def test_a_device_counts_where_the_state_lies_on_it() -> None:
+        backend = TorchBackend()
+        model = torch.nn.Linear(1, 1)
+        assert "devices" not in backend.fingerprint({"model": model})
+        on_device = backend.fingerprint({"model": model.cuda()})
+        assert "compute capability" in on_device["devices"] and "cudnn_benchmark" in on_device
