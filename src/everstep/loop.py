@@ -16,7 +16,7 @@ from everstep.keywords import checked_keywords, whole
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
 from everstep.metrics.collector import Reader, is_wall, to_scalar
 from everstep.progress_estimate import progress
-from everstep.schedule import NEVER
+from everstep.schedule import NEVER, When
 from everstep.services.best import Best, direction
 from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
@@ -628,10 +628,9 @@ class TrainLoop(Supervisor):
             lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began)
         self._note_durations()
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
+        when = When(self._open_step or self.step, self.epoch, not self._open_step, self.clock())
+        new = {best.metric for best in self._board.all(Best) if best.is_on_line(lines, when)}
         lines.clear()
-        new = {best.metric for best in self._board.all(Best) if best.is_new}
-        for best in self._board.all(Best):
-            best.is_new = best.is_new and best.metric not in stats
         self.println(log_line(self._tag(), stats, new, self._formatter))
         self._announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         self._announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})

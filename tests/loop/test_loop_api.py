@@ -286,6 +286,66 @@ def test_a_new_best_is_marked_once(make: Make, lines: list[str]) -> None:
     assert marks == ["1 (*)", "2", "0.5 (*)"]
 
 
+def marks_of(lines: list[str], metric: str) -> list[str]:
+    return [line.partition(f"; {metric}: ")[2] for line in lines if f"; {metric}: " in line]
+
+
+def test_the_mark_is_on_the_line_of_the_best_mean_of_steps(make: Make, lines: list[str]) -> None:
+    with make(max_epoch=5, show_eta=False, watch="loss") as loop:
+        for epoch in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                loop.collect_metrics(loss=[0.8, 0.6, 0.7, 0.6, 0.5][epoch - 1])
+            loop.print_logs()
+    assert marks_of(lines, "loss") == ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_best_value_on_no_line_marks_no_later_line(make: Make, lines: list[str], outside: bool) -> None:
+    with make(max_epoch=4, show_eta=False, watch="loss") as loop:
+        for epoch in loop.iter_epochs():
+            value = [0.6, 0.8, 0.7, 0.5][epoch - 1]
+            for _ in loop.iter_steps([1]):
+                if not outside:
+                    loop.collect_metrics(loss=value)
+            if outside:
+                loop.collect_metrics(loss=value)
+            if epoch != 1:
+                loop.print_logs()
+    assert marks_of(lines, "loss") == ["0.8", "0.7", "0.5 (*)"]
+
+
+def test_lines_inside_steps_are_marked_where_the_best_is_judged(make: Make, lines: list[str]) -> None:
+    best = everstep.Best("loss", every=everstep.Every(steps=2))
+    with make(max_epoch=1, show_eta=False, services=[best]) as loop:
+        for _ in loop.iter_epochs():
+            for step, value in loop.iter_steps([0.8, 0.6, 0.9, 0.9, 0.2, 0.4]):
+                loop.collect_metrics(loss=value)
+                if step % 2 == 0:
+                    loop.print_logs()
+                if step == 1:
+                    loop.print_logs()
+    assert [mark.endswith("(*)") for mark in marks_of(lines, "loss")] == [False, True, False, True]
+    assert best.value == pytest.approx(0.3)
+
+
+def test_no_line_decides_what_is_judged(tmp_path: Path) -> None:
+    """Law 2: with lines and without, the same values are compared."""
+    found = []
+    for printing in (False, True):
+        run_dir = tmp_path / str(printing)
+        with everstep.TrainLoop(run_dir, max_epoch=3, watch="loss", steps_per_epoch=3, seed=1) as loop:
+            for epoch in loop.iter_epochs():
+                for step in loop.iter_steps():
+                    loop.collect_metrics(loss=(7 * step) % 5 / epoch)
+                    if printing:
+                        loop.print_logs()
+                if printing:
+                    loop.print_logs()
+        assert loop.best is not None
+        found.append((loop.best.value, loop.best.step))
+    assert found[0] == found[1]
+
+
 def test_metrics_of_an_epoch_without_print_logs_do_not_leak_into_the_next(
     make: Make, lines: list[str]
 ) -> None:

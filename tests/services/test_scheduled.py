@@ -16,9 +16,17 @@ from everstep.testing import check_service
 from tiny_runs import Boom, rows
 
 
-def test_annealing_is_a_function_of_the_count() -> None:
-    temperature = Annealing(1.0, 0.5, every=10, least=0.2)
-    assert [temperature(step) for step in (0, 9, 10, 19, 20, 30, 10**6)] == [1, 1, 0.5, 0.5, 0.25, 0.2, 0.2]
+def test_annealing_begins_with_the_initial_value() -> None:
+    """Of step 1, as TFSnippet's AnnealingScalar, and for `every` steps; before the first it is that, too."""
+    halved = Annealing(1.0, 0.5)
+    assert [halved(step) for step in range(4)] == [1, 1, 0.5, 0.25]
+    rarely = Annealing(1.0, 0.5, every=3)
+    assert [rarely(step) for step in range(10)] == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_annealing_stays_between_its_bounds() -> None:
+    falling = Annealing(1.0, 0.5, every=10, least=0.2)
+    assert [falling(step) for step in (10, 11, 20, 21, 31, 10**6)] == [1, 0.5, 0.5, 0.25, 0.2, 0.2]
     assert Annealing(1.0, 2.0, most=3.0)(9) == 3.0
     assert Annealing(1.0, 0.5) == Annealing(1.0, 0.5)
 
@@ -41,14 +49,14 @@ def train(
     return loop.ending.digest, rates, rows(run_dir)
 
 
-ANNEALED = [8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1, 1]
+ANNEALED = [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("every", "rates"),
     [
         (None, ANNEALED),
-        (Every(steps=4), [8, 8, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1]),
+        (Every(steps=4), [8, 8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2]),
     ],
 )
 def test_each_step_has_its_value_after_any_crash(
@@ -60,7 +68,8 @@ def test_each_step_has_its_value_after_any_crash(
     whole = train(tmp_path / "whole", services())
     assert whole[1] == rates
     changes = {row[1]: float.fromhex(row[5]) for row in whole[2] if row[3] == "settings.rate"}
-    assert changes == {step: rate for step, rate in enumerate(rates) if step == 0 or rate != rates[step - 1]}
+    settings = [-1, *rates, 1]  # the last is that of step 13, which a raised limit would make
+    assert changes == {step: settings[step + 1] for step in range(13) if settings[step + 1] != settings[step]}
     for crash in range(1, 13):
         run_dir = tmp_path / str(crash)
         with pytest.raises(Boom):
@@ -76,7 +85,7 @@ def test_another_schedule_is_another_run(tmp_path: Path) -> None:
     changed = [Scheduled("settings.rate", Annealing(8, 0.25))]
     with pytest.raises(ConfigError, match=r"schedule of settings\.rate.*ratio=0\.5.*ratio=0\.25"):
         train(tmp_path, changed)
-    assert train(tmp_path, changed, on_change="override")[1][-1] == 8 * 0.25**12
+    assert train(tmp_path, changed, on_change="override")[1][-1] == 8 * 0.25**11
 
 
 def test_it_keeps_the_laws() -> None:
@@ -87,5 +96,8 @@ def test_it_keeps_the_laws() -> None:
 def test_misuse() -> None:
     with pytest.raises(ConfigError, match="every=0: give a whole number, 1 or more"):
         Annealing(1.0, 0.5, every=0)
+    for bounds in ({"least": 0.5, "most": 0.1}, {"least": 2.0}, {"most": 0.5}, {"least": float("nan")}):
+        with pytest.raises(ConfigError, match=r"initial=1\.0.*give bounds with the initial value between"):
+            Annealing(1.0, 0.5, **bounds)
     with pytest.raises(ConfigError, match="give a function of the step"):
         Scheduled("settings.rate", 0.5)  # type: ignore[arg-type]

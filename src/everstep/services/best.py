@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from everstep.contracts import Boundary, Json, Outcome, Readings, RunView, SaveBest, Service, Stage
 from everstep.errors import ConfigError
 from everstep.keywords import whole
-from everstep.schedule import Every, Schedule
+from everstep.schedule import Every, Schedule, When
 
 Mode = Literal["min", "max"]
 
@@ -105,8 +106,8 @@ class Best(Service):
         self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.keep, self.restore_at_end = save, whole("keep", keep), restore_at_end
-        self.is_new = False
-        """Whether a best came since the last printed line (the mark ` (*)`)."""
+        self._is_new = False
+        """Whether a best came outside steps since the last printed line."""
         self._top: list[_Place] = []
         """The best first; one place a step."""
         self._waiting: int | None = None
@@ -141,15 +142,36 @@ class Best(Service):
 
     def open(self, run: RunView) -> None:
         self._run = run
-        run.watch(self.metric, self._seen)
+        run.watch(self.metric, self._came)
+
+    def is_on_line(self, readings: Readings, when: When) -> bool:
+        """Whether a line of these readings shows a new best value (the mark ` (*)`); asked once a line.
+
+        The mean of steps is judged at the boundary that follows the line; here it is only compared, so
+        that no line decides what is judged.
+
+        Args:
+            readings: what the line shows.
+            when: the boundary that follows it.
+        """
+        stats, values = readings.stats(self.metric), readings.values(self.metric)
+        if stats is None:
+            return False
+        came, self._is_new = self._is_new, False
+        if values:
+            return came and self.value in values
+        is_judged = deepcopy(self.schedule).due(when)  # the schedule itself is asked at boundaries alone
+        return is_judged and better(stats.mean, self.value, self.mode)
+
+    def _came(self, value: float) -> None:
+        self._is_new = self._is_new or better(value, self.value, self.mode)
+        self._seen(value)
 
     def _seen(self, value: float) -> None:
         if self._inferred and not self._top:
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
             self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
-        if better(value, self.value, self.mode):
-            self.is_new = True
         step = self._run.step
         same = next((place for place in self._top if place.step == step), None)
         others = [place for place in self._top if place is not same]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from everstep.contracts import Boundary, Moment, RunView, Service, Stage
 from everstep.metrics import log_line, log_tag
+from everstep.schedule import When
 from everstep.services.best import Best
 
 
@@ -39,11 +40,10 @@ class EpochLine(Service):
             return  # an epoch that a resume enters again has its values since its beginning
         readings, run = boundary.readings, self._run
         stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
+        when = When(boundary.step, boundary.epoch, True, run.clock())
+        new = {best.metric for best in self.bests if best.is_on_line(readings, when)}
         readings.clear()
         if not stats:
             return
-        new = {best.metric for best in self.bests if best.is_new}
-        for best in self.bests:
-            best.is_new = False
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         run.println(log_line(tag, stats, new))

@@ -15,21 +15,23 @@ from everstep.schedule import Every, Schedule
 @checked_init
 @dataclass(frozen=True)
 class Annealing:
-    """A value that is multiplied by `ratio` every so many steps, or epochs: call it with the count.
+    """A value that is multiplied by `ratio` every so many steps, or epochs: call it with the step's number.
 
         temperature = Annealing(1.0, 0.5, every=1000, least=0.1)
-        temperature(loop.step)
+        for step, batch in loop.iter_steps(train):
+            temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
-    It depends on nothing but the count, so at step k it is the same in a fresh and in a resumed run.
+    It depends on nothing but that number, so step k has the same value in a fresh and in a resumed run.
+    After TFSnippet's AnnealingScalar.
 
     Args:
-        initial: the value at counts below `every`.
+        initial: the value of the first `every` steps, or epochs.
         ratio: what it is multiplied by.
         every: after how many, 1 or more.
         least, most: what it is kept between.
 
     Raises:
-        ConfigError: `every` is out of its range.
+        ConfigError: `every` is out of its range, or `initial` is not between `least` and `most`.
     """
 
     initial: float
@@ -40,10 +42,15 @@ class Annealing:
 
     def __post_init__(self) -> None:
         whole("every", self.every)
+        if not self.least <= self.initial <= self.most:  # which NaN is not
+            raise ConfigError(
+                f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "
+                "give bounds with the initial value between them"
+            )
 
-    def __call__(self, count: int) -> float:
-        """The value at a count of steps, or of epochs."""
-        value: float = self.initial * self.ratio ** (count // self.every)
+    def __call__(self, number: int) -> float:
+        """The value of a step, or of an epoch, by its number: from 1; at 0, before the first, that of 1."""
+        value: float = self.initial * self.ratio ** (max(number - 1, 0) // self.every)
         return min(max(value, self.least), self.most)
 
 
