@@ -272,8 +272,9 @@ class Stream(Protocol):
     depends on where this one leaves the data; `may_be_empty`: a pass without a batch is no error;
     `holds_state`: objects that tell their place at any time; the contexts `place_kept()` and
     `drawn_again()`, after which the data stands where it stood, or what was drawn comes again; `spent`:
-    this object cannot be read from an earlier place any more;
-    `end_workers()`; `no_thread`: why no other thread may draw, in words.
+    this object cannot be read from an earlier place any more; `unsaveable`: why no run can be saved while
+    it reads this, and the remedy, in words, or None; `end_workers()`; `no_thread`: why no other thread may
+    draw, in words.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:

@@ -1,9 +1,13 @@
 """Sequences, iterables, and things that keep their own state."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
+import everstep
 from everstep.data import arrays, as_stream, replay
 from everstep.errors import DataError, NotResumableError
 from everstep.testing.streams import check_stream
@@ -243,3 +247,32 @@ def test_what_is_no_data(data, message):
 def test_a_stream_is_itself():
     stream = arrays(np.ones(3), batch_size=1)
     assert as_stream(stream) is stream
+
+
+def bind(data, run_dir):
+    with everstep.TrainLoop(run_dir, default_services=False, max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps(data):
+                raise AssertionError("a step was made")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "remedy"),
+    [
+        (lambda data: tqdm(data, disable=True), r"as in tqdm\(loop.iter_steps\(loader\)\)"),
+        (lambda data: zip(data, data, strict=True), "StackDataset"),
+        (enumerate, "do in the loop what enumerate does"),
+        (itertools.cycle, "give the data itself"),
+    ],
+)
+def test_data_whose_place_is_hidden_is_refused_when_it_is_bound(hidden, remedy, tmp_path):
+    with pytest.raises(NotResumableError, match=f"stream 'train': .* hides the place.*{remedy}"):
+        bind(hidden([1, 2, 3]), tmp_path / "run")
+
+
+def test_a_progress_bar_goes_around_the_steps(tmp_path):
+    loop = everstep.TrainLoop(tmp_path / "run", default_services=False, max_epoch=2)
+    with loop:
+        for _ in loop.iter_epochs():
+            seen = [step for step, _ in tqdm(loop.iter_steps([1, 2, 3]), disable=True)]
+    assert seen == [4, 5, 6] and loop.ending.finished

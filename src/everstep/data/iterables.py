@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,11 +70,13 @@ class IterableStream:
 
     Attributes:
         keeps_place: the data, if it is an iterator.
+        unsaveable: why no checkpoint can be made inside a pass, where that is sure, and the remedy; or None.
     """
 
     def __init__(self, data: Iterable[Any], *, replay: bool = False) -> None:
         self._data, self._replay = data, replay
         self.keeps_place = data if isinstance(data, Iterator) else None
+        self.unsaveable = None if replay else _unsaveable(data)
         self._used = False
         self._keeping = self._failed = False
         self._drawn: list[Any] = []
@@ -148,6 +151,28 @@ class IterableStream:
             f"{what}: the checkpoint stands after {position['batches']} batches, and this iterable "
             "cannot go there; give it as everstep.data.replay(...), as it was given then"
         )
+
+
+def _unsaveable(data: Any) -> str | None:
+    """What is said of things around data that hide its place."""
+    kind = type(data)
+    if any(cls.__module__.split(".")[0] == "tqdm" for cls in kind.__mro__):
+        return (
+            "a progress bar hides the place in its data: put it around the loop's steps, as in "
+            "tqdm(loop.iter_steps(loader))"
+        )
+    if kind is zip:
+        return (
+            "zip hides the places in its data: make one dataset that gives both, as "
+            "torch.utils.data.StackDataset does, or draw from several streams of a Supervisor, as in "
+            'sv.stream(a, name="a") and sv.stream(b, name="b")'
+        )
+    if kind in (enumerate, map, filter, itertools.chain, itertools.cycle, itertools.islice):
+        return (
+            f"{kind.__name__} hides the place in its data: give the data itself, and do in the loop what "
+            f"{kind.__name__} does"
+        )
+    return None
 
 
 @checked_keywords

@@ -115,8 +115,11 @@ class StreamSlot:
             override: go on with it though it is not what the checkpoint read.
 
         Raises:
+            NotResumableError: no checkpoint could be made while it is read.
             DataError: it is not; has the stored and the given value of each difference.
         """
+        if refusal := getattr(stream, "unsaveable", None):
+            raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._seed)
         changes = "" if self._what is None else _changes(self._what, what, inside=self._saved is not None)
         if changes:

@@ -41,7 +41,7 @@ class DataLoaderStream:
     """The stream over a `DataLoader` as the user made it; see the module.
 
     The loader is the user's: its generators move on from pass to pass.  One with persistent workers, or
-    with `in_order=False`, can be used, but not saved in the middle of a run.
+    with `in_order=False`, can be evaluated on, but no run can read it.
     """
 
     no_thread = (
@@ -77,6 +77,11 @@ class DataLoaderStream:
         finally:
             dataset.load_state_dict(before)
 
+    @property
+    def unsaveable(self) -> str | None:
+        """Why no checkpoint can be made while a run reads it, and the remedy; None where one can."""
+        return _unsaveable(self._loader)
+
     def end_workers(self) -> None:
         """End the workers that persist from pass to pass; the next pass starts others."""
         end_persistent(self._loader)
@@ -95,9 +100,9 @@ class DataLoaderStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
         if position is None:
-            return DataLoaderCursor(what, self._loader, self.generators, pass_index)
+            return DataLoaderCursor(what, self._loader, self.generators)
         saved = _Saved(what, len(self.generators), position)
-        return DataLoaderCursor(what, self._loader, self.generators, pass_index, saved)
+        return DataLoaderCursor(what, self._loader, self.generators, saved)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """What decides which batches come; the number of workers counts inside a pass only."""
@@ -168,6 +173,28 @@ def _with_state(loader: DataLoader[Any]) -> str:
     return ", ".join(type(sampler).__name__ for sampler in own)
 
 
+def _unsaveable(loader: DataLoader[Any]) -> str | None:
+    if kept := _with_state(loader):
+        return (
+            f"it has the sampler {kept}, whose state_dict no {type(loader).__name__} brings back to the same "
+            "samples: use everstep.data.loader(dataset, batch_size=...), or a sampler without state whose "
+            "order is a function of the epoch, as set_epoch(epoch) makes it"
+        )
+    if loader.num_workers == 0:
+        return None
+    if loader.persistent_workers:
+        fault, remedy = "persistent_workers=True", "persistent_workers=False"
+        why = "the random state of its workers spans passes and cannot be saved"
+    elif not loader.in_order:
+        fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
+    else:
+        return None
+    return (
+        f"it has {fault}: {why}; give it {remedy}, or use everstep.data.loader(dataset, "
+        f"batch_size={loader.batch_size}, num_workers={loader.num_workers}, ...)"
+    )
+
+
 def _generators(loader: DataLoader[Any]) -> list[Generator]:
     """The generators that the loader and what it is made of hold, each once."""
     inner = getattr(loader.batch_sampler, "sampler", None)
@@ -234,10 +261,9 @@ class DataLoaderCursor(PassCursor):
         what: str,
         loader: DataLoader[Any],
         generators: list[Generator],
-        pass_index: int,
         saved: _Saved | None = None,
     ) -> None:
-        self._loader, self._generators, self._pass_index = loader, generators, pass_index
+        self._loader, self._generators = loader, generators
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
             self._began, self._start, self._first = _states(generators), randomness.get_state(), None
@@ -305,7 +331,8 @@ class DataLoaderCursor(PassCursor):
         return super().__next__()
 
     def position(self) -> dict[str, Any]:
-        self._check_resumable()
+        if refusal := _unsaveable(self._loader):
+            raise NotResumableError(f"{self.what} cannot be saved: {refusal}")
         return {
             "batches": self.done,
             "ended": self.ended,
@@ -315,25 +342,3 @@ class DataLoaderCursor(PassCursor):
             "now": _states(self._generators),
             "own": _own_state(self._loader),
         }
-
-    def _check_resumable(self) -> None:
-        loader = self._loader
-        if kept := _with_state(loader):
-            raise NotResumableError(
-                f"{self.what} has the sampler {kept}, whose state_dict no {type(loader).__name__} brings "
-                "back to the same samples: use everstep.data.loader(dataset, batch_size=...), or a "
-                "sampler without state whose order is a function of the epoch, as set_epoch(epoch) makes it"
-            )
-        if loader.num_workers == 0 or (self._pass_index == 0 and self.done == 0 and not self.ended):
-            return
-        if loader.persistent_workers:
-            fault, remedy = "persistent_workers=True", "persistent_workers=False"
-            why = "the random state of its workers spans passes and cannot be saved"
-        elif not loader.in_order:
-            fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
-        else:
-            return
-        raise NotResumableError(
-            f"{self.what} has {fault}: {why}; give it {remedy}, or use everstep.data.loader(dataset, "
-            f"batch_size={loader.batch_size}, num_workers={loader.num_workers}, ...)"
-        )

@@ -122,11 +122,14 @@ class Around(Optimizer):
 
 
 def layers(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer, the one that it is around, and so on to the innermost."""
+    """The optimizer, the one that it is around, and so on to the innermost.
+
+    One of another library (accelerate's) is around the one that it holds as `optimizer`, whose groups it has.
+    """
     yield optimizer
-    while isinstance(optimizer, Around):
-        optimizer = optimizer.optimizer
-        yield optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer) and inner.param_groups is optimizer.param_groups:
+        yield from layers(inner)
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:

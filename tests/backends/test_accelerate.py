@@ -1,0 +1,53 @@
+"""What Hugging Face's accelerate has prepared."""
+
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import everstep
+from everstep.errors import DataError
+
+
+def program(run_dir: Path, *, stop_at: int = 0) -> list[torch.Tensor]:
+    """Four epochs of three steps, with a model and an optimizer that accelerate has prepared."""
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    state = {"model": model, "optimizer": optimizer}
+    loader = DataLoader(torch.arange(12.0).reshape(6, 2), batch_size=2, shuffle=True)
+    saves = everstep.Checkpoints(everstep.Every(steps=2))
+    loop = everstep.TrainLoop(run_dir, state, services=[saves], max_epoch=4, seed=1, default_services=False)
+    with loop:
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps(loader):
+                loss = model(batch).square().mean()
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+                if step == stop_at:
+                    raise InterruptedError
+        assert loop.updates == loop.step
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_an_optimizer_that_accelerate_has_prepared_is_the_one_inside(tmp_path: Path) -> None:
+    whole = program(tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", stop_at=7)
+    for expected, got in zip(whole, program(tmp_path / "cut"), strict=True):
+        assert torch.equal(expected, got)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loader_that_accelerate_has_prepared_is_refused_when_it_is_bound(stateful: bool) -> None:
+    config = accelerate.DataLoaderConfiguration(use_stateful_dataloader=stateful)
+    loader = accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(range(6)))
+    with pytest.raises(
+        DataError, match="prepare the model and the optimizer only, give the loop the DataLoader"
+    ):
+        everstep.data.as_stream(loader)
