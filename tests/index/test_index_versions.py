@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from index_runs import index_rows
+from index_runs import everything, index_rows
 
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.fields import fields_of
-from everstep.index.location import place
+from everstep.index.location import Place
+from everstep.index.location import place as place_of
 from everstep.index.queries import all_runs
 from everstep.index.schema import VERSION
+from everstep.index.shipping import sync
 
 FIXTURE = Path(__file__).parent / "fixtures" / "index-version-1.sql"
 OLD = {
@@ -32,14 +34,56 @@ OLD = {
 }
 
 
+LAGGING = FIXTURE.with_name("index-version-2.sql")
+"""Of runs with a row each 10 steps: one ended after 25, one failed after 26, one went on from 14 to 18."""
+
+
+def test_version_2_is_migrated_and_knows_how_far_each_run_came(tmp_path: Path) -> None:
+    path = index_of(LAGGING, tmp_path)
+    assert ask(path, "SELECT name, step FROM runs ORDER BY name") == [
+        ("again-e8b394", 14),
+        ("ended-4eaf29", 20),
+        ("failed-8a204c", 20),
+    ]
+    with Database(path).read() as connection:
+        found = {run["name"]: run["step"] for run in all_runs(connection)}
+    assert found == {"again-e8b394": 18, "ended-4eaf29": 25, "failed-8a204c": 24}  # 24: its last checkpoint
+    assert ask(path, "SELECT run, number, step FROM segments") == [
+        (1, 1, 14),
+        (1, 2, 18),
+        (2, 1, 25),
+        (3, 1, 24),
+    ]
+    assert ask(path, "SELECT DISTINCT diverged FROM runs") == [(None,)]
+
+
+def test_version_2_is_migrated_in_both_databases(place: Place, made: Path) -> None:
+    sync(Database(place), [made])
+    now = everything(place)
+    with Database(place).write() as connection:
+        connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN diverged")
+        connection.exec_driver_sql("UPDATE segments SET step = 0 WHERE status IS NOT NULL")
+        connection.exec_driver_sql(
+            "PRAGMA user_version = 2" if isinstance(place, Path) else "UPDATE version SET number = 2"
+        )
+    assert everything(place) == now
+    with Database(place).read() as connection:
+        assert {run["diverged"] for run in all_runs(connection)} == {None}
+
+
+def index_of(dump: Path, folder: Path) -> Path:
+    """An index as an older version made it."""
+    path = folder / "everstep.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(dump.read_text())
+    connection.close()
+    return path
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """An index as version 1 made it."""
-    path = tmp_path / "everstep.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(FIXTURE.read_text())
-    connection.close()
-    return path
+    return index_of(FIXTURE, tmp_path)
 
 
 def ask(path: Path, query: str) -> list[Any]:
@@ -101,7 +145,7 @@ def test_a_migration_is_done_once_by_however_many(old: Path) -> None:
 @pytest.mark.parametrize("url", ["mysql://me@host/db", "sqlite:///runs.db", "postgresql+asyncpg://host/db"])
 def test_a_url_of_something_else(url: str) -> None:
     with pytest.raises(ConfigError, match="give a file, or postgresql://"):
-        place(url)
+        place_of(url)
 
 
 def test_a_url_that_cannot_be_read_is_not_shown() -> None:

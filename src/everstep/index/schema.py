@@ -31,7 +31,7 @@ from sqlalchemy import (
     event,
 )
 
-VERSION = 2
+VERSION = 3
 """Of this schema.  An older one is migrated by `everstep.index.migrations`."""
 
 metadata = MetaData()
@@ -51,9 +51,10 @@ runs = Table(
     Column("reason", Words),
     Column("started", Float),  # the newest start
     Column("heartbeat", Float),  # when it was last seen alive
-    Column("step", Big, nullable=False),
+    Column("step", Big, nullable=False),  # the last one that the newest start is known to have completed
     Column("epoch", Big, nullable=False),
     Column("host", Words),  # of the newest start
+    Column("diverged", Big),  # the step at which a resume first differed, NULL if none did
 )
 
 fields = Table(

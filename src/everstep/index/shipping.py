@@ -375,6 +375,8 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
 def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
     """Write the events, and note in the segment's row what they say of it."""
     for event in found:
+        step, epoch = event.completed
+        segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
         if event.kind == "segment":
             segment["started"], segment["facts"] = event.time, json.dumps(event.data.get("facts", {}))
         elif event.kind == "ended":
@@ -389,14 +391,14 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         [
             (run, e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data))
             for e in found
-            if e.kind != "segment"  # its facts are in the segment's row
+            if e.kind not in ("segment", "progress")  # the segment's row has what they say
         ],
     )
     load(
         connection,
         checkpoints,
         [
-            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, _step_of(e.data["name"]))
+            (run, e.segment, e.offset, e.data["name"], e.data["bytes"], e.time, e.completed[0])
             for e in found
             if e.kind == "checkpoint"
         ],
@@ -485,13 +487,12 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
     facts = {} if newest is None else json.loads(newest.facts)
     if status is None:
         status = "running" if alive else _status_of_silent(run_dir, beat, facts.get("lock", True))
-    step = 0 if newest is None else newest.step or _step_of(facts.get("resumed_from"))
     values = {
         "status": status,
         "reason": None if newest is None else newest.reason,
         "started": None if newest is None else newest.started,
         "heartbeat": beat,
-        "step": step,
+        "step": 0 if newest is None else newest.step,
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
     if newest is not None and newest.started != row.started:
@@ -499,11 +500,6 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         connection.execute(delete(fields).where(fields.c.run == run))
         load(connection, fields, rows_of(run, facts))
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
-
-
-def _step_of(checkpoint: str | None) -> int:
-    """The step in a checkpoint's name."""
-    return 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:

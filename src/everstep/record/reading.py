@@ -27,6 +27,7 @@ Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
 
 _FILE_NAME = re.compile(r"segment-(\d{4,})\.evj")
+_CHECKPOINT = re.compile(r"(?:epoch-(\d{4,18})-)?step-(\d{8,18})")
 
 
 class Row(NamedTuple):
@@ -52,6 +53,30 @@ class Event(NamedTuple):
     data: dict[str, Any]
     wall: bool
     time: float
+
+    @property
+    def completed(self) -> tuple[int, int]:
+        """(step, epoch) that it says to be complete, or begun; 0 for what it does not speak of."""
+        data = self.data
+        if self.kind == "segment":
+            return _in_name(data.get("facts", {}).get("resumed_from"))
+        if self.kind == "checkpoint":
+            return _in_name(data.get("name"))
+        if self.kind == "times":
+            return _count(data["steps"][-1]), _count(data["epoch"])
+        if self.kind in ("progress", "interrupted", "ended", "closed"):
+            return _count(data.get("step")), _count(data.get("epoch"))
+        return 0, 0
+
+
+def _in_name(checkpoint: object) -> tuple[int, int]:
+    """The (step, epoch) in a checkpoint's name."""
+    match = _CHECKPOINT.fullmatch(checkpoint) if isinstance(checkpoint, str) else None
+    return (_count(int(match[2])), _count(int(match[1] or 0))) if match else (0, 0)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
 
 
 class StoredBlock(NamedTuple):
@@ -102,7 +127,10 @@ class Segment:
 
 
 class Status(NamedTuple):
-    """A run in short: starts of its process, its last step and epoch, rows valid and superseded."""
+    """A run in short: starts of its process, the last step known to be complete, rows valid and superseded.
+
+    `epoch` is the one of that step, begun or over.
+    """
 
     segments: int
     epoch: int
@@ -376,6 +404,9 @@ class RunJournal:
         for _, block in self._blocks(valid=True):
             epoch, step = max(epoch, block.epoch), max(step, *block.steps)
             valid += len(block.steps)
+        for event in self.events():
+            event_step, event_epoch = event.completed
+            step, epoch = max(step, event_step), max(epoch, event_epoch)
         total = sum(len(block.steps) for _, block in self._blocks(valid=False))
         return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
 

@@ -48,7 +48,7 @@ from everstep.errors import (
 from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block, located, user_path
+from everstep.record import Block, Position, located, user_path
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -192,6 +192,8 @@ class Run:
         self._last_steps: dict[str, int] = {}
         """Of which step each of them is."""
         self._watched = WatchedMetrics(self._board, self._warn)
+        self._flushed = (0, 0)
+        """The step and epoch that the journal was told last."""
         self._targets: set[str] = set()
         """What services have set."""
         self._resume_state: Encoded | None = None
@@ -214,7 +216,7 @@ class Run:
         if lacks(Index):
             services.append(Index())
         services += witnesses(lambda: self._user.save()["user"])
-        for service in (*services, Record(lambda: self._journal.flush())):
+        for service in (*services, Record(self._flush)):
             self._board.add(service)
 
     # ------------------------------------------------------------------------------ what it is
@@ -469,7 +471,7 @@ class Run:
 
     def flush(self) -> object:
         """Hand every row and event so far to the journal's file."""
-        return self._journal.flush()
+        return self._flush()
 
     def note(self, kind: str, data: dict[str, Any]) -> None:
         """Add an event to the journal; `data` is JSON."""
@@ -814,7 +816,7 @@ class Run:
         )
         guard = self._board.find(NaNGuard)
         encoded = self._saver.encode(tree)
-        position = self._journal.flush()
+        position = self._flush()
         meta = {
             "controllers": self._board.controllers(),
             "options": self._user.options(),
@@ -892,6 +894,17 @@ class Run:
         raise leaving(interruption.code, interruption.reason)
 
     # ------------------------------------------------------------------------------- the record
+
+    def _flush(self) -> Position:
+        """Hand every row and event so far to the journal's file, and how far the run has come.
+
+        Rows alone do not say it: there may be one each 1,000 steps, or none.
+        """
+        current = self._progress.step, self._progress.epoch
+        if current != self._flushed:
+            self._flushed = current
+            self._journal.event("progress", {"step": current[0], "epoch": current[1]}, wall=True)
+        return self._journal.flush()
 
     def _record_rows(self, rows: Rows) -> None:
         """Rows that the collector finished: into the journal, and compared if executed again."""
@@ -1110,7 +1123,8 @@ class Run:
             reason = "the loop was left before its end"
         else:
             status, reason = "failed" if stop.failed else status, stop.reason
-        self._journal.event("closed", {"status": status, "reason": reason}, wall=True)
+        at = {"step": self._progress.step, "epoch": self._progress.epoch}
+        self._journal.event("closed", {"status": status, "reason": reason, **at}, wall=True)
         self._journal.flush()
         self._ending = Ending(
             reason=reason,

@@ -1,0 +1,81 @@
+"""The step of a run is the last one that its journal knows to be complete, whatever rows there are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Checkpoints, Every
+from everstep.index.database import Database
+from everstep.index.queries import all_runs, starts
+from everstep.index.shipping import ship
+from everstep.record import RunJournal
+from tiny_runs import Boom, Tiny, boom_at
+
+
+def stands_at(run_dir: Path) -> int:
+    """The step of a run, as the index and the journal have it."""
+    database = Database(None)
+    ship(database, run_dir)
+    with database.read() as connection:
+        (run,) = all_runs(connection)
+        assert starts(connection, run["id"])[-1]["step"] == run["step"]
+    assert RunJournal(run_dir).status().step == run["step"]
+    return int(run["step"])
+
+
+def walk(run_dir: Path, limit: int, inside: Any = lambda step: None) -> None:
+    """A Supervisor program with a row each 10 steps and a checkpoint each 20."""
+    w = np.zeros(1)
+    services = [Checkpoints(Every(steps=20)), everstep.Console(sink=lambda line: None)]
+    with everstep.Supervisor(run_dir, {"w": w}, max_step=limit, services=services) as sv:
+        while not sv.should_stop():
+            w += 1
+            inside(sv.step + 1)
+            sv.advance(**({"loss": 1.0} if (sv.step + 1) % 10 == 0 else {}))
+
+
+def test_a_run_stands_at_its_last_step_not_at_that_of_its_last_row(tmp_path: Path) -> None:
+    walk(tmp_path / "run", 37)
+    assert stands_at(tmp_path / "run") == 37
+
+
+def test_a_failed_run_stands_at_the_step_before_the_one_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        walk(tmp_path / "run", 50, lambda step: boom_at(28)(None, step))
+    assert stands_at(tmp_path / "run") == 27
+
+
+@pytest.mark.parametrize("killed_at", [21, 25, 39])
+def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Path, killed_at: int) -> None:
+    def copy(step: int) -> None:
+        if step == killed_at:
+            committed = tmp_path / "run" / "checkpoints" / "step-00000020"
+            while not committed.exists():
+                pass
+            shutil.copytree(tmp_path / "run", tmp_path / "killed")
+
+    walk(tmp_path / "run", 45, copy)
+    assert stands_at(tmp_path / "killed") == 20
+    walk(tmp_path / "killed", 45)
+    assert stands_at(tmp_path / "killed") == 45
+
+
+def test_what_a_resume_takes_back_does_not_count(tmp_path: Path) -> None:
+    walk(tmp_path / "run", 33)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000033")
+    walk(tmp_path / "run", 25)
+    assert len(RunJournal(tmp_path / "run").segments()) == 2
+    assert stands_at(tmp_path / "run") == 25
+
+
+def test_a_loop_with_epochs_stands_at_its_last_step_and_epoch(tmp_path: Path) -> None:
+    Tiny(tmp_path / "run", max_epoch=3).train()
+    status = RunJournal(tmp_path / "run").status()
+    assert (status.step, status.epoch) == (12, 3)
+    assert stands_at(tmp_path / "run") == 12
