@@ -18,12 +18,34 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
+from everstep.errors import RunDirError
 from everstep.hazard import reach
 
 TMP = ".tmp-"
 """Temporary names begin so and end in the id of their process."""
 
 _NO_SUCH_OPERATION = {errno.EINVAL, errno.ENOTSUP}
+
+
+def require_no_link(path: Path, top: Path) -> None:
+    """Refuse to change what a link below `top` leads to: it may be another run's, or anybody's.
+
+    Call it before something at `path`, or in the folder `path`, is written, moved or deleted.  `top` itself
+    may be reached through a link.
+
+    Raises:
+        RunDirError: `path`, or a folder between it and `top`, is a link.
+    """
+    below = path.relative_to(top).parts
+    for end in range(1, len(below) + 1):
+        place = top.joinpath(*below[:end])
+        if place.is_symlink():
+            raise RunDirError(
+                errno.ELOOP,
+                f"it is a link, to {os.readlink(place)}, and nothing is changed through a link in {top}; put "
+                "the folder or file itself there (the run directory as a whole may be a link)",
+                str(place),
+            )
 
 
 def temporary(target: Path) -> Path:
@@ -110,7 +132,7 @@ def discard(path: Path, room: str) -> None:
         if path.is_dir() and not path.is_symlink():
             reach(f"{room}.rmtree")
             shutil.rmtree(path)
-        elif path.exists():
+        elif os.path.lexists(path):
             reach(f"{room}.unlink")
             path.unlink()
 

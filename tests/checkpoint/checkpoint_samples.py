@@ -158,6 +158,7 @@ def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
         digest=f"digest {step}",
         epoch=1,
         phase="step",
+        top=run_dir,
     )
 
 

@@ -200,7 +200,7 @@ def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
     folder = tmp_path / "best" / "valid" / "loss"
 
     def save(step: int, **more: object) -> bool:
-        facts = {"digest": str(step), "epoch": 1, "phase": "epoch", **more}
+        facts = {"digest": str(step), "epoch": 1, "phase": "epoch", "top": tmp_path, **more}
         return save_apart(folder, at(step, 1), {}, {}, **facts).kept  # type: ignore[arg-type]
 
     assert not save(1)

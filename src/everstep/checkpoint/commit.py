@@ -10,7 +10,7 @@ from pathlib import Path
 from everstep.checkpoint import files, format
 from everstep.checkpoint.format import CheckpointName, Phase
 from everstep.contracts import HostArray, Json
-from everstep.durable import temporary
+from everstep.durable import require_no_link, temporary
 from everstep.errors import DamagedCheckpointError, NonFiniteError
 
 
@@ -70,8 +70,13 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
     return size
 
 
-def place_apart(target: Path, write: Callable[[Path], int]) -> int:
-    """As `place`, its parents made if need be; what has the name now is deleted once the new one is there."""
+def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int:
+    """As `place`, its parents made if need be; what has the name now is deleted once the new one is there.
+
+    Raises:
+        RunDirError: a link below `top` leads to it.
+    """
+    require_no_link(target, top)
     _make_dirs(target.parent)
     trash: Path | None = None
 
@@ -86,12 +91,17 @@ def place_apart(target: Path, write: Callable[[Path], int]) -> int:
     return size
 
 
-def retire_others(folder: Path, keep: Collection[str]) -> None:
-    """Delete the folders in `folder` that have a checkpoint's name and are not to be kept."""
+def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
+    """Delete the folders in `folder` that have a checkpoint's name and are not to be kept.
+
+    Raises:
+        RunDirError: a link below `top` leads there.
+    """
+    require_no_link(folder, top)
     for other in sorted(folder.iterdir()):
         if other.name not in keep and CheckpointName.matches(other.name):
             with contextlib.suppress(OSError):  # what is kept is safe; the next time tries again
-                files.retire(other)
+                files.retire(other, top=top)
 
 
 def writing(
@@ -127,6 +137,7 @@ def save_apart(
     meta: Json = None,
     guarded: Collection[str] = (),
     keep: Collection[str] = (),
+    top: Path,
 ) -> CommittedCheckpoint:
     """Keep a checkpoint in a folder of its own (best weights), apart from those that a run resumes from.
 
@@ -134,9 +145,11 @@ def save_apart(
         folder: created with its parents if need be.
         digest, epoch, phase, meta, guarded: as in `Store.commit`.
         keep: names of older ones in `folder` that stay; all others go once the new one is in place.
+        top: the run directory; no link below it is followed.
 
     Raises:
         NonFiniteError, CheckpointError, OSError: as `Store.commit`.
+        RunDirError: a link below `top` leads to the folder.
     """
     require_finite(name, arrays, guarded)
     target = folder / str(name)
@@ -149,8 +162,8 @@ def save_apart(
             "digest": digest,
             "segment": 0,
         }
-        size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts))
-    retire_others(folder, {target.name, *keep})
+        size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts), top=top)
+    retire_others(folder, {target.name, *keep}, top=top)
     return CommittedCheckpoint(name, target, size, kept)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from functools import partial
 from pathlib import Path
 
 from everstep import durable
-from everstep.durable import temporary
+from everstep.durable import require_no_link, temporary
 from everstep.errors import RunDirError
 from everstep.hazard import reach
 
@@ -46,11 +47,17 @@ def make_dir(path: Path) -> None:
         fsync_folder(path.parent)
 
 
-def move(source: Path, folder: Path, name: str) -> Path:
-    """Move `source` durably into `folder` (created if need be) as `name`, or `name.2` ... if taken."""
+def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
+    """Move `source` durably into `folder` (created if need be) as `name`, or `name.2` ... if taken.
+
+    Raises:
+        RunDirError: a link below `top` leads to one of them.
+    """
+    require_no_link(source, top)
+    require_no_link(folder, top)
     make_dir(folder)
     target, count = folder / name, 1
-    while target.exists():
+    while os.path.lexists(target):
         count += 1
         target = folder / f"{name}.{count}"
     rename(source, target)
@@ -75,8 +82,13 @@ def unlink(path: Path) -> None:
     path.unlink()
 
 
-def retire(folder: Path) -> None:
-    """Delete a checkpoint's folder: under its own name it is whole until it is gone."""
+def retire(folder: Path, *, top: Path) -> None:
+    """Delete a checkpoint's folder: under its own name it is whole until it is gone.
+
+    Raises:
+        RunDirError: a link below `top` leads to it.
+    """
+    require_no_link(folder, top)
     trash = to_trash(folder)
     fsync_folder(folder.parent)
     reach("checkpoint.rmtree")

@@ -21,7 +21,7 @@ from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
-from everstep.durable import TMP
+from everstep.durable import TMP, require_no_link
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError, nearest
 
 
@@ -88,6 +88,7 @@ class Store:
             self.run_dir / "best",
             *apart,
         ):
+            require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
 
     # ------------------------------------------------------------------------------------ commit
@@ -123,6 +124,7 @@ class Store:
             OSError: the disk failed; nothing of this checkpoint is left.
         """
         require_finite(name, arrays, guarded)
+        require_no_link(self.path(name), self.run_dir)
         held = self._whole(name)
         if held is not None and held.digest == digest:
             self._point_to(name)
@@ -143,7 +145,7 @@ class Store:
         self._point_to(name)
         if moved is not None and held is not None and _is_open(held):
             with contextlib.suppress(OSError):
-                files.retire(moved)  # the same boundary, closed, has taken its place
+                files.retire(moved, top=self.run_dir)  # the same boundary, closed, has taken its place
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
@@ -198,7 +200,9 @@ class Store:
             )
 
     def _set_aside(self, name: CheckpointName, where: str) -> Path:
-        moved = files.move(self.path(name), self.run_dir / where, f"{name}.segment-{self.segment}")
+        moved = files.move(
+            self.path(name), self.run_dir / where, f"{name}.segment-{self.segment}", top=self.run_dir
+        )
         self._forget(name)
         return moved
 
@@ -322,6 +326,8 @@ class Store:
 
     def _bring_back(self, held: Path, last: str, notes: list[str]) -> CheckpointName:
         name = CheckpointName.parse(last)
+        for each in (held, self.path(name)):
+            require_no_link(each, self.run_dir)
         files.rename(held, self.path(name))
         files.fsync_folder(self._folder)
         notes.append(f"checkpoint {last} was about to be replaced when the run was killed; it is back")
@@ -452,7 +458,7 @@ class Store:
         deleted = []
         for name in self.expendable(policy):
             try:
-                files.retire(self.path(name))
+                files.retire(self.path(name), top=self.run_dir)
             except OSError as error:
                 self._say(f"old checkpoint {self.path(name)} could not be deleted ({error.strerror})")
                 break

@@ -13,6 +13,7 @@ from everstep.cli.finding import find
 from everstep.cli.listing import BEST, best_weights, checkpoints_of, store_of
 from everstep.cli.options import index_option, json_option
 from everstep.cli.output import note, print_json, print_table
+from everstep.durable import require_no_link, write_whole
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
 from everstep.record import RunDir, RunLock
 
@@ -112,6 +113,7 @@ def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any
     """What goes, as it was listed before."""
     before = {row["name"]: row for row in checkpoints_of(run_dir)}
     store = store_of(run_dir, lambda text: note([text]))
+    require_no_link(run_dir / "checkpoints", run_dir)
     if not delete:
         return [before[str(name)] for name in store.expendable(policy)]
     holder = run_dir / "lock.json"
@@ -123,7 +125,7 @@ def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any
     finally:
         lock.release()
         if dead is not None:  # by which a killed run is told from one that failed
-            holder.write_bytes(dead)
+            write_whole(holder, dead, "lock.json")
 
 
 def _best(text: str | None, store: Store) -> tuple[str, str, int] | None:

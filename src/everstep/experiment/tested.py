@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from everstep.contracts import EvalStep
-from everstep.durable import write_whole
+from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.predictions import npz
 from everstep.experiment.recorded import ParamsRecord
@@ -63,6 +63,7 @@ class _OwnRecord(TestRecord):
         file = f"{FOLDER}/{journal.segment:04d}/{step.stream}/batch-{step.number:08d}.npz" if arrays else None
         if file is not None:
             path = self._home.path / file
+            require_no_link(path, self._home.path)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, npz(arrays), "intermediate")
         numbers = {name: value for name, value in results.items() if name not in arrays}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everstep.durable import require_no_link
 from everstep.errors import RunLockedError
 from everstep.keywords import checked_keywords
 from everstep.record.frames import Block, Position
@@ -108,6 +109,7 @@ def record_evaluation(
     """
     parent = RunDir.open(run_dir, create=False)
     about = {"id": f"evaluations-of-{parent.id}", "kind": "evaluation", "of": parent.id}
+    require_no_link(parent.path / FOLDER, parent.path)
     home = RunDir.open(parent.path / FOLDER, seed=parent.seed, about=about)
     reason = f"{found.stream} evaluated on {found.checkpoint}"
     with recording(home, facts, reason, lock=lock, patience=_PATIENCE) as record:

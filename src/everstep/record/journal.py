@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import hazard
-from everstep.durable import fsync_folder
+from everstep.durable import fsync_folder, require_no_link
 from everstep.errors import JournalError, RunDirError, UsageError
 from everstep.record.frames import (
     EVENT,
@@ -117,11 +117,14 @@ class Journal:
         event = pack_event("segment", {"parent": parent, "facts": facts}, True, time.time())
         path = segment_path(run_dir, segment)
         try:
+            require_no_link(path.parent, run_dir)
             hazard.reach("journal.create")
             path.parent.mkdir(exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError as error:
             raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
+        except RunDirError:
+            raise
         except OSError as error:
             raise RunDirError(
                 error.errno, f"the journal cannot be created: {error.strerror}; see to the disk", str(path)

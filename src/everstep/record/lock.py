@@ -100,7 +100,7 @@ class RunLock:
 
     def _open(self) -> int:
         hazard.reach("lock.open")
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             hazard.reach("lock.lock")
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from everstep.durable import write_whole
+from everstep.durable import require_no_link, write_whole
 from everstep.errors import RunDirError
 from everstep.record import frames
 from everstep.record.reading import segment_number
@@ -27,6 +27,7 @@ ROOT = "EVERSTEP_ROOT"
 
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
+_WRITTEN = (*_OURS, _COPY, "pins.json", "best", "damaged", "superseded", "exports", "logs")
 
 
 def located(path: str | os.PathLike[str]) -> Path:
@@ -98,6 +99,9 @@ class RunDir:
     @classmethod
     def _open(cls, folder: Path, create: bool, seed: int | None, about: Mapping[str, Any]) -> RunDir:
         _require_folder(folder, create)
+        if create:
+            for name in _WRITTEN:
+                require_no_link(folder / name, folder)
         facts, damage = _read(folder / "run.json")
         notes: tuple[str, ...] = ()
         if facts is None:

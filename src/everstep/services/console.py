@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 
 from everstep import hazard
 from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.durable import require_no_link
 from everstep.keywords import number
 from everstep.metrics.collector import is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag
@@ -448,6 +449,7 @@ class _LogFile:
         try:
             hazard.reach("console.log")
             if self._file is None:
+                require_no_link(self._path, self._path.parent.parent)
                 self._path.parent.mkdir(exist_ok=True)
                 self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             os.write(self._file, lines.encode("utf-8", "backslashreplace"))

@@ -118,7 +118,7 @@ class Export(Service):
                 f"step {boundary.step}: they are not exported; measure after the last step"
             )
         if boundary.final and self.folder.is_dir():
-            retire_others(self.folder, self._kept)
+            retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
     def _due(self, boundary: Boundary) -> int | None:
         if boundary.final:
@@ -148,11 +148,11 @@ class Export(Service):
         )
         target = self.folder / str(name)
         if about_export(target) != about:
-            place(target, self._contents(obj, arrays), about)
+            place(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
         self._kept = [*(other for other in self._kept if other != target.name), target.name]
         if self.keep is not None:
             self._kept = self._kept[-self.keep :]
-        retire_others(self.folder, self._kept)
+        retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
         """What writes the weights' file into a folder."""
@@ -197,9 +197,13 @@ def weights(arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
     return lambda folder: write_arrays(folder / "model.safetensors", arrays)
 
 
-def place(target: Path, contents: Callable[[Path], object], about: dict[str, Any]) -> None:
-    """Make an export, whole or not at all; one that is there is replaced."""
-    place_apart(target, partial(_write, contents=contents, about=about))
+def place(target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path) -> None:
+    """Make an export, whole or not at all; one that is there is replaced.
+
+    Raises:
+        RunDirError: a link below `top` leads to it.
+    """
+    place_apart(target, partial(_write, contents=contents, about=about), top=top)
 
 
 def about_export(folder: Path) -> Any:

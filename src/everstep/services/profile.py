@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.durable import require_no_link
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule, When
 
@@ -61,6 +62,7 @@ class Profile(Service):
 
     def _write(self) -> None:
         trace = self._stopped()
+        require_no_link(self._folder, self._folder.parent.parent)
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"step-{self._begun:08d}.json"
         unfinished = path.with_name("unfinished.json")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.record import Follower, Item
 from everstep.schedule import Every, Schedule
@@ -115,6 +116,7 @@ class Sink(Service, ABC):
     def _begin_anew(self) -> None:
         self._release()
         follower = Follower(Path(self._run.run_dir), self._run.segment)
+        require_no_link(self.path, Path(self._run.run_dir))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin(follower.older())
         self._add(follower.news())

@@ -39,6 +39,7 @@ class _Table(Sink):
         """A new file in the place of the old one, whole or not at all."""
         self._release()
         beside = self.path.with_name(f".{self.path.name}.tmp")
+        beside.unlink(missing_ok=True)  # a link there would lead the writing astray
         hazard.reach("sink.create")
         self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
         self._head(self._file)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from everstep import backends, hazard
 from everstep.contracts import SCHEDULED, Boundary, HostArray, Moment
-from everstep.durable import write_whole
+from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.keywords import whole
 from everstep.record import Block, Event, Item
@@ -146,6 +146,7 @@ class TensorBoard(Sink):
         png = file.getvalue()
         place = Path("logs", "media", f"{_file_name(name)}-{self._run.step:08d}-{_digest(png)}.png")
         target = Path(self._run.run_dir) / place
+        require_no_link(target, Path(self._run.run_dir))
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, png, "media", replace=False)
         height, width, channels = pixels.shape
@@ -171,7 +172,9 @@ class TensorBoard(Sink):
     def _event_file(self, number: int) -> Path:
         """A segment's file; with other settings a run's files are others, made anew from the journal."""
         settings = repr((self._prefix, self._skip, self._throttle)).encode()
-        return self.path / f"events.out.tfevents.{number:010d}.{_digest(settings)}.everstep"
+        file = self.path / f"events.out.tfevents.{number:010d}.{_digest(settings)}.everstep"
+        require_no_link(file, Path(self._run.run_dir))
+        return file
 
     def _mend(self, path: Path, items: list[Item]) -> None:
         """Make the file of an earlier start hold its valid records: cut off, or add, what it must."""

@@ -123,6 +123,7 @@ class Saver:
             meta={"metric": action.metric, "value": action.value},
             guarded=snapshot.guarded,
             keep={*self._spoken_of(action.metric), *action.beside},
+            top=self._opening.run_dir.path,
         )
 
     def _spoken_of(self, metric: str) -> set[str]:

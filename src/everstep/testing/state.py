@@ -66,6 +66,7 @@ def _through_disk(encoded: Encoded, folder: Path) -> Encoded:
         digest=digest(encoded),
         epoch=1,
         phase="step",
+        top=folder,
     )
     found = read_checkpoint(folder / str(name))
     return Encoded(found.structure, found.arrays)
