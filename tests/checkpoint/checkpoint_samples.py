@@ -97,6 +97,11 @@ def prepare_three(run_dir: Path) -> None:
         commit(store_in(run_dir), at(step))
 
 
+def prepare_interim(run_dir: Path) -> None:
+    prepare_one(run_dir)
+    commit(store_in(run_dir), at(19), meta={"interim": True})
+
+
 def prepare_damaged(run_dir: Path) -> None:
     prepare_one(run_dir)
     commit(store_in(run_dir), at(20))
@@ -120,6 +125,14 @@ def act_save_twice(run_dir: Path, log: Log) -> None:
         commit(store, at(step))
         log(f"end {step}")
         store.retain(Retention(keep_last=1))
+
+
+def act_close_epoch(run_dir: Path, log: Log) -> None:
+    store = store_in(run_dir)
+    log("begin 20")
+    commit(store, at(20, 1))
+    log("end 20")
+    store.retain(Retention(keep_last=None))
 
 
 def act_replace_damaged(run_dir: Path, log: Log) -> None:
@@ -165,6 +178,7 @@ def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {
     "save_twice": (prepare_one, act_save_twice),
     "first_saves": (lambda run_dir: None, act_save_twice),
+    "interim": (prepare_interim, act_close_epoch),
     "replace_damaged": (prepare_damaged, act_replace_damaged),
     "replace_whole": (prepare_one, act_replace_whole),
     "supersede": (prepare_edited, act_supersede),

@@ -52,7 +52,8 @@ def goes_on(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "before"), [("save_twice", 10), ("replace_damaged", 10), ("replace_whole", 10)]
+    ("scenario", "before"),
+    [("save_twice", 10), ("interim", 19), ("replace_damaged", 10), ("replace_whole", 10)],
 )
 def test_killed_anywhere_in_a_save(
     killed: dict[str, list[tuple[str, Path]]], scenario: str, before: int

@@ -6,7 +6,7 @@ from everstep.checkpoint.finding import find_checkpoint
 from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase, finite, write_arrays
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.format import read_body as read_manifest
-from everstep.checkpoint.retention import Retention, names_inside
+from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
 
@@ -22,6 +22,7 @@ __all__ = [
     "find_checkpoint",
     "finite",
     "forecast",
+    "is_interim",
     "names_inside",
     "place_apart",
     "read_checkpoint",

@@ -11,12 +11,13 @@ from everstep.checkpoint.store import Store
 from everstep.errors import NoCheckpointError
 
 
-def find_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def find_checkpoint(path: Path, say: Callable[[str], None], *, interim: bool = True) -> Checkpoint | None:
     """Read the checkpoint that `path` means, without changing anything there; None if it means none.
 
     Args:
         path: the folder of a checkpoint, `RUN/best/METRIC`, or a run directory (its newest whole one).
         say: takes what the user should know about the choice.
+        interim: of a run, whether one will do that only stands in for its epoch's.
 
     Raises:
         NoCheckpointError: the run does not say which of the best weights is the best.
@@ -30,7 +31,7 @@ def find_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint | None
         return None
     if path.absolute().parent.name == "best":
         return format.read(_best_in(path.absolute()))
-    found, notes = Store(path, 0, say).find(True, mend=False)
+    found, notes = Store(path, 0, say).find(True, mend=False, interim=interim)
     for note in notes:
         say(note)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ class Facts(NamedTuple):
         best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
         kept: `meta["kept"]`: by metric, the names of all that it speaks of, the best first.
         segment: number of the start of the run that wrote it.
+        interim: `meta["interim"]`: whether it only stands in for the checkpoint at its epoch's end.
     """
 
     name: CheckpointName
@@ -34,6 +35,7 @@ class Facts(NamedTuple):
     best: dict[str, str]
     kept: dict[str, list[str]]
     segment: int = 0
+    interim: bool = False
 
     @classmethod
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
@@ -45,12 +47,22 @@ class Facts(NamedTuple):
         metrics = {
             n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
         }
-        return cls(name, body["partial"], created, metrics, best, kept, body["segment"])
+        return cls(name, body["partial"], created, metrics, best, kept, body["segment"], is_interim(body))
+
+
+def is_interim(body: Mapping[str, Any]) -> bool:
+    """Whether the manifest is of a checkpoint that only stands in for the one at its epoch's end.
+
+    It was saved one step before that end, for the sake of the epoch's tail, and goes when a newer one is there.
+    """
+    return isinstance(body["meta"], dict) and bool(body["meta"].get("interim"))
 
 
 @dataclass(frozen=True)
 class Retention:
     """Which checkpoints are kept; one that any of the three rules wants stays.
+
+    An interim one counts for none of them: it stays as long as it is the newest.
 
     Args:
         keep_last: the newest n; None keeps all.
@@ -93,13 +105,13 @@ def expendable(
         present: the whole checkpoints, oldest first.
         protect: names that stay in any case.
     """
-    if policy.keep_last is None:
-        return []
-    kept = {facts.name for facts in present[-policy.keep_last :]} | set(protect)
+    counted = [facts for facts in present if not facts.interim]
+    newest = counted if policy.keep_last is None else counted[-policy.keep_last :]
+    kept = {facts.name for facts in (*newest, *present[-1:])} | set(protect)
     if isinstance(policy.keep_every, Every):
-        kept |= _spaced(policy.keep_every, present)
+        kept |= _spaced(policy.keep_every, counted)
     if policy.keep_best is not None:
-        kept |= _best(*policy.keep_best, present)
+        kept |= _best(*policy.keep_best, counted)
     for facts in present:
         if facts.partial and facts.name in kept:
             kept |= set(names_inside(facts.name))

@@ -233,7 +233,7 @@ class Store:
         return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
     def find(
-        self, which: bool | int | str | Path, *, mend: bool = True
+        self, which: bool | int | str | Path, *, mend: bool = True, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
         """The checkpoint to resume from, and what the user should know about the choice.
 
@@ -244,6 +244,7 @@ class Store:
                 step (of two at one step, after_epoch); a name; or the path of a checkpoint's folder
                 anywhere.
             mend: put right what a kill left behind; False for a run that is not this process's.
+            interim: with `which=True`, whether one may be found that only stands in for its epoch's.
 
         Returns:
             None for the checkpoint only if the run never had one.
@@ -257,7 +258,7 @@ class Store:
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
         if which is True:
-            return self._find_by_itself(mend)
+            return self._find_by_itself(mend, interim)
         if isinstance(which, Path):
             return _read_elsewhere(which), []
         return self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which)), []
@@ -272,8 +273,10 @@ class Store:
                 f"{error}; choose another one: {others or 'there is none'}"
             ) from error
 
-    def _find_by_itself(self, mend: bool) -> tuple[Checkpoint | None, list[str]]:
+    def _find_by_itself(self, mend: bool, interim: bool) -> tuple[Checkpoint | None, list[str]]:
         names, found = self.names(), pointer.read(self._pointer)
+        if not interim:
+            names = [name for name in names if not self._is_interim(name)]
         if found.kind is Kind.EDITED:
             return self._edited(found.text, names)
         notes: list[str] = []
@@ -350,12 +353,12 @@ class Store:
         )
 
     def newest(self) -> CheckpointName:
-        """The newest checkpoint whose manifest is whole.
+        """The newest checkpoint whose manifest is whole, and which is no interim one.
 
         Raises:
             NoCheckpointError: there is none.
         """
-        whole = self.facts()
+        whole = [facts for facts in self.facts() if not facts.interim]
         if not whole:
             raise NoCheckpointError(f"there is no whole checkpoint in {self._folder}; train first")
         return whole[-1].name
@@ -468,8 +471,6 @@ class Store:
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
         """What `retain` would delete now, oldest first."""
-        if policy.keep_last is None:
-            return []
         try:
             pinned = self.pins()
         except CheckpointError as error:
@@ -490,6 +491,10 @@ class Store:
                 return None
             self._facts[name] = Facts.of(name, body)
         return self._facts.get(name)
+
+    def _is_interim(self, name: CheckpointName) -> bool:
+        facts = self._facts_of(name)
+        return facts is not None and facts.interim
 
     def pins(self) -> set[CheckpointName]:
         """The pinned names.

@@ -10,7 +10,7 @@ import click
 
 from everstep.checkpoint import CheckpointName, Retention, Store
 from everstep.cli.finding import find
-from everstep.cli.listing import BEST, best_weights, checkpoints_of, store_of
+from everstep.cli.listing import BEST, asked_for, best_weights, checkpoints_of, store_of
 from everstep.cli.options import index_option, json_option
 from everstep.cli.output import note, print_json, print_table
 from everstep.durable import require_no_link, write_whole
@@ -61,6 +61,8 @@ def command(
         if names:
             known = [row["name"] for row in rows]
             rows = [rows[known.index(str(_parse(run_dir, name)))] for name in names]
+        elif action == "list":
+            rows = _listed(rows)
         if action == "verify":
             rows = [_verified(run_dir, row) for row in rows]
     if as_json:
@@ -77,6 +79,16 @@ def command(
             print_table(best, BEST)
     if action == "verify" and not all(row["whole"] for row in rows):
         sys.exit(1)
+
+
+def _listed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All but the interim ones; if a start goes on from one of these, that is said."""
+    note(
+        f"a start goes on from {row['name']}, which stands in for the checkpoint at its epoch's end"
+        for row in rows[-1:]
+        if row not in asked_for(rows)
+    )
+    return asked_for(rows)
 
 
 def _parse(run_dir: Path, text: str) -> CheckpointName:
@@ -106,7 +118,7 @@ def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, A
     store = store_of(run_dir)
     for name in [_parse(run_dir, text) for text in names]:
         store.pin(name) if action == "pin" else store.unpin(name)
-    return checkpoints_of(run_dir)
+    return asked_for(checkpoints_of(run_dir))
 
 
 def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any]]:

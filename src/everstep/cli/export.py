@@ -61,7 +61,7 @@ def _chosen(run_dir: Path, metric: str | None) -> Checkpoint:
         if metric not in kept:
             raise ConfigError(f"the run has kept no best weights by {metric!r}; {nearest(metric, kept)}")
         source = kept[metric]
-    checkpoint = find_checkpoint(source, lambda text: note([text]))
+    checkpoint = find_checkpoint(source, lambda text: note([text]), interim=False)
     if checkpoint is None:
         raise NoCheckpointError(f"the run in {run_dir} has no checkpoint yet; train it first")
     return checkpoint

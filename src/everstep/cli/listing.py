@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from everstep.checkpoint import CheckpointName, Store, pointer, read_manifest
+from everstep.checkpoint import CheckpointName, Store, is_interim, pointer, read_manifest
 from everstep.checkpoint.format import ARRAYS, check_sizes
 from everstep.errors import CheckpointError, ConfigError
 from everstep.index.queries import metric_names, metric_rows
@@ -27,7 +27,10 @@ def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> S
 
 
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
-    """One dictionary per checkpoint, oldest first: of what can be told from its manifest."""
+    """One dictionary per checkpoint, oldest first: of what can be told from its manifest.
+
+    An interim one ("interim" is true) is there for the next start alone: tables leave it out.
+    """
     store = store_of(run_dir)
     try:
         pins = store.pins()
@@ -39,7 +42,7 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
-    found |= {"pinned": pinned, "next": named, "path": str(store.path(name))}
+    found |= {"pinned": pinned, "next": named, "interim": False, "path": str(store.path(name))}
     try:
         body = read_manifest(store.path(name))
         check_sizes(store.path(name), body)
@@ -50,6 +53,7 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "epoch": body["epoch"],
         "phase": body["phase"],
         "partial": body["partial"],
+        "interim": is_interim(body),
         "digest": body["digest"],
         "bytes": body["files"][ARRAYS]["bytes"],
         "created": datetime.fromisoformat(body["created"]).timestamp(),
@@ -58,9 +62,14 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
     }
 
 
+def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of `checkpoints_of` that a schedule, an interruption or a person (by a pin) asked for."""
+    return [one for one in checkpoints if one["pinned"] or not one["interim"]]
+
+
 def digest_of(run_dir: Path) -> str | None:
     """The digest of the newest whole checkpoint, as `Ending.digest`: equal ones are equal states."""
-    whole = (one["digest"] for one in reversed(checkpoints_of(run_dir)) if one["whole"])
+    whole = (one["digest"] for one in reversed(asked_for(checkpoints_of(run_dir))) if one["whole"])
     return next(whole, None)
 
 

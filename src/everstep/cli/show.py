@@ -8,7 +8,7 @@ import click
 from sqlalchemy import Connection
 
 from everstep.cli.finding import Found, find
-from everstep.cli.listing import BEST, best_values, best_weights, checkpoints_of, digest_of
+from everstep.cli.listing import BEST, asked_for, best_values, best_weights, checkpoints_of, digest_of
 from everstep.cli.options import index_option, json_option
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
@@ -69,7 +69,7 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         "metrics": metrics,
         "rollbacks": [_rollback(one) for one in rollbacks(connection, found.id)],
         "digest": None if found.is_gone else digest_of(found.path),
-        "checkpoints": [] if found.is_gone else checkpoints_of(found.path),
+        "checkpoints": [] if found.is_gone else asked_for(checkpoints_of(found.path)),
         "best": [] if found.is_gone else best_weights(found.path),
         "evaluations": _evaluations(found),
         "problems": [problem for start in begun for problem in start["problems"]]

@@ -402,6 +402,7 @@ class Run:
         self._services_changed()
         if recovered.checkpoint is not None:
             self._resume_state = encode(self._user.save())
+            self._saver.tidy()
         self._lines = Lines(self._user, recovered.lines)
 
     def _limits(self) -> dict[str, int | None]:
@@ -744,7 +745,7 @@ class Run:
             return
         last = phase == "step" and self._is_last()
         if last:
-            self._commit_kept()
+            self._commit_kept(interim=self._interruption is None)
         self._save_asked = last and (whole or self._save_asked)  # then at the epoch's end
         whole = whole and not last
         if not (best or whole):
@@ -784,9 +785,14 @@ class Run:
         self._announce_commits(wait=True)
         return not self._tainted
 
-    def _commit_kept(self) -> None:
-        """Commit the kept snapshot, if it is not."""
+    def _commit_kept(self, *, interim: bool = False) -> None:
+        """Commit the kept snapshot, if it is not.
+
+        Args:
+            interim: nobody asked for it; it only stands in for the checkpoint at the epoch's end.
+        """
         if self._kept_only and self._snapshot is not None and not self._tainted:
+            self._snapshot.meta["interim"] = interim
             self._saver.commit(self._snapshot)
             self._kept_only = False
 

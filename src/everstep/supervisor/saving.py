@@ -37,6 +37,11 @@ class Snapshot:
     meta: dict[str, Any]
     position: Position
 
+    @property
+    def interim(self) -> bool:
+        """Whether it only stands in for the checkpoint at the epoch's end: nobody is told of it."""
+        return bool(self.meta.get("interim"))
+
 
 class Saver:
     """Owns the kept buffers and the writer thread.
@@ -82,6 +87,10 @@ class Saver:
         """Let the writer thread make buffers for arrays that came to be since the last snapshot."""
         self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
+    def tidy(self) -> None:
+        """Let the writer thread see to what an earlier start has left."""
+        self._writer.submit(lambda: self._opening.store.retain(Retention(keep_last=None)), lambda _: None)
+
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""
         self._writer.submit(lambda: self._write(snapshot, best, whole), self._done, self._failed)
@@ -106,7 +115,7 @@ class Saver:
         )
         self.digest = total
         self._opening.store.retain(self._retention)
-        return committed
+        return None if snapshot.interim else committed
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest) -> None:
         structure: Any = snapshot.encoded.structure

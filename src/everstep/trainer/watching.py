@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from everstep.checkpoint import CheckpointName, Store, read_manifest
+from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
 from everstep.errors import CheckpointError, ConfigError, RunDirError, nearest
 from everstep.keywords import number
 from everstep.record import RunJournal, is_held
@@ -63,7 +63,8 @@ class Watched:
         self.run_dir, self._say = run_dir, say
         self._which, self._throttle, self._timeout = which, throttle, timeout
         self._store = Store(run_dir, 0, lambda _: None)
-        self._known: dict[CheckpointName, tuple[object, Committed]] = {}
+        self._known: dict[CheckpointName, tuple[object, Committed | None]] = {}
+        """By name: which folder was looked at, and what it is; None for an interim one."""
         self._seen: object = None
         """What the journal looked like when it was last asked for the end."""
         self._over = False
@@ -101,11 +102,13 @@ class Watched:
                 status = path.stat()
                 mark = (status.st_ino, status.st_ctime_ns)
                 if name not in self._known or self._known[name][0] != mark:
-                    self._known[name] = mark, Committed(path, str(read_manifest(path)["digest"]))
+                    body = read_manifest(path)
+                    one = None if is_interim(body) else Committed(path, str(body["digest"]))
+                    self._known[name] = mark, one
             except (OSError, CheckpointError):
                 continue
             found.append(self._known[name][1])
-        return found
+        return [one for one in found if one is not None]
 
     def has_ended(self) -> bool:
         """Whether the run came to its end and nobody has it open."""

@@ -1,0 +1,158 @@
+"""What is saved one step before an epoch's end, for the sake of its tail, goes when the epoch's own is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import at, commit, store_in
+from click.testing import CliRunner
+
+import everstep
+from everstep import Every
+from everstep.checkpoint import CheckpointName, Retention
+from everstep.checkpoint.retention import Facts, expendable
+from everstep.cli.group import commands
+from everstep.proof.compare import compare_runs
+from everstep.trainer.watching import Watched
+from tiny_runs import Boom, Tiny, boom_at
+
+THREE_AN_EPOCH: dict[str, Any] = {"samples": 6, "max_epoch": 3}
+
+
+def tiny(run_dir: Path, keep_last: int | None = None, every: Any = None, **more: Any) -> Tiny:
+    saves = everstep.Checkpoints(every or Every(steps=3), keep_last=keep_last)
+    return Tiny(run_dir, services=[saves], **{**THREE_AN_EPOCH, **more})
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(p.name for p in (run_dir / "checkpoints").iterdir())
+
+
+def asked(*command: str | Path) -> Any:
+    done = CliRunner().invoke(commands, [*map(str, command), "--json"], catch_exceptions=False)
+    return json.loads(done.stdout)
+
+
+OWN = [f"epoch-000{n}-step-0000000{3 * n}" for n in range(4)]
+
+
+def test_only_the_steps_that_were_asked_for_have_checkpoints(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = tiny(tmp_path)
+    run.loop.on("AFTER_CHECKPOINT", lambda boundary: told.append(boundary.payload))
+    run.train()
+    assert names(tmp_path) == OWN
+    assert told == OWN[: len(told)]
+    kept = tiny(tmp_path / "kept", keep_last=3).train()
+    assert names(kept.run_dir) == OWN[1:]
+
+
+def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp_path: Path) -> None:
+    seen: list[tuple[list[str], ...]] = []
+
+    def look(loop: Any, epoch: int) -> None:
+        if epoch == 3:
+            loop._saver.settle(wait=True)
+            listed = [one["name"] for one in asked("checkpoints", tmp_path)]
+            shown = [one["name"] for one in asked("show", tmp_path)["checkpoints"]]
+            watched = Watched(tmp_path, "each", 0, 0.0, print)._committed()
+            CliRunner().invoke(
+                commands, ["export", str(tmp_path), "--entry", "w", "--out", str(tmp_path / "out")]
+            )
+            exported = json.loads((tmp_path / "out" / "export.json").read_text())["checkpoint"]
+            seen.append((names(tmp_path), listed, shown, [one.path.name for one in watched], [exported]))
+
+    tiny(tmp_path).train(tail=look)
+    assert seen == [([*OWN[:3], "step-00000008"], OWN[:3], OWN[:3], OWN[:3], OWN[2:3])]
+
+
+def test_killed_in_the_tail_the_run_goes_on_from_it_and_the_list_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        tiny(tmp_path / "run").train(tail=boom_at(2))
+    listed = CliRunner().invoke(commands, ["checkpoints", str(tmp_path / "run")])
+    assert "step-00000005 " not in listed.stdout
+    assert "a start goes on from step-00000005, which stands in for" in listed.stderr
+    assert "step-00000005" in [one["name"] for one in asked("checkpoints", tmp_path / "run", "verify")]
+    again = tiny(tmp_path / "run").train()
+    assert again.loop.ending.resumed_from == "step-00000005"
+    assert names(tmp_path / "run") == OWN
+    tiny(tmp_path / "straight").train()
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_where_a_limit_cut_the_epoch_short_it_stays_for_a_raised_one(tmp_path: Path) -> None:
+    for keep_last in (None, 1):
+        run_dir = tmp_path / str(keep_last)
+        tiny(run_dir, keep_last, max_step=5).train()
+        assert names(run_dir)[-1:] == ["step-00000004"]
+        assert "step-00000004" not in [one["name"] for one in asked("checkpoints", run_dir)]
+        tiny(run_dir, keep_last).train()
+        assert "step-00000004" not in names(run_dir)
+        tiny(tmp_path / "straight" / str(keep_last)).train()
+        assert compare_runs(tmp_path / "straight" / str(keep_last), run_dir) == []
+
+
+def test_an_interruption_asks_for_its_checkpoint_wherever_it_comes(tmp_path: Path) -> None:
+    with pytest.raises(everstep.errors.Interrupted):
+        tiny(tmp_path).train(
+            inside=lambda loop, step: loop.call_soon(everstep.Interrupt("enough", 3)) if step == 6 else None
+        )
+    assert [one["name"] for one in asked("checkpoints", tmp_path)][-1:] == ["step-00000005"]
+
+
+def test_one_that_a_kill_leaves_behind_goes_at_the_next_start_also_of_a_finished_run(tmp_path: Path) -> None:
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    with pytest.raises(Boom):
+        tiny(run, max_epoch=1).train(tail=boom_at(1))
+    shutil.copytree(run / "checkpoints" / "step-00000002", aside)
+    tiny(run, max_epoch=1).train()
+    aside.rename(run / "checkpoints" / "step-00000002")
+    again = tiny(run, max_epoch=1).train()
+    assert again.seen == [] and names(run) == OWN[:2]
+
+
+def facts(*steps: int | tuple[int, int], interim: Sequence[int] = (), partial: bool = False) -> list[Facts]:
+    every = [at(*step) if isinstance(step, tuple) else at(step) for step in steps]
+    return [
+        Facts(
+            name,
+            partial and name.epoch is not None,
+            0.0,
+            {"loss": -name.step},
+            {},
+            {},
+            1,
+            name.step in interim,
+        )
+        for name in every
+    ]
+
+
+def left(policy: Retention, present: list[Facts], *protected: CheckpointName) -> list[str]:
+    gone = expendable(policy, present, protected)
+    return [str(one.name) for one in present if one.name not in gone]
+
+
+def test_it_counts_for_no_rule() -> None:
+    present = facts(3, 6, 8, (9, 3), interim=[8])
+    assert left(Retention(2), present) == ["step-00000006", "epoch-0003-step-00000009"]
+    assert left(Retention(None), present) == ["step-00000003", "step-00000006", "epoch-0003-step-00000009"]
+    assert left(Retention(1, Every(steps=4)), present) == ["epoch-0003-step-00000009"]
+    assert left(Retention(1, keep_best=("loss", "min", 2)), present)[:1] == ["step-00000006"]
+    assert left(Retention(1), present[:3]) == ["step-00000006", "step-00000008"]
+    assert left(Retention(1), present, at(8)) == ["step-00000008", "epoch-0003-step-00000009"]
+    cut = facts(3, 6, 8, (9, 3), interim=[8], partial=True)
+    assert left(Retention(1), cut) == ["step-00000008", "epoch-0003-step-00000009"]
+
+
+def test_latest_is_one_that_was_asked_for(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    commit(store, at(3))
+    commit(store, at(5), meta={"interim": True})
+    assert store.newest() == at(3)
+    assert store.find(True)[0].step == 5 and store.find(True, interim=False)[0].step == 3  # type: ignore[union-attr]
