@@ -538,6 +538,7 @@ class TrainLoop(Supervisor):
         if not self._replaying:
             current = self._progress
             phase = "tail" if current.calls else "head"
+            self._collector.require_alone(phase, current.step, name)
             self._collector.outside(phase, current.step, name, value)
 
     def _poll(self) -> None:

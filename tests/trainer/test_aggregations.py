@@ -27,13 +27,16 @@ class Values(TinyTask):
 
 def three_ways(tmp_path: Path, task: everstep.Task, **arguments: Any) -> dict[str, float]:
     """What the service found at the end, which `evaluate` and `run_evaluation` find, too."""
-    services = [everstep.Evaluate("valid", **arguments)]
-    door = trainer(tmp_path / "run", task, services=services, streams={"valid": numbers(9, 2)})
+    by_hand = [everstep.Evaluate("valid", everstep.Never(), **arguments)]
+    door = trainer(tmp_path / "by hand", task, services=by_hand, streams={"valid": numbers(9, 2)})
     with door.open() as loop:
         for _ in loop.iter_epochs():
             door.epoch("train", "valid")
+    services = [everstep.Evaluate("valid", **arguments)]
+    door = trainer(tmp_path / "run", task, services=services, streams={"valid": numbers(9, 2)})
+    door.run_training()
+    tail = {row.name: row.value for row in RunJournal(tmp_path / "by hand").rows() if row.phase == "tail"}
     rows = list(RunJournal(tmp_path / "run").rows())
-    tail = {row.name: row.value for row in rows if row.phase == "tail"}
     found = {row.name: row.value for row in rows if row.phase == "eval/valid" and not row.wall}
     assert door.evaluate("valid") == found == door.run_evaluation("valid") == tail
     fresh = trainer(

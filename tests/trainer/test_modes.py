@@ -35,7 +35,8 @@ def apart(run_dir: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("mode", "arguments", "in_the_loop", "afterwards"),
     [
-        ("train", {}, [], []),
+        ("train", {}, [4, 8], []),
+        ("train", {"evaluate": False}, [], []),
         ("train_and_eval", {}, [4, 8], []),
         ("train_and_eval", {"max_step": 6}, [4, 6], []),
         ("train_then_eval", {}, [], [8]),
@@ -62,7 +63,7 @@ def test_modes_that_train(
 
 @pytest.mark.parametrize("mode", ["eval", "train_and_eval", "train_then_eval", "watch", "continuous_eval"])
 def test_a_finished_run_still_evaluates(tmp_path: Path, mode: str) -> None:
-    trainer(tmp_path / "run").run("train")
+    trainer(tmp_path / "run").run("train", evaluate=False)
     result = trainer(tmp_path / "run").run(mode)
     assert result.ending is None or result.ending.finished
     assert result.metrics == trainer(tmp_path / "run").evaluate("valid")

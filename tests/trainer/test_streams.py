@@ -504,9 +504,7 @@ def test_a_metric_of_an_evaluation_is_nobody_elses(tmp_path: Path) -> None:
         def train_step(self, batch: Any) -> Mapping[str, Any]:
             return {**super().train_step(batch), "valid/loss": 0.0}
 
-    message = (
-        "'valid/loss' is what an evaluation found and a metric that the program collects itself; give one"
-    )
+    message = "'valid/loss' is written at step 4 by the program and by service 'valid'; give one of the two"
     with pytest.raises(MetricError, match=message):
         trainer(tmp_path / "step", Claiming()).run_training()
 

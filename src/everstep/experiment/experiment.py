@@ -158,10 +158,13 @@ class Experiment:
         result: RunResult = checked_keywords(getattr(self, schedule))(**arguments)
         return result
 
-    def train(self) -> RunResult:
-        """Train, with the services as they are given; go on where the run stands."""
-        trainer = self._to_train()
-        return RunResult(trainer.run_training(), {})
+    def train(self, evaluate: bool = True) -> RunResult:
+        """Train, with the services as they are given; go on where the run stands.
+
+        Args:
+            evaluate: False to leave out every `Evaluate`: another process evaluates (`continuous_eval`).
+        """
+        return self._to_train().run("train", evaluate=evaluate)
 
     def evaluate(self, weights: str | Path | None = None) -> RunResult:
         """Evaluate the streams of the `Evaluate` services, else "valid".

@@ -20,6 +20,10 @@ Ordinals = dict[str, dict[str, tuple[int, int]]]
 """By phase and name: at which step, and how many rows there are already."""
 
 
+_PROGRAM = ("head", "step", "tail", "epoch")
+"""The phases in which the program collects."""
+
+
 class Rows(NamedTuple):
     """Columns of metric rows with one phase and name, for the record.
 
@@ -232,6 +236,24 @@ class Collector:
         for seen in () if wall else self._watchers.get(name, ()):
             seen(number)
 
+    def require_alone(self, writer: str, step: int, name: str) -> None:
+        """Of one name at one moment there is one writer: best values and early stops would mix two.
+
+        The program may collect a name as often as it likes: its values fold.
+
+        Args:
+            writer: the phase of what is about to be written.
+
+        Raises:
+            MetricError: somebody else has written the name; names both.
+        """
+        for ordinals in (self._seqs, self._wall_seqs):
+            for phase, names in ordinals.items():
+                if names.get(name, (-1, 0))[0] == step and _writer(phase) != _writer(writer):
+                    raise _second_writer(name, step, phase, writer)
+        if writer not in _PROGRAM and name in self._in_steps():
+            raise _second_writer(name, step, "step", writer)
+
     def note_step_times(self, seconds: Iterable[float]) -> None:
         """Add durations of steps to the windows, without rows (times are recorded per range of steps)."""
         values = list(seconds)
@@ -251,9 +273,11 @@ class Collector:
 
     def given(self) -> set[str]:
         """The names that the program has collected in this epoch, in and outside steps."""
-        self.read()
         outside = (self._seqs.get(phase, {}) for phase in ("head", "tail"))
-        return self._ended.union(self._epoch.names(), *outside)
+        return self._in_steps().union(*outside)
+
+    def _in_steps(self) -> set[str]:
+        return self._ended.union(self._epoch.names())
 
     def read(self) -> None:
         """Read everything pending into windows and rows."""
@@ -331,3 +355,15 @@ class Collector:
         for name, reader in self._readers.items():
             if reader.saved and name in self._unclaimed:
                 reader.load(self._unclaimed.pop(name))
+
+
+def _writer(phase: str) -> str:
+    """Who writes the rows of a phase, in words."""
+    return "the program" if phase in _PROGRAM else f"service {phase.removeprefix('eval/')!r}"
+
+
+def _second_writer(name: str, step: int, first: str, second: str) -> MetricError:
+    return MetricError(
+        f"metric {name!r} is written at step {step} by {_writer(first)} and by {_writer(second)}; give one "
+        "of the two another name, or leave one out"
+    )

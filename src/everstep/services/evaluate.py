@@ -9,7 +9,7 @@ from everstep.contracts import Boundary, Moment, Outcome, RunView, Service, Stag
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.metrics.aggregation import checked_statistics
-from everstep.schedule import Every, Schedule
+from everstep.schedule import Every, Schedule, When
 
 Evaluator = Callable[["Evaluate"], Mapping[str, float]]
 """What is to be evaluated to metrics, their names with the stream's prefix."""
@@ -36,8 +36,7 @@ class Evaluate(Service):
         agg_func: what `online_agg_func` has made -> metrics; default: that itself.
         name: default the stream's name.
 
-    `Trainer.evaluate` and `run_evaluation` use the same statistics and functions: those of the first
-    `Evaluate` of the stream.
+    A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.
 
     Raises:
         ConfigError: `num_steps` is out of its range, a statistic is unknown; in a loop without a Trainer.
@@ -65,6 +64,10 @@ class Evaluate(Service):
         self.online_agg_func, self.agg_func = online_agg_func, agg_func
         self.evaluator: Evaluator | None = None
         """What evaluates; the Trainer sets it."""
+        self.is_default = False
+        """Whether nobody asked for it; then what the program evaluates itself is left to the program."""
+        self.left_out_at = -1
+        """The step at which the program has done so."""
         if validate_first:
             self.moments |= {Moment.BEFORE_EPOCH}
 
@@ -74,6 +77,9 @@ class Evaluate(Service):
                 f"{self!r} evaluates a stream of a Trainer, and this loop has none; give it to a Trainer's "
                 "services=, or evaluate in the loop: with loop.evaluation(): ..."
             )
+
+    def due(self, when: When) -> bool:
+        return when.step != self.left_out_at and super().due(when)
 
     def run(self, boundary: Boundary) -> Outcome | None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:

@@ -157,6 +157,7 @@ class ServiceBoard:
             wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
                 value = to_scalar(name, value)
+                self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
                 self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
             _require_may_act(service, outcome.actions)
             actions += [(service, action) for action in outcome.actions]

@@ -53,7 +53,6 @@ class TrainerLoop(TrainLoop):
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
         """A service has evaluated; the boundary at which it did goes on."""
-        self._require_new(found)
         self._evaluated |= found.keys()
         self._note_evaluation(seconds)
         self._fire(Moment.AFTER_EVALUATION, found)

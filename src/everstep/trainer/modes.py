@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import ConfigError, nearest
 from everstep.keywords import checked_keywords, whole
-from everstep.schedule import Every
+from everstep.schedule import Every, Schedule
 from everstep.supervisor import Ending
 from everstep.trainer.watching import Which
 
@@ -34,8 +34,8 @@ def run_mode(trainer: Trainer, mode: str, arguments: dict[str, Any]) -> RunResul
     return checked_keywords(_MODES[mode])(trainer, **arguments)
 
 
-def train(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
-    return RunResult(trainer.run_training(max_step=max_step, evaluate=False), {})
+def train(trainer: Trainer, /, max_step: int | None = None, evaluate: bool | Schedule = True) -> RunResult:
+    return RunResult(trainer.run_training(max_step=max_step, evaluate=evaluate), {})
 
 
 def evaluate(trainer: Trainer, /) -> RunResult:

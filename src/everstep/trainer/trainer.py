@@ -114,7 +114,9 @@ class Trainer:
             self._streams.require_apart("train", self.streams["train"], "training")
         if defaults and not given and can and "valid" in self.streams:
             given = [Evaluate("valid")]
+            given[0].is_default = True
             services = [*given, *services]
+        _require_one_each(given)
         for service in given:
             stream = self._streams.get(service.stream)
             self._streams.require_apart(service.stream, stream, "evaluation")
@@ -147,16 +149,18 @@ class Trainer:
     def run(self, mode: str = "train_and_eval", **arguments: Any) -> RunResult:
         """Do what a mode's name says: the one switch for programs that read it from their configuration.
 
-        "train": `run_training` without its evaluations, which another process makes ("watch").
+        "train": `run_training`; with `evaluate=False` without its evaluations, which another process makes
+            ("watch").
         "eval": evaluate the newest checkpoint, also of a finished run.
         "train_and_eval": `run_training`, and an evaluation of the end where none was due there.
-        "train_then_eval": train as in "train", then evaluate.
+        "train_then_eval": train without evaluating, then evaluate.
         "continuous_train_and_eval": `steps_per_iteration` steps (default a tenth of max_step, else 1000),
             an evaluation, and so on; the data goes on.
         "watch" or "continuous_eval": `watch`, each result printed.
 
         Args:
-            arguments: of the method; `steps_per_iteration` of "continuous_train_and_eval".
+            arguments: of the method, such as `max_step`; `steps_per_iteration` of
+                "continuous_train_and_eval".
 
         Returns:
             How training ended, and what the last evaluation found.
@@ -261,10 +265,12 @@ class Trainer:
 
         Args:
             train_streams: names, data, or name to data; data without a name is "train", "train2" ...
-            eval_streams: the same; data without a name is "valid", "valid2" ...
+            eval_streams: the same; data without a name is "valid", "valid2" ...  The `Evaluate` that a
+                Trainer has without being given one leaves out what is evaluated here.
 
         Raises:
             ConfigError: no stream has that name.
+            MetricError: a service evaluates the same stream at the same step.
         """
         loop, task = self._loop, self.task
         if loop is None:
@@ -284,8 +290,11 @@ class Trainer:
             if (last := task.train_loop_end()) is not None:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._streams.chosen(eval_streams, "valid"):
+            how = self._service_of(name)
             with loop.evaluation():
-                loop.collect_found(self._evaluate(name, stream, how=self._service_of(name)))
+                loop.collect_found(self._evaluate(name, stream, how=how))
+            if how is not None and how.is_default:
+                how.left_out_at = loop.step
 
     def _one_epoch(self, train_streams: Iterable[Any] | str, eval_streams: Iterable[Any] | str) -> None:
         with self.open() as loop:
@@ -474,7 +483,7 @@ class Trainer:
         return found
 
     def _service_of(self, stream: str) -> Evaluate | None:
-        """The first service that evaluates a stream."""
+        """The service that evaluates a stream."""
         return next((each for each in _evaluates(self._services) if each.stream == stream), None)
 
     def _num_steps(self, stream: str) -> int:
@@ -553,6 +562,23 @@ class Trainer:
 
 def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
     return [service for service in services if isinstance(service, Evaluate)]
+
+
+def _require_one_each(services: Sequence[Evaluate]) -> None:
+    """Two evaluations of a stream would write the same metrics, one day at the same step.
+
+    Raises:
+        ConfigError: names them.
+    """
+    by_stream: dict[str, Evaluate] = {}
+    for service in services:
+        first = by_stream.setdefault(service.stream, service)
+        if first is not service:
+            raise ConfigError(
+                f"services {first.name!r} and {service.name!r} both evaluate stream {service.stream!r}, and "
+                "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
+                "Every(epochs=1), or give the data a second name as a stream"
+            )
 
 
 def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
