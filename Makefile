@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo demo-again test check torture bench clean
+.PHONY: demo demo-again test test-all test-long check torture bench clean
 .DEFAULT_GOAL := demo
 
 # A signal reaches this shell, too: then the demo has said what there is to say, and make need not.
@@ -20,7 +20,13 @@ demo-again: .venv/.demo
 	$(call RUN_DEMO,--again $(ARGS))
 
 test: check
-	@$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not (long or torture)" $(ARGS)
+
+test-all: test test-long
+
+# What test-all adds to test.
+test-long: .venv/.test
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m "long and not torture" $(ARGS)
 
 check: .venv/.test
 	@$(BIN)/ruff check -q .
