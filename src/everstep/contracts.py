@@ -71,6 +71,10 @@ class Mismatch(NamedTuple):
     reshaped: list[str]
 
 
+BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes"})
+"""Keys under which the tree of a model has what is none of its weights."""
+
+
 class Entry(ABC):
     """One named entry of the user's state, whatever object is behind it."""
 

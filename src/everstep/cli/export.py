@@ -13,7 +13,7 @@ from everstep.cli.finding import find
 from everstep.cli.listing import store_of
 from everstep.cli.options import index_option
 from everstep.cli.output import note
-from everstep.contracts import HostArray
+from everstep.contracts import BESIDE, HostArray
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.services import export
 from everstep.state import array_name
@@ -77,7 +77,7 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
     named = {
         name.removeprefix(f"{whole}/") if name != whole else array_name([]): checkpoint.arrays[name]
         for name in _references(entries[entry])
-        if "_buffers" not in name.split("/")
+        if not BESIDE & {*name.split("/")}
     }
     if not named:
         raise ConfigError(f"{entry!r} has no arrays; give another entry: {', '.join(entries)}")

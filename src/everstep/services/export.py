@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others, write_arrays
-from everstep.contracts import Boundary, HostArray, Moment, RunView, Service, Stage
+from everstep.contracts import BESIDE, Boundary, HostArray, Moment, RunView, Service, Stage
 from everstep.errors import ConfigError, nearest
 from everstep.keywords import whole
 from everstep.metrics.collector import is_wall
@@ -129,7 +129,7 @@ class Export(Service):
         obj = _plain(self._run.live_object(self.entry))
         entry = make_entry(self.entry, obj)
         saved = entry.save()
-        arrays = {n: a for n, a in encode(saved).arrays.items() if "_buffers" not in n.split("/")}
+        arrays = {n: a for n, a in encode(saved).arrays.items() if not BESIDE & {*n.split("/")}}
         guarded = {array_name(path) for path in array_paths(saved) if entry.guarded(path)}
         if bad := [n for n, array in arrays.items() if n in guarded and not finite(array)]:
             self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")

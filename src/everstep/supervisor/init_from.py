@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from everstep.checkpoint import Checkpoint, find_checkpoint
+from everstep.contracts import BESIDE
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
 from everstep.record import to_read, user_path
@@ -239,7 +240,7 @@ def _split(name: str, tree: Any) -> list[tuple[str, Any]]:
 
 
 def _beside(key: Any) -> bool:
-    return isinstance(key, str) and key in ("_metadata", "_buffers", "_flags")
+    return isinstance(key, str) and key in BESIDE
 
 
 def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:

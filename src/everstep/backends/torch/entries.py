@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from everstep.backends.torch import options
+from everstep.backends.torch import attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
-from everstep.contracts import Entry, Mismatch
+from everstep.contracts import BESIDE, Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
 _METADATA = "_metadata"
@@ -22,7 +22,8 @@ _BUFFERS = "_buffers"
 """Where it keeps the buffers that its state_dict leaves out: training may change those too."""
 _FLAGS = "_flags"
 """Where it keeps which submodules were in evaluation mode and which parameters were frozen."""
-_APART = (_METADATA, _BUFFERS, _FLAGS)
+_ATTRIBUTES = "_attributes"
+"""Where it keeps the plain attributes of submodules that training has changed."""
 
 
 def make_entry(value: Any) -> Entry | None:
@@ -47,7 +48,7 @@ def make_entry(value: Any) -> Entry | None:
 
 
 class ModuleEntry(Entry):
-    """A module: its `state_dict`, the buffers that this leaves out, and what is frozen or evaluating.
+    """A module: its `state_dict`, the buffers and plain attributes that this leaves out, and its flags.
 
     A program that makes the module with other flags than it did before means it: those stay.
     """
@@ -72,6 +73,8 @@ class ModuleEntry(Entry):
             tree[_METADATA] = versions
         if buffers := {name: b for name, b in self.module.named_buffers() if name not in state}:
             tree[_BUFFERS] = buffers
+        if changed := attributes.save(self.module):
+            tree[_ATTRIBUTES] = changed
         return {**tree, _FLAGS: {"made": self._made, "now": _flags(self.module)}}
 
     def check(self, tree: Any) -> Mismatch:
@@ -79,23 +82,28 @@ class ModuleEntry(Entry):
         if not isinstance(tree, dict):
             return Mismatch([], [], [f"a {type(tree).__name__} -> a {type(self.module).__name__}"])
         live = self.module.state_dict()
-        saved = {name: value for name, value in tree.items() if name not in _APART}
+        saved = {name: value for name, value in tree.items() if name not in BESIDE}
         reshaped = [
             f"{name} {_shape(saved[name])} -> {_shape(value)}"
             for name, value in live.items()
             if name in saved and _shape(saved[name]) != _shape(value)
         ]
-        return Mismatch([n for n in live if n not in saved], [n for n in saved if n not in live], reshaped)
+        modules = dict(self.module.named_modules())
+        gone = [path for path in tree.get(_ATTRIBUTES, {}) if path not in modules]
+        return Mismatch(
+            [n for n in live if n not in saved], [n for n in saved if n not in live] + gone, reshaped
+        )
 
     def load(self, tree: Any) -> None:
         """Copy into the live tensors."""
         _refuse(self.check(tree))
-        state = OrderedDict((name, value) for name, value in tree.items() if name not in _APART)
+        state = OrderedDict((name, value) for name, value in tree.items() if name not in BESIDE)
         metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
         state._metadata = metadata | tree.get(_METADATA, {})  # type: ignore[attr-defined]
         self.module.load_state_dict(state)
         for name, saved in tree.get(_BUFFERS, {}).items():
             self._load_buffer(name, saved)
+        attributes.load(self.module, tree.get(_ATTRIBUTES, {}))
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
             for name, module in self.module.named_modules():
                 module.training = name not in flags["now"]["evaluating"]
@@ -110,6 +118,14 @@ class ModuleEntry(Entry):
             buffers[name].copy_(saved)
         elif name in buffers:
             setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
+
+    def enter(self) -> None:
+        """Note the plain attributes."""
+        attributes.enter(self.module)
+
+    def leave(self) -> None:
+        """Note what training made of them."""
+        attributes.leave(self.module)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Parameters; a buffer may be a mask with -inf."""

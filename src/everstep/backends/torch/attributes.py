@@ -1,0 +1,163 @@
+"""What training keeps in plain attributes of modules, which torch's `state_dict` leaves out.
+
+A counter, a temperature that falls, a hidden state, everything that torchmetrics collects: a resume that
+begins them anew goes another way.  Plain are numbers, text, None, tensors without a graph, NumPy's arrays,
+and lists, tuples, sets, deques and dicts of those.  Saved is what differs from what the program has made,
+so that a setting which it gives otherwise the next time is as given.
+
+What a module had when a loop was entered counts as given, unless a loop before it, in the same process, has
+left it like that.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+_OWN = frozenset(vars(Module()))
+"""What every module has; `training` and the buffers are saved as such."""
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_LISTS = (list, tuple, set, frozenset, deque)
+_DICTS = (dict, OrderedDict)
+_LARGE = 1 << 20
+"""Bytes of an array from which on it is not copied, and of NumPy's a change in place is not seen."""
+_MANY = 10_000
+"""Items from which on of a list or dict only another length, or another one in its place, is seen."""
+_NONE = object()
+
+
+class _Given(NamedTuple):
+    """What an attribute was given: its mark, and a copy where it is plain."""
+
+    mark: Any
+    value: Any
+
+
+_given: WeakKeyDictionary[Module, dict[str, _Given]] = WeakKeyDictionary()
+_left: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
+"""The marks of what the last loop left."""
+
+
+def enter(root: Module) -> None:
+    """A loop is entered: note what the program has given."""
+    for _, module in _keeping(root):
+        before, left = _given.get(module, {}), _left.get(module, {})
+        marks = _marks(module)
+        _given[module] = {
+            name: before[name]
+            if name in before and name in left and _same(left[name], mark)
+            else _Given(mark, _kept(vars(module)[name]))
+            for name, mark in marks.items()
+        }
+
+
+def leave(root: Module) -> None:
+    """The loop is left: what the attributes are now is no gift."""
+    for _, module in _keeping(root):
+        _left[module] = _marks(module)
+
+
+def save(root: Module) -> dict[str, dict[str, Any]]:
+    """By the names of modules, the plain attributes that are not as given."""
+    found = {path: _changed(module) for path, module in _keeping(root)}
+    return {path: changed for path, changed in found.items() if changed}
+
+
+def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
+    """The inverse of `save`: all others are as given."""
+    for path, module in _keeping(root):
+        own, live, given = saved.get(path, {}), vars(module), _given.get(module, {})
+        for name in _changed(module).keys() - own.keys() & given.keys():
+            if given[name].value is not _NONE:
+                live[name] = _kept(given[name].value)
+        for name, value in own.items():
+            live[name] = _like(live.get(name), copy.deepcopy(value))
+
+
+def _keeping(root: Module) -> Iterator[tuple[str, Module]]:
+    """The modules whose classes are not all torch's own: those keep nothing that counts in attributes."""
+    for path, module in root.named_modules():
+        if any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(module).__mro__):
+            yield path, module
+
+
+def _changed(module: Module) -> dict[str, Any]:
+    given = _given.get(module, {})
+    return {
+        name: vars(module)[name]
+        for name, mark in _marks(module).items()
+        if not (name in given and _same(given[name].mark, mark)) and _is_plain(vars(module)[name])
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _LISTS:
+        return all(map(_is_plain, value))
+    if kind in _DICTS:
+        return all(type(key) in (str, int) and _is_plain(item) for key, item in value.items())
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    return kind in _SCALARS or (kind is Tensor and _can_be_saved(value))
+
+
+def _can_be_saved(tensor: Tensor) -> bool:
+    odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested
+    return not odd and tensor.grad_fn is None
+
+
+def _marks(module: Module) -> dict[str, Any]:
+    return {name: _mark(value) for name, value in vars(module).items() if name not in _OWN}
+
+
+def _mark(value: Any) -> Any:
+    """What tells later whether the value is another one; of a tensor no element is read."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return kind, weakref.ref(value), 0 if value.is_inference() else value._version
+    if kind is np.ndarray:
+        return kind, value.tobytes() if value.nbytes <= _LARGE else id(value), value.dtype.str, value.shape
+    if kind in _LISTS + _DICTS and len(value) > _MANY:
+        return kind, id(value), len(value)
+    if kind in _DICTS:
+        return kind, [_mark(each) for pair in value.items() for each in pair]
+    if kind in _LISTS:
+        return kind, [_mark(each) for each in value]
+    return kind, value if kind in _SCALARS else id(value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
+        return a() is not None and a() is b()
+    return type(a) is type(b) and bool(a == b)
+
+
+def _kept(value: Any) -> Any:
+    """A copy of what is plain; of a large array itself."""
+    if not _is_plain(value):
+        return _NONE
+    return copy.deepcopy(value, {id(each): each for each in _arrays(value) if each.nbytes > _LARGE})
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    if isinstance(value, Tensor | np.ndarray):
+        yield value
+    elif isinstance(value, _LISTS + _DICTS):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(item)
+
+
+def _like(live: Any, saved: Any) -> Any:
+    """A tensor on the device of the one in whose place it comes."""
+    return saved.to(live.device) if isinstance(saved, Tensor) and isinstance(live, Tensor) else saved

@@ -1,0 +1,145 @@
+"""Torchmetrics' objects in `state`, whatever they call persistent, and modules with plain attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    BinaryAUROC,
+    MulticlassAccuracy,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
+from torchmetrics.wrappers import MinMaxMetric, Running
+
+import everstep
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "sums": lambda: MulticlassAccuracy(3),
+    "a growing list": lambda: BinaryAUROC(),
+    "a window": lambda: Running(MeanMetric(), window=3),
+    "extremes beside the states": lambda: MinMaxMetric(MulticlassAccuracy(3)),
+    "groups that share their states": lambda: MetricCollection(
+        [MulticlassAccuracy(3), MulticlassPrecision(3), MulticlassRecall(3)]
+    ),
+}
+
+
+class Model(nn.Module):
+    """Torchmetrics inside a module, a temperature that falls and a hidden state."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.metric = METRICS[kind]()
+        self.binary = kind == "a growing list"
+        self.temperature = 1.0
+        self.hidden = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x) / self.temperature + self.hidden
+        self.temperature *= 0.9
+        self.hidden = out.mean(0).detach()
+        self.measure(out.detach().softmax(1))
+        return out
+
+    def measure(self, probabilities: torch.Tensor) -> None:
+        if self.binary:
+            self.metric.update(probabilities[:, 0], (torch.arange(len(probabilities)) % 2))
+        elif isinstance(self.metric, Running):
+            self.metric.update(probabilities.max())
+        else:
+            self.metric.update(probabilities, torch.arange(len(probabilities)) % 3)
+
+
+def program(run_dir: Path, kind: str, *, stop_at: int = 0, **arguments: Any) -> list[tuple[int, str]]:
+    """Two epochs of six steps; what the metric says at each third step, and at each epoch's end."""
+    torch.manual_seed(0)
+    model = Model(kind)
+    alone = MeanMetric()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer, "metrics": {"loss": alone}}
+    said = []
+    saves = everstep.Checkpoints(everstep.Every(steps=1))
+    loop = everstep.TrainLoop(
+        run_dir, state, services=[saves], max_epoch=2, seed=1, default_services=False, **arguments
+    )
+    with loop:
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps([torch.arange(12.0).view(4, 3) / (n + 3) for n in range(6)]):
+                loss = model(batch).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                alone.update(loss.detach())
+                if step == stop_at:
+                    raise InterruptedError
+                if step % 3 == 0:
+                    said.append((step, str((model.metric.compute(), alone.compute()))))
+            model.metric.reset()
+            alone.reset()
+    return [*said, (0, str((model.temperature, model.hidden, model.layer.weight)))]
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("stop_at", [5, 8])
+def test_metrics_and_attributes_in_the_state_come_back(kind: str, stop_at: int, tmp_path: Path) -> None:
+    whole = program(tmp_path / "whole", kind)
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", kind, stop_at=stop_at)
+    rest = program(tmp_path / "cut", kind)
+    assert rest == whole[-len(rest) :] and len(rest) == len(whole) - (stop_at - 1) // 3
+
+
+class Counting(nn.Module):
+    def __init__(self, limit: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen, self.limit, self.log = 0, limit, ["made"]
+
+    def step(self) -> None:
+        self.seen += 1
+        self.log.append(f"step {self.seen}")
+
+
+def count(model: Counting, run_dir: Path, steps: int, **arguments: Any) -> Counting:
+    quiet = {"default_services": False, "max_step": steps, **arguments}
+    with everstep.Supervisor(run_dir, {"model": model}, **quiet) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            model.step()
+            sv.advance()
+    return model
+
+
+def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_path: Path) -> None:
+    count(Counting(limit=3), tmp_path / "run", 2)
+    model = count(Counting(limit=9), tmp_path / "run", 4)
+    assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
+
+
+def test_in_one_process_attributes_go_back_to_where_a_checkpoint_had_them(tmp_path: Path) -> None:
+    model = Counting()
+    count(model, tmp_path / "run", 3)
+    count(model, tmp_path / "run", 2, resume=0)
+    assert model.seen == 2 and model.log == ["made", "step 1", "step 2"]
+
+
+def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
+    class Holding(Counting):
+        def step(self) -> None:
+            self.hidden = torch.ones(2)
+
+    export = everstep.services.Export()
+    count(Holding(), tmp_path / "run", 2, services=[export])
+    from safetensors import safe_open
+
+    (path,) = (tmp_path / "run" / "exports").rglob("*.safetensors")
+    with safe_open(path, "np") as file:
+        assert set(file.keys()) == {"layer.weight", "layer.bias"}
