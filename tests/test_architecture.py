@@ -22,7 +22,7 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"keywords", "hazard"},
+    {"keywords", "hazard", "redaction"},
     {"schedule"},
     {"contracts", "durable"},
     {"progress_estimate", "backends"},

@@ -104,10 +104,12 @@ def test_pushed_means_that_a_remote_branch_has_the_commit(repo, git, tmp_path):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("https://me:hunter2@example.org/a.git", "https://example.org/a.git"),
-        ("https://hunter2@example.org/a@b.git", "https://example.org/a@b.git"),
-        ("ssh://git@example.org/a.git", "ssh://example.org/a.git"),
+        ("https://me:hunter2@example.org/a.git", "https://***@example.org/a.git"),
+        ("https://hunter2@example.org/a@b.git", "https://***@example.org/a@b.git"),
+        ("ssh://git@example.org/a.git", "ssh://git@example.org/a.git"),
         ("git@example.org:a.git", "git@example.org:a.git"),
+        ("me:hunter2@example.org:a.git", "me:***@example.org:a.git"),
+        ("https://example.org/a.git?access_token=hunter2", "https://example.org/a.git?access_token=***"),
     ],
 )
 def test_a_remotes_password_is_not_recorded(repo, git, url, shown):

@@ -12,6 +12,7 @@ from everstep.checkpoint.format import CheckpointName, Phase
 from everstep.contracts import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import DamagedCheckpointError, NonFiniteError
+from everstep.redaction import redacted
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
 def writing(
     name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
 ) -> Callable[[Path], int]:
-    """What fills a checkpoint's folder; `facts` are the rest of the manifest's body."""
-    body: dict[str, Json] = {"name": str(name), "step": name.step, **facts, "structure": structure}
+    """What fills a checkpoint's folder; `facts` are the rest of the manifest's body, credentials left out."""
+    body: dict[str, Json] = {"name": str(name), "step": name.step, **redacted(facts), "structure": structure}
     return lambda folder: format.write(folder, body, arrays)
 
 

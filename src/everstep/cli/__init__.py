@@ -52,18 +52,19 @@ def _run() -> int:
 
     from everstep.cli.group import commands
     from everstep.errors import ConfigError, EverstepError
+    from everstep.redaction import redacted
 
     try:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = click.UsageError(_unknown(error), error.ctx)
-        error.show()
+        click.UsageError(redacted(error.format_message()), getattr(error, "ctx", None)).show()
         return error.exit_code
     except click.exceptions.Abort:
         return 130
     except EverstepError as error:
-        print(f"everstep: {error}", file=sys.stderr)
+        print(f"everstep: {redacted(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from everstep.redaction import redacted
+
 _NARROWEST, _READABLE = 8, 20
 """Characters that texts keep, and should keep, in a table that is too wide."""
 TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
@@ -138,4 +140,4 @@ def _is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 def note(problems: Iterable[str]) -> None:
     """Say what is wrong with journals, beside the answer."""
     for problem in problems:
-        click.echo(f"note: {problem}", err=True)
+        click.echo(f"note: {redacted(problem)}", err=True)

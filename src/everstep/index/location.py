@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from everstep.errors import ConfigError
+from everstep.redaction import MARK
 
 VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
@@ -29,6 +30,11 @@ def place(text: str) -> Place:
             f"the index cannot lie in {scheme}://...; give a file, or postgresql://USER@HOST/DATABASE"
         )
     return text
+
+
+def lacks_credential(at: Place | None) -> bool:
+    """Whether it is a URL as it is recorded: without its password."""
+    return isinstance(at, str) and MARK in at
 
 
 def index_of(run_dir: Path, given: Place | None = None) -> Place | None:

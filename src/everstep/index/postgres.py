@@ -10,13 +10,16 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import quote, unquote
 
 from sqlalchemy import URL, Connection, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
+from everstep.index.location import lacks_credential
 from everstep.index.schema import VERSION, metadata
+from everstep.redaction import redacted
 
 OLDEST = 15
 """The oldest major version of the server."""
@@ -177,7 +180,8 @@ class PostgreSQL:
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        said = "it did not answer in time" if self._interrupted else " ".join(str(error).split())
+        told = redacted(" ".join(str(error).split()))
+        said = "it did not answer in time" if self._interrupted else told
         return False, (
             f"the index {self.name} cannot be used ({said}); when it can, run everstep sync: it brings the "
             "index up to what the journals say"
@@ -185,14 +189,30 @@ class PostgreSQL:
 
 
 def _parsed(url: str) -> URL:
+    if lacks_credential(url):
+        raise ConfigError(
+            f"{url} is an index's URL as a run has recorded it, without the password; give the URL with it, "
+            "by --index or EVERSTEP_INDEX"
+        )
     try:
-        address = make_url(url)
+        address = make_url(_quoted(url))
     except (ArgumentError, ValueError):
         raise ConfigError(
             "the index's URL cannot be read (it is not shown: it may hold a password); give "
             "postgresql://USER@HOST/DATABASE"
         ) from None
     return address.set(drivername="postgresql+psycopg")
+
+
+def _quoted(url: str) -> str:
+    """With an "@" in the password as a URL has it: a person may have written it as it is."""
+    scheme, _, rest = url.partition("://")
+    area = rest.partition("?")[0]
+    if area.count("@") < 2:
+        return url
+    info = area[: area.rindex("@")]
+    user, _, password = info.partition(":")
+    return f"{scheme}://{user}:{quote(unquote(password), safe='')}{rest[len(info) :]}"
 
 
 def _shown(address: URL) -> str:

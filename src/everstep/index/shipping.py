@@ -21,6 +21,7 @@ from everstep.index.database import Database, RefusedError
 from everstep.index.fields import clean, rows_of, short
 from everstep.index.loading import load
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
+from everstep.redaction import redacted
 
 ALIVE_SECONDS = 120.0
 """How long after its last sign of life a run on another machine still counts as running."""
@@ -378,7 +379,8 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         step, epoch = event.completed
         segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
         if event.kind == "segment":
-            segment["started"], segment["facts"] = event.time, json.dumps(event.data.get("facts", {}))
+            facts = redacted(event.data.get("facts", {}))  # older versions recorded what they were given
+            segment["started"], segment["facts"] = event.time, json.dumps(facts)
         elif event.kind == "ended":
             segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
         elif event.kind == "interrupted":

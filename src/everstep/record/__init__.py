@@ -18,6 +18,7 @@ from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
+from everstep.redaction import redact
 
 __all__ = [
     "Batch",
@@ -43,6 +44,7 @@ __all__ = [
     "read_segment",
     "record_evaluation",
     "recording",
+    "redact",
     "remove",
     "shared_samples",
     "to_read",

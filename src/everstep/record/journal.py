@@ -33,6 +33,7 @@ from everstep.record.frames import (
     pack_header,
 )
 from everstep.record.reading import segment_path
+from everstep.redaction import redacted
 
 PENDING_LIMIT = 64 << 20
 """Bytes of rows that are kept in memory while they cannot be written."""
@@ -61,7 +62,7 @@ def _warn(message: str) -> None:
 
 
 class Journal:
-    """The writer of one segment.  Every method may be called from any thread.
+    """The writer of one segment.  Every method may be called from any thread.  No credential is written.
 
     While the disk refuses (full, over quota, failing), rows wait in memory and each flush tries
     again; beyond `limit` bytes the oldest rows are dropped, and a "gap" event
@@ -114,7 +115,7 @@ class Journal:
             JournalError: the segment exists; `facts` are not JSON.
             RunDirError: the file cannot be created.
         """
-        event = pack_event("segment", {"parent": parent, "facts": facts}, True, time.time())
+        event = pack_event("segment", {"parent": parent, "facts": redacted(facts)}, True, time.time())
         path = segment_path(run_dir, segment)
         try:
             require_no_link(path.parent, run_dir)
@@ -150,7 +151,7 @@ class Journal:
         Raises:
             JournalError: `data` is not JSON.
         """
-        self._add(EVENT, pack_event(kind, data, wall, time.time()))
+        self._add(EVENT, pack_event(kind, redacted(data), wall, time.time()))
 
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
@@ -158,7 +159,7 @@ class Journal:
         Raises:
             OSError: it could not be made durable, so it must not be applied; it is withdrawn.
         """
-        frame = self._add(EVENT, pack_event("decision", data, False, time.time()))
+        frame = self._add(EVENT, pack_event("decision", redacted(data), False, time.time()))
         try:
             self.sync()
         except OSError:

@@ -15,6 +15,8 @@ from typing import Any
 
 import xxhash
 
+from everstep.redaction import redacted, redacted_line
+
 GIT_SECONDS = 2.0
 """How long git may take in all; what it did not answer by then is recorded as a problem."""
 
@@ -26,7 +28,7 @@ def facts(
     backends: Mapping[str, Mapping[str, str]] | None = None,
     code: Path | None = None,
 ) -> dict[str, Any]:
-    """What is recorded of a start, as JSON.
+    """What is recorded of a start, as JSON, without credentials (`everstep.redaction`).
 
     Args:
         argv: the command line, `sys.argv`.
@@ -39,8 +41,8 @@ def facts(
         Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends.  `git`
         is what `git_facts` returns.
     """
-    return {
-        "argv": list(argv),
+    found = {
+        "argv": redacted_line(argv),
         "cwd": os.getcwd(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -52,6 +54,8 @@ def facts(
         "seed": seed,
         "backends": plain(backends or {}),
     }
+    told: dict[str, Any] = redacted(found)
+    return told
 
 
 def machine() -> dict[str, str]:
@@ -111,7 +115,7 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
     Returns:
         commit, branch (None when detached), dirty, diff (16 hexadecimal digits of the uncommitted
         changes' hash, None when clean), pushed (a remote branch holds the commit), remote (its
-        address without any password).  Untracked files count as clean: looking for them among
+        address without any credential).  Untracked files count as clean: looking for them among
         millions of outputs takes minutes.  None outside a repository and without git;
         {"problem": ...} where git fails or does not answer in time.
     """
@@ -124,7 +128,7 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         return {"problem": f"git did not answer within {GIT_SECONDS:g} seconds"}
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()
-        return None if "not a git repository" in said else {"problem": said.partition("\n")[0]}
+        return None if "not a git repository" in said else {"problem": redacted(said.partition("\n")[0])}
     except KeyError:
         return {"problem": "git answered what is not understood"}
     except OSError as error:
@@ -155,7 +159,7 @@ def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
         "dirty": dirty,
         "diff": diff,
         "pushed": bool(pushed),
-        "remote": None if remote is None else _without_password(remote),
+        "remote": redacted(remote),
     }
 
 
@@ -173,7 +177,3 @@ def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> b
     if done.returncode and not (empty and done.returncode == 1):
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
     return done.stdout
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"^(\w[\w+.-]*://)[^/@]*@", r"\1", url)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from everstep.contracts import RunView, Service, Stage
-from everstep.index.location import index_of, place
+from everstep.index.location import index_of, lacks_credential, place
 from everstep.index.writer import IndexWriter
 
 
@@ -19,7 +19,8 @@ class Index(Service):
 
     Args:
         at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.  What
-            EVERSTEP_INDEX names counts instead.
+            EVERSTEP_INDEX names counts instead.  The password in a URL is not recorded: who goes on with a
+            run by what it has recorded names the index again.
 
     Raises:
         ConfigError: a URL of anything but PostgreSQL.
@@ -38,7 +39,12 @@ class Index(Service):
     def open(self, run: RunView) -> None:
         run_dir = Path(run.run_dir).absolute()  # the program may change its working directory
         found = index_of(run_dir, self._at)
-        if isinstance(found, str) and find_spec("sqlalchemy") is None:
+        if lacks_credential(found):
+            run.println(
+                "warning: the run has recorded its index without the password: set EVERSTEP_INDEX, or pass "
+                "--index. The training goes on; nothing is lost, the journal has it all"
+            )
+        elif isinstance(found, str) and find_spec("sqlalchemy") is None:
             run.println(
                 "warning: the index is a database, which needs SQLAlchemy: pip install "
                 "'everstep[postgres]'. The training goes on; nothing is lost, the journal has it all"

@@ -20,6 +20,7 @@ from everstep.contracts import (
 )
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, Reader, to_scalar
+from everstep.redaction import redacted
 from everstep.schedule import NEVER, Schedule, When, earliest
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
@@ -194,7 +195,9 @@ class ServiceBoard:
 
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison on resume."""
-        return {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
+        told = {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
+        without_credentials: dict[str, Json] = redacted(told)
+        return without_credentials
 
     def state(self) -> dict[str, Any]:
         """The `services/` branch: the state of each that has one."""

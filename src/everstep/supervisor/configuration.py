@@ -14,6 +14,7 @@ from everstep import backends
 from everstep.contracts import Json, Service
 from everstep.errors import ChangedError, ConfigError
 from everstep.record import facts as run_facts
+from everstep.redaction import redacted
 
 NONE = "none"
 """Stands for a value that one of the two sides has not."""
@@ -26,7 +27,8 @@ class Configuration:
     """A run's configuration.
 
     Attributes:
-        tree: a dictionary of JSON values; queries find them as `config.NAME`.
+        tree: a dictionary of JSON values, from which credentials are taken out; queries find them as
+            `config.NAME`.
         free: dotted paths of what may change without touching the training: shown, and used as given.
         code: folders of the program, recorded, the first one's git state, too; none: the script's.
         defaults: dotted paths of what the program would take by itself: a record without them, which is of
@@ -40,6 +42,9 @@ class Configuration:
     code: tuple[Path, ...] = ()
     defaults: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tree", redacted(self.tree))  # so it is compared as it is recorded
 
     @classmethod
     def of(cls, given: Any) -> Configuration | None:
@@ -66,7 +71,7 @@ class Configuration:
 
     def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
         """The `differences` from a stored tree, but those of a default that is not stored."""
-        found = differences(stored, self.tree, self.sections)
+        found = differences(redacted(stored), self.tree, self.sections)
         return [each for each in found if each.stored != NONE or not _below(each.path, self.defaults)]
 
 

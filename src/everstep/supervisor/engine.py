@@ -49,6 +49,7 @@ from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import Collector, Rows
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import Block, Position, located, user_path
+from everstep.redaction import redacted
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -441,6 +442,7 @@ class Run:
     def println(self, message: str, with_tag: bool = False) -> None:
         """Print a line, above the live line and into the run's log."""
         console = self._board.find(Console)
+        message = redacted(message)
         text = f"{self._tag()} {message}" if with_tag else message
         if console is None:
             print(text, flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 from everstep import backends
 from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
+from everstep.redaction import redacted
 from everstep.state import Slot, array_name, array_paths, make_entry
 
 
@@ -164,7 +165,9 @@ class UserState:
 
     def options(self) -> dict[str, dict[str, str]]:
         """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
-        return {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        without_credentials: dict[str, dict[str, str]] = redacted(told)
+        return without_credentials
 
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
         """After `load`: go on with these options, by entry, as the program gave them."""

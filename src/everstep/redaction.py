@@ -1,0 +1,143 @@
+"""Credentials are neither recorded nor printed: what stands in their place is `***`.
+
+Known by their form are the password of a URL, its user where that may be a token, its parameters such as
+`?access_token=`, and `user:token@host:path`.  Where a password holds an "@" or a "/", more of the URL may go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+MARK = "***"
+"""Stands where a credential was."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S+)")
+_DATABASE = re.compile(r"(postgres|mysql|mariadb|mssql|oracle)", re.IGNORECASE)
+_USER_IS_A_NAME = re.compile(rf"{_DATABASE.pattern}|(git\+)?ssh|sftp|rsync", re.IGNORECASE)
+_PARAMETER = re.compile(r"([?&;#])([^=&;#?\s]+)=([^&\s]*)")
+_SECRET_NAME = re.compile(
+    r"passw(or)?d|passphrase|^pwd$|token|secret|api[_-]?key|access[_-]?key|signature|credential|"
+    r"^(sig|key|auth|authorization)$",
+    re.IGNORECASE,
+)
+_REMOTE = re.compile(r"([\w.+%-]+):(?!//)(\S+)@([\w.-]+)(?=[:/])")
+"""As git and scp take it: user:token@host:path."""
+
+_patterns: list[re.Pattern[str]] = []
+
+
+def redact(pattern: str | re.Pattern[str]) -> None:
+    """Have what a pattern finds neither recorded nor printed by everstep, in this process from now on.
+
+        everstep.record.redact(r"api[-_]key[= ](\\S+)")
+
+    Call it before the loop, or the Trainer, is made.  Of a pattern with groups only these are replaced.  It
+    is looked for in each text; in the command line with blanks between the arguments; and in a
+    configuration, where "name=value" is what it sees.
+
+    Raises:
+        re.error: it is no regular expression.
+    """
+    compiled = re.compile(pattern)
+    if compiled not in _patterns:
+        _patterns.append(compiled)
+
+
+def redacted(value: Any) -> Any:
+    """`value`, a text or a tree of JSON values, without credentials; applied again, it changes nothing."""
+    return _redacted(value, "")
+
+
+def redacted_line(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line without credentials."""
+    clean = [_by_form(str(each)) for each in arguments]
+    hidden = _found(" ".join(clean))
+    told, at = [], 0
+    for each in clean:
+        told.append(_without(each, [(a - at, b - at) for a, b in hidden]))
+        at += len(each) + 1
+    return told
+
+
+def _redacted(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return _told(_by_form(value), name)
+    if isinstance(value, Mapping):
+        return {key: _redacted(part, str(key)) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(part, name) for part in value]
+    if _patterns and isinstance(value, int | float) and not isinstance(value, bool):
+        told = _told(str(value), name)
+        return value if told == str(value) else told
+    return value
+
+
+def _told(text: str, name: str) -> str:
+    """By the patterns that were given, of a value by its name."""
+    if not _patterns:
+        return text
+    before = f"{name}=" if name else ""
+    hidden = _found(before + text)
+    return _without(text, [(a - len(before), b - len(before)) for a, b in hidden])
+
+
+def _found(text: str) -> list[tuple[int, int]]:
+    """The parts of a text that the given patterns hide, from left to right."""
+    spans: list[tuple[int, int]] = []
+    for pattern in _patterns:
+        for match in pattern.finditer(text):
+            spans += [
+                match.span(group) for group in (range(1, pattern.groups + 1) if pattern.groups else (0,))
+            ]
+    return sorted(span for span in spans if span[0] < span[1])
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    told, at = "", 0
+    for begin, end in spans:
+        begin, end = max(begin, at, 0), min(end, len(text))
+        if begin < end:
+            told, at = told + text[at:begin] + MARK, end
+    return told + text[at:]
+
+
+def _by_form(text: str) -> str:
+    if "@" not in text and "=" not in text:
+        return text
+    text = _PARAMETER.sub(_parameter, text)
+    told, at = [], 0
+    for match in _URL.finditer(text):
+        told += [_REMOTE.sub(rf"\1:{MARK}@\3", text[at : match.start()]), _url(match[1], match[2])]
+        at = match.end()
+    return "".join([*told, _REMOTE.sub(rf"\1:{MARK}@\3", text[at:])])
+
+
+def _url(scheme: str, rest: str) -> str:
+    info = _user_information(scheme, rest)
+    user, _, password = info.partition(":")
+    if info and not _USER_IS_A_NAME.match(scheme):
+        rest = MARK + rest[len(info) :]
+    elif password:
+        rest = f"{user}:{MARK}{rest[len(info) :]}"
+    return f"{scheme}://{rest}"
+
+
+def _user_information(scheme: str, rest: str) -> str:
+    """What stands before the host; rather too much than too little where a password is no valid one."""
+    head = re.split("[/?#]", rest, maxsplit=1)[0]
+    first = head.partition("@")[0]
+    if "@" in head and ":" not in first:
+        return head[: head.rindex("@")]
+    after = head.partition(":")[2]
+    if "@" in head or (after and not head.startswith("[") and not after.isdecimal()):
+        return rest[: max(rest.rfind("@"), 0)]
+    area = rest.partition("?")[0] if _DATABASE.match(scheme) else ""
+    return area[: max(area.rfind("@"), 0)]
+
+
+def _parameter(match: re.Match[str]) -> str:
+    sign, name, value = match.groups()
+    return f"{sign}{name}={MARK if value and _SECRET_NAME.search(unquote(name)) else value}"
