@@ -1,4 +1,4 @@
-"""What is saved one step before an epoch's end, for the sake of its tail, goes when the epoch's own is there."""
+"""What is saved one step before an epoch's end, for its tail, goes when the epoch's own is there."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from everstep.checkpoint.finding import find_checkpoint
 from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase, finite, write_arrays
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.format import read_body as read_manifest
+from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
@@ -30,5 +31,6 @@ __all__ = [
     "retire_others",
     "save_apart",
     "trial_write",
+    "verify_checkpoint",
     "write_arrays",
 ]

@@ -268,6 +268,30 @@ def read(folder: Path) -> Checkpoint:
 _PLAIN = ("epoch", "phase", "partial", "structure", "digest", "versions", "created", "segment", "meta")
 
 
+def verify(folder: Path) -> None:
+    """Read every byte of a checkpoint in little memory, and keep none.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    body, path = read_body(folder), folder / ARRAYS
+    try:
+        name, record = body["name"], body["files"][ARRAYS]
+    except (KeyError, TypeError) as error:
+        _damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+    if name != folder.name:
+        _damaged(folder / MANIFEST, f"belongs to {name}")
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
+    try:
+        with FileIO(path) as file:
+            _check_size(path, os.fstat(file.fileno()).st_size, record["bytes"])
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    except OSError as error:
+        _unreadable(path, error)
+    _check_digest(path, digest, record)
+
+
 def read_body(folder: Path) -> dict[str, Any]:
     """Read and verify the manifest alone; its body.
 
@@ -342,12 +366,7 @@ def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, 
             }
     except OSError as error:
         _unreadable(path, error)
-    if digest.hexdigest() != record["xxh3_128"]:
-        _damaged(
-            path,
-            f"has changed since it was written, or is another checkpoint's: checksum {record['xxh3_128']}, "
-            f"now {digest.hexdigest()}",
-        )
+    _check_digest(path, digest, record)
     return arrays
 
 
@@ -366,6 +385,15 @@ def _read_into(file: FileIO, data: np.ndarray[Any, np.dtype[np.uint8]], digest: 
 def _check_size(path: Path, found: int, written: int) -> None:
     if found != written:
         _damaged(path, f"has {found} bytes, {written} were written" if found else "is empty")
+
+
+def _check_digest(path: Path, found: xxhash.xxh3_128, record: Mapping[str, Any]) -> None:
+    if found.hexdigest() != record["xxh3_128"]:
+        _damaged(
+            path,
+            f"has changed since it was written, or is another checkpoint's: checksum {record['xxh3_128']}, "
+            f"now {found.hexdigest()}",
+        )
 
 
 def _damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:

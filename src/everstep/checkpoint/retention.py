@@ -53,7 +53,8 @@ class Facts(NamedTuple):
 def is_interim(body: Mapping[str, Any]) -> bool:
     """Whether the manifest is of a checkpoint that only stands in for the one at its epoch's end.
 
-    It was saved one step before that end, for the sake of the epoch's tail, and goes when a newer one is there.
+    It was saved one step before that end, for the sake of the epoch's tail, and goes once a newer one is
+    there.
     """
     return isinstance(body["meta"], dict) and bool(body["meta"].get("interim"))
 

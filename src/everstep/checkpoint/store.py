@@ -22,7 +22,14 @@ from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
 from everstep.durable import TMP, require_no_link
-from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError, nearest
+from everstep.errors import (
+    CheckpointError,
+    CheckpointVersionError,
+    ConfigError,
+    DamagedCheckpointError,
+    NoCheckpointError,
+    nearest,
+)
 
 
 class Store:
@@ -69,6 +76,11 @@ class Store:
         return {
             m: [folder / n for n in names if (folder / n).exists()] for m, (folder, names) in found.items()
         }
+
+    def best_folders(self) -> list[Path]:
+        """All folders of best weights, also those that only an older checkpoint speaks of."""
+        there = (self.run_dir / "best").glob("*/*")
+        return sorted(path for path in there if CheckpointName.matches(path.name))
 
     def names(self) -> list[CheckpointName]:
         """The names on disk, oldest to newest, whole or not."""
@@ -205,6 +217,26 @@ class Store:
         )
         self._forget(name)
         return moved
+
+    def set_aside_best(self, path: Path) -> str:
+        """Move the folder of damaged best weights away, as far as the disk lets it; where to, in words."""
+        name = f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
+        try:
+            return f"it is now {files.move(path, self.run_dir / 'damaged', name, top=self.run_dir)}"
+        except OSError as error:
+            return f"it cannot be moved to damaged/ ({error.strerror})"
+
+    def check_best(self) -> list[str]:
+        """Read every byte of the best weights; damaged ones move to `damaged/`, each with a sentence."""
+        problems = []
+        for path in self.best_folders():
+            try:
+                format.verify(path)
+            except DamagedCheckpointError as error:
+                problems.append(f"best weights in {path.parent.name}: {error}; {self.set_aside_best(path)}")
+            except CheckpointVersionError as error:
+                problems.append(f"best weights in {path.parent.name}: {error}")
+        return problems
 
     def _forget(self, name: CheckpointName) -> None:
         self._facts.pop(name, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from everstep.checkpoint import CheckpointName, Retention, Store
+from everstep.checkpoint import CheckpointName, Retention, Store, verify_checkpoint
 from everstep.cli.finding import find
 from everstep.cli.listing import BEST, asked_for, best_weights, checkpoints_of, store_of
 from everstep.cli.options import index_option, json_option
@@ -45,7 +45,7 @@ def command(
 
     \b
     list          what there is; "next" is what a start goes on from; and the best weights
-    verify        read every byte; exit status 1 if one is damaged
+    verify        read every byte, those of the best weights too; exit status 1 if one is damaged
     pin NAME...   never delete these; unpin NAME...
     prune         say which are not needed, by the same rules as a run; --delete deletes them.
                   Pinned, pointed-to and damaged ones stay; a run that is running is left alone.
@@ -64,7 +64,7 @@ def command(
         elif action == "list":
             rows = _listed(rows)
         if action == "verify":
-            rows = [_verified(run_dir, row) for row in rows]
+            rows = [_verified(row) for row in [*rows, *([] if names else _best_folders(run_dir))]]
     if as_json:
         print_json(rows)
     else:
@@ -102,9 +102,15 @@ def _parse(run_dir: Path, text: str) -> CheckpointName:
         raise ConfigError(str(error)) from None
 
 
-def _verified(run_dir: Path, row: dict[str, Any]) -> dict[str, Any]:
+def _best_folders(run_dir: Path) -> list[dict[str, Any]]:
+    """The folders of best weights as rows of the table."""
+    paths = store_of(run_dir).best_folders()
+    return [{"name": str(path.relative_to(run_dir)), "path": str(path), "whole": True} for path in paths]
+
+
+def _verified(row: dict[str, Any]) -> dict[str, Any]:
     try:
-        store_of(run_dir).read(CheckpointName.parse(row["name"]))
+        verify_checkpoint(Path(row["path"]))
     except CheckpointError as error:
         return {**row, "whole": False, "verified": "damaged", "problem": str(error)}
     return {**row, "verified": "whole"}

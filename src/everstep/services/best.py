@@ -63,7 +63,7 @@ def latest(readings: Readings, metric: str) -> list[float]:
 
 
 @dataclass
-class _Place:
+class Place:
     """A place among the best values; `name` is that of the folder with its weights, once they are kept."""
 
     value: float
@@ -85,7 +85,8 @@ class Best(Service):
         save: whether to keep the weights on disk.
         keep: of how many of the best, 1 or more; `everstep.best` and `loop.best` speak of the first.
         restore_at_end: after a clean end, when the last state is committed, load the best weights
-            into the live objects (the checkpoints keep the last state).
+            into the live objects (the checkpoints keep the last state); where they are lost, the next
+            best that is kept, or none, with a warning.
         every: when the steps' mean is judged; default each epoch.
     """
 
@@ -108,7 +109,7 @@ class Best(Service):
         self.save, self.keep, self.restore_at_end = save, whole("keep", keep), restore_at_end
         self._is_new = False
         """Whether a best came outside steps since the last printed line."""
-        self._top: list[_Place] = []
+        self._top: list[Place] = []
         """The best first; one place a step."""
         self._waiting: int | None = None
         """The step at which a value came that has a place and no weights yet."""
@@ -134,6 +135,11 @@ class Best(Service):
     def saved_as(self) -> str | None:
         """Name of the folder in `best/METRIC/` with the best weights; None if they are not kept."""
         return self._top[0].name if self._top else None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The best values, with their weights as far as they are kept; the best first."""
+        return tuple(self._top)
 
     @property
     def kept(self) -> list[str]:
@@ -181,11 +187,11 @@ class Best(Service):
         if not better(value, full, self.mode):
             return
         rank = sum(not better(value, place.value, self.mode) for place in others)
-        others.insert(rank, _Place(value, step, self._run.epoch))
+        others.insert(rank, Place(value, step, self._run.epoch))
         self._top = others[: self.keep]
         self._waiting = step
 
-    def look(self, boundary: Boundary) -> _Place | None:
+    def look(self, boundary: Boundary) -> Place | None:
         """The place of what came since the last look and is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
@@ -220,5 +226,5 @@ class Best(Service):
             one = [state["value"], state["step"], state["epoch"], state["saved_as"]]
             waiting = state["step"] if state["unsaved"] else None
             state = {"top": [] if state["value"] is None else [one], "waiting": waiting}
-        self._top = [_Place(*place) for place in state["top"][: self.keep]]
+        self._top = [Place(*place) for place in state["top"][: self.keep]]
         self._waiting = state["waiting"]

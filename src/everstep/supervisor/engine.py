@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from everstep import hazard
-from everstep.checkpoint import CheckpointName, Phase, read_checkpoint
+from everstep.checkpoint import CheckpointName, Phase
 from everstep.contracts import (
     OBSERVED,
     SCHEDULED,
@@ -69,6 +69,7 @@ from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.lines import Lines
 from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.progress import Progress, StopRecord
+from everstep.supervisor.restoring_best import restore_best
 from everstep.supervisor.rolling_back import Rollbacks
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
@@ -199,6 +200,8 @@ class Run:
         """What services have set."""
         self._resume_state: Encoded | None = None
         """As of entry, until the resume point is reached."""
+        self._restored: BestRecord | None = None
+        """The best weights that the objects were given at the end."""
         self._spent = Spent(clock)
         self._ending: Ending | None = None
 
@@ -1091,22 +1094,9 @@ class Run:
 
     def _restore_best(self) -> None:
         for service in self._board.all(Best):
-            if not service.restore_at_end:
-                continue
-            best = self._best_record(service)
-            if best is None or best.path is None:
-                why = (
-                    "no value of it has come"
-                    if best is None
-                    else "the weights of its best value were not kept"
-                )
-                self._warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
-            else:
-                saved = read_checkpoint(Path(best.path))
-                self._user.load_user(decode(Encoded(saved.structure, saved.arrays))["user"])
-                self.println(
-                    f"the best weights by {best.metric} ({best.value:.6g}, step {best.step}) are loaded"
-                )
+            if service.restore_at_end:
+                store = self._opening.store
+                self._restored = restore_best(service, store, self._user, self.println, self._warn)
 
     def _abandon(self) -> None:
         """After an exception: a pending commit is finished, none is started; the record has every step."""

@@ -88,8 +88,17 @@ class Saver:
         self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
     def tidy(self) -> None:
-        """Let the writer thread see to what an earlier start has left."""
-        self._writer.submit(lambda: self._opening.store.retain(Retention(keep_last=None)), lambda _: None)
+        """Let the writer thread see to what earlier starts have left, before it saves anything."""
+
+        def see_to_it() -> list[str]:
+            self._opening.store.retain(Retention(keep_last=None))
+            return self._opening.store.check_best()
+
+        def warn(problems: list[str]) -> None:
+            for problem in problems:
+                self._warn(problem)
+
+        self._writer.submit(see_to_it, warn)
 
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""

@@ -78,8 +78,7 @@ class TrainerLoop(TrainLoop):
 
     def left_with(self) -> Loaded | None:
         """After a clean end: where the weights that the objects have now are saved."""
-        restored = next((best for best in self.bests if best.restore_at_end), None)
-        best = None if restored is None else self._best_record(restored)
+        best = self._restored
         if best is not None and best.path is not None:
             digest = str(read_manifest(Path(best.path))["digest"])
             return Loaded(best.path, best.step, best.epoch, digest, self.seed)

@@ -1,0 +1,60 @@
+"""After a clean end: the best weights are loaded into the live objects, as far as they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.checkpoint import Store, read_checkpoint
+from everstep.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, RestoreError
+from everstep.services.best import Best, Place
+from everstep.state import Encoded, decode
+from everstep.supervisor.ending import BestRecord
+from everstep.supervisor.user_state import UserState
+
+Say = Callable[[str], None]
+
+
+def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: Say) -> BestRecord | None:
+    """Load the weights of the best value; where they are lost, of the next best one that is kept.
+
+    The run has ended by then, so weights that cannot be loaded are warned about, and never an error: it would
+    come again at every start.
+
+    Returns:
+        What was loaded; None if nothing was, and the objects have the last weights still.
+    """
+    lost: list[str] = []
+    for place in service.places:
+        what = f"{place.value:.6g}, step {place.step}"
+        try:
+            found = _load(service.metric, place, store, user)
+        except (CheckpointError, RestoreError) as error:
+            lost.append(f"those of {what}: {error}")
+            continue
+        if lost:
+            warn(
+                f"{service.name!r}: restore_at_end loaded the next best weights by {service.metric} "
+                f"({what}); not {'; '.join(lost)}"
+            )
+        else:
+            say(f"the best weights by {service.metric} ({what}) are loaded")
+        return found
+    why = "; ".join(lost) or "no value of it has come"
+    warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
+    return None
+
+
+def _load(metric: str, place: Place, store: Store, user: UserState) -> BestRecord:
+    if place.name is None:
+        raise NoCheckpointError("the weights were not kept")
+    path = store.best_folder(metric) / place.name
+    if not path.exists():
+        raise NoCheckpointError(f"the weights are not in {path} any more")
+    try:
+        saved = read_checkpoint(path)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{error}; {store.set_aside_best(path)}") from error
+    tree = decode(Encoded(saved.structure, saved.arrays))["user"]
+    user.check(tree, str(path))
+    user.load_user(tree)
+    return BestRecord(metric, place.value, place.step, place.epoch, str(path))
