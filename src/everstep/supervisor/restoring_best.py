@@ -46,10 +46,10 @@ def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: S
 
 def _load(metric: str, place: Place, store: Store, user: UserState) -> BestRecord:
     if place.name is None:
-        raise NoCheckpointError("the weights were not kept")
+        raise NoCheckpointError("they were not kept; evaluate after the last step before a boundary")
     path = store.best_folder(metric) / place.name
     if not path.exists():
-        raise NoCheckpointError(f"the weights are not in {path} any more")
+        raise NoCheckpointError(f"they are not in {path} any more; give them back from a copy")
     try:
         saved = read_checkpoint(path)
     except DamagedCheckpointError as error:
