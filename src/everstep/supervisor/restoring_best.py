@@ -46,7 +46,7 @@ def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: S
 
 def _load(metric: str, place: Place, store: Store, user: UserState) -> BestRecord:
     if place.name is None:
-        raise NoCheckpointError("they were not kept; evaluate after the last step before a boundary")
+        raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
     path = store.best_folder(metric) / place.name
     if not path.exists():
         raise NoCheckpointError(f"they are not in {path} any more; give them back from a copy")
