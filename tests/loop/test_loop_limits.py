@@ -519,5 +519,8 @@ def test_a_stop_that_is_decided_anew_is_saved_at_the_same_boundary(tmp_path: Pat
     tiny = Tiny(tmp_path / "run", max_epoch=2).train()
     assert tiny.seen == [] and tiny.loop.ending.reason == "max_epoch 2 is reached"
     assert tiny.result() == straight.result()
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == "step-00000007"
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[1:] == [
+        "epoch-0001-step-00000004",
+        "epoch-0002-step-00000008",
+    ]
     assert "finished at epoch 2" in "".join(Tiny(tmp_path / "run", max_epoch=2).train().lines)
