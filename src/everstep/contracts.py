@@ -115,9 +115,14 @@ class Entry(ABC):
         """How the program made the object, where that changes training: name to value, as texts.
 
         The checkpoint keeps it, for comparison on resume; a learning rate, for example, is saved state
-        too, and what the program gives for it would else be overruled in silence.
+        too, and what the program gives for it would else be overruled in silence.  Functions are described
+        by `everstep.backends.described`.
         """
         return {}
+
+    def in_schedule(self, option: str) -> bool:
+        """Whether an option belongs to a schedule, whose counts of steps may grow with the run's limit."""
+        return False
 
     def use_options(self, names: Collection[str]) -> None:  # noqa: B027
         """After `load`: go on with these options as the program gave them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,65 @@ def two_groups(lr: float) -> Make:
     return lambda p: torch.optim.SGD([{"params": [next(p)]}, {"params": list(p), "lr": lr}], lr=0.5)
 
 
+def _cosine(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    if step < num_warmup_steps:
+        return step / max(1, num_warmup_steps)
+    done = (step - num_warmup_steps) / max(1, num_training_steps - num_warmup_steps)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def cosine(total: int, warmup: int = 1) -> Make:
+    """As `get_cosine_schedule_with_warmup` of transformers."""
+    fn = partial(_cosine, num_warmup_steps=warmup, num_training_steps=total)
+    return lambda o: schedulers.LambdaLR(o, fn)
+
+
+def falling(power: float) -> Make:
+    return lambda o: schedulers.LambdaLR(o, lambda epoch: power**epoch)
+
+
+class Warmup:
+    """A schedule that is an object, and one that counts its calls, which is state."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.calls = length, 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return min(1.0, (epoch + 1) / self.length)
+
+
 CHANGES: dict[str, tuple[Program, Program, str]] = {
+    "argument of a partial": (
+        Program(adam(0.1), cosine(40)),
+        Program(adam(0.1), cosine(20)),
+        r"'schedule': lr_lambdas\.0\.num_training_steps: stored 40, given 20",
+    ),
+    "variable around a closure": (
+        Program(adam(0.1), falling(0.5)),
+        Program(adam(0.1), falling(0.9)),
+        r"lr_lambdas\.0\.power: stored 0.5, given 0.9",
+    ),
+    "code of a lambda": (
+        Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.5)),
+        Program(adam(0.1), lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.6)),
+        r"code of lr_lambdas\.0: stored \w{16} \(Python",
+    ),
+    "object that is called": (
+        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))),
+        Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(4))),
+        r"lr_lambdas\.0\.length: stored 3, given 4",
+    ),
+    "function of a cycle": (
+        Program(adam(0.1, betas=(0.9, 0.9)), lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=lambda x: x)),
+        Program(adam(0.1, betas=(0.9, 0.9)), lambda o: schedulers.CyclicLR(o, 0.1, 1, scale_fn=lambda x: -x)),
+        "code of _scale_fn_custom: stored",
+    ),
+    "lambda inside a chain": (
+        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(9)(o), schedulers.LinearLR(o)], [9])),
+        Program(adam(0.1), lambda o: schedulers.SequentialLR(o, [cosine(8)(o), schedulers.LinearLR(o)], [9])),
+        r"0\.lr_lambdas\.0\.num_training_steps: stored 9, given 8",
+    ),
     "learning rate": (Program(adam(0.1)), Program(adam(0.01)), r"'optimizer': lr: stored 0.1, given 0.01"),
     "betas": (
         Program(adam(0.1)),
@@ -133,6 +193,94 @@ def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path) 
     whole = Program(adam(0.1), lambda o: schedulers.CosineAnnealingLR(o, 9)).train(tmp_path / "whole", 9)
     assert longer.rates == pytest.approx(whole.rates[4 * EPOCH :])
     assert longer.says("T_max: stored 4, given 9")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (Program(adam(0.1)), Program(adam(0.7)), "lr: stored 0.1, given 0.7"),
+        (Program(adam(0.1), cosine(9)), Program(adam(0.7), cosine(18)), "lr: stored 0.1, given 0.7"),
+        (Program(adam(0.1), cosine(9)), Program(adam(0.1), cosine(7)), "steps: stored 9, given 7"),
+        (Program(adam(0.1), falling(0.5)), Program(adam(0.1), falling(0.9)), "stored 0.5, given 0.9"),
+    ],
+    ids=["learning rate", "learning rate and schedule", "a schedule that gets shorter", "another factor"],
+)
+def test_a_raised_limit_excuses_only_a_longer_schedule(
+    tmp_path: Path, before: Program, now: Program, message: str
+) -> None:
+    before.train(tmp_path / "run", 2)
+    with pytest.raises(ConfigError, match=message):
+        now.train(tmp_path / "run", 4)
+    assert not now.rates
+
+
+def test_a_raised_limit_takes_a_function_of_more_steps(tmp_path: Path) -> None:
+    Program(adam(0.1), cosine(4)).train(tmp_path / "run", 2)
+    longer = Program(adam(0.1), cosine(8)).train(tmp_path / "run", 6)
+    assert longer.says("num_training_steps: stored 4, given 8")
+    whole = Program(adam(0.1), cosine(8)).train(tmp_path / "whole", 6)
+    assert longer.rates == pytest.approx(whole.rates[2 * EPOCH :])
+
+
+def test_another_seed_is_no_part_of_a_raised_limit(tmp_path: Path) -> None:
+    Program(adam(0.1)).train(tmp_path / "run", 2, seed=1)
+    with pytest.raises(ConfigError, match="seed: stored 1, given 2"):
+        Program(adam(0.1)).train(tmp_path / "run", 4, seed=2)
+
+
+def test_an_object_that_training_changed_is_the_same_in_the_next_loop_of_a_notebook(tmp_path: Path) -> None:
+    program = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3)))
+    program.train(tmp_path / "run", 2)
+    program.train(tmp_path / "run", 4)
+    Program(adam(0.1), lambda o: schedulers.LambdaLR(o, Warmup(3))).train(tmp_path / "run", 5)
+
+
+def test_what_cannot_be_compared_is_said_at_the_start(tmp_path: Path) -> None:
+    clock = iter(range(1000))
+    now = Program(adam(0.1), lambda o: schedulers.LambdaLR(o, lambda epoch: next(clock)))
+    now.train(tmp_path / "run", 1)
+    [said] = [line for line in now.lines if "not compared" in line]
+    assert "state 'schedule': lr_lambdas.0.clock (an object of range_iterator)" in said
+
+
+def test_code_of_another_python_is_not_compared_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("everstep.backends.described._PYTHON", "3.0")
+        Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
+    again = Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
+    assert again.says(
+        "another version of Python wrote the checkpoint: state 'schedule': code of lr_lambdas.0"
+    )
+    with pytest.raises(ConfigError, match=r"power: stored 0\.5, given 0\.6"):
+        Program(adam(0.1), falling(0.6)).train(tmp_path / "run", 2)
+
+
+def scheduled(rate: float) -> everstep.services.Scheduled:
+    return everstep.services.Scheduled("optimizer.lr", lambda step: rate / step)
+
+
+def when(least: int) -> everstep.services.When:
+    return everstep.services.When(
+        lambda boundary: boundary.step > least, everstep.Stop("enough"), name="when"
+    )
+
+
+@pytest.mark.parametrize("make", [scheduled, when])
+def test_a_controller_with_another_function_must_be_chosen(tmp_path: Path, make: Any) -> None:
+    def train(value: int, epochs: int) -> Any:
+        program = Program(adam(0.1))
+        with everstep.TrainLoop(tmp_path, program.state, max_epoch=epochs, services=[make(value)]) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps([0]):
+                    program.optimizer.step()
+
+    torch.manual_seed(0)
+    train(100, 2)
+    with pytest.raises(ConfigError, match=r"service .*(rate|least)': '100'.*(rate|least)': '200'"):
+        train(200, 3)
+    train(100, 3)
 
 
 CHOSEN: dict[str, tuple[Make, Make]] = {

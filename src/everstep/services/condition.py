@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from everstep.contracts import Boundary, RunView
+from everstep.backends.described import described
+from everstep.contracts import Boundary, Json, RunView
 from everstep.errors import ConfigError
 from everstep.keywords import checked_keywords
 from everstep.schedule import Every, Schedule
@@ -56,6 +57,9 @@ class Trigger:
                 'OnBest("valid_loss"), or a function of the boundary'
             )
         self._condition = condition
+        known = isinstance(condition, Schedule | OnBest)
+        self.described: Json = repr(condition) if known else described(condition, "condition")
+        """For comparison on resume."""
         self._best: Best | None = None
         if isinstance(condition, Schedule):
             if every is not None:
@@ -84,8 +88,7 @@ class Trigger:
         return re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
 
     def __str__(self) -> str:
-        known = isinstance(self._condition, Schedule | OnBest)
-        return repr(self._condition) if known else "a function"
+        return self.described if isinstance(self.described, str) else "a function"
 
     def open(self, run: RunView) -> None:
         """See `Service.open`."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from everstep.backends.described import described
 from everstep.contracts import Boundary, Json, Moment, Outcome, Service, SetValue, Stage
 from everstep.errors import ConfigError
 from everstep.keywords import checked_init, whole
@@ -90,10 +91,10 @@ class Scheduled(Service):
         if not callable(value):
             raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
         self.target, self.value, self.sets = target, value, (target,)
+        self._described = repr(value) if isinstance(value, Annealing) else described(value, "value")
 
     def config(self) -> Json:
-        value = repr(self.value) if isinstance(self.value, Annealing) else "a function"
-        return {"target": self.target, "value": value, "every": repr(self.schedule)}
+        return {"target": self.target, "value": self._described, "every": repr(self.schedule)}
 
     def run(self, boundary: Boundary) -> Outcome | None:
         if boundary.moment is Moment.ENTER_LOOP and boundary.step:

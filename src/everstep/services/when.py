@@ -77,7 +77,7 @@ class When(Service):
     def config(self) -> Json:
         actions = [str(action) if isinstance(action, _DECISIONS) else "" for action in self.actions]
         return {
-            "condition": str(self._trigger),
+            "condition": self._trigger.described,
             "actions": [text for text in actions if text],
             "every": repr(self.schedule),
         }

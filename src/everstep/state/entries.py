@@ -267,6 +267,14 @@ class ContainerEntry(Entry):
             f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
         }
 
+    def in_schedule(self, option: str) -> bool:
+        """As the object whose option it is says."""
+        return any(
+            entry.in_schedule(option.removeprefix(f"{key}/"))
+            for key, entry in self.inner()
+            if option.startswith(f"{key}/")
+        )
+
     def use_options(self, names: Collection[str]) -> None:
         """Each object its own."""
         for key, entry in self.inner():

@@ -25,7 +25,8 @@ from everstep.record import (
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.configuration import NONE, Configuration, Difference, refusal, told
+from everstep.supervisor.comparing import changed_controllers, changed_options, uncompared
+from everstep.supervisor.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.fingerprint import Fingerprint, changes, fingerprint, warning
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
@@ -159,6 +160,8 @@ class Opening:
         else:
             recovered = self._resume(checkpoint, user, board, limits)
         self._get_ready()
+        if unknown := uncompared(user.options(), board.controllers()):
+            self._say(f"not compared at a resume, so keep it as it is: {', '.join(unknown)}")
         return recovered
 
     def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
@@ -223,6 +226,7 @@ class Opening:
         progress = Progress.from_tree(tree["progress"])
         stored: Any = checkpoint.meta
         stop, reopened = progress.stop, None
+        ended_by = stop
         if stop is not None:
             reopened = _reopened(stop, limits, board, stored["controllers"])
             if reopened is not None and checkpoint.partial:
@@ -242,7 +246,7 @@ class Opening:
             if found and self._start.on_change == "error":
                 raise refusal(self.run_dir.path, found) from error
             raise
-        changed, kept = self._compare(progress, board, user, meta, reopened)
+        changed, kept = self._compare(progress, board, user, meta, ended_by if reopened else None)
         for name, entry in user.entries.items():
             if names := dropped(entry, tree["user"][name]):
                 self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
@@ -307,41 +311,42 @@ class Opening:
         return meta
 
     def _compare(
-        self, progress: Progress, board: ServiceBoard, user: UserState, meta: Any, reopened: str | None
+        self,
+        progress: Progress,
+        board: ServiceBoard,
+        user: UserState,
+        meta: Any,
+        reopened_by: StopRecord | None,
     ) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """What was given against what is stored, wherever it changes training.  Never silent.
+
+        Args:
+            reopened_by: the stop that does not hold any more.
 
         Returns:
             By entry of the state, the options that are to be used as given; facts that stay as stored.
         """
         found, free = self._config_changes(meta.get("config"))
-        strict = bool(found)
         if self._start.seed is not None and self._start.seed != progress.seed:
             found.append(Difference("seed", progress.seed, self._start.seed))
-        stored, given = meta["controllers"], board.controllers()
-        for name in sorted(stored.keys() | given.keys()):
-            if stored.get(name) != given.get(name):
-                found.append(Difference(f"service {name!r}", stored.get(name, NONE), given.get(name, NONE)))
-        changed: dict[str, list[str]] = {}
-        for entry, options in user.options().items():
-            before = meta["options"].get(entry, {})
-            for name in [*options, *(before.keys() - options.keys())]:
-                was, now = before.get(name, NONE), options.get(name, NONE)
-                if was != now:
-                    changed.setdefault(entry, []).append(name)
-                    found.append(Difference(f"state {entry!r}: {name}", was, now))
-        if not found or self._start.on_change == "override" or (reopened is not None and not strict):
-            if found and progress.stop is not None:
-                self._say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
-                stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
-                return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
-            if found or free:
-                changes = told([*found, *free]).rstrip(". \n")
-                self._say(f"changed since the checkpoint, and used as given:{changes}")
-            if self._start.seed is not None:
-                progress.seed = self._start.seed
-            return changed, {}
-        raise refusal(self.run_dir.path, found)
+        controllers = changed_controllers(meta["controllers"], board.controllers(), reopened_by)
+        options = changed_options(meta["options"], user, reopened_by)
+        found += [*controllers.touching, *options.touching]
+        free += [*controllers.free, *options.free]
+        for place in (*controllers.unknown, *options.unknown):
+            self._say(f"not compared, as another version of Python wrote the checkpoint: {place}")
+        if found and self._start.on_change == "error":
+            raise refusal(self.run_dir.path, found)
+        if found and progress.stop is not None:
+            self._say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
+            stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
+            return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
+        if found or free:
+            changes = told([*found, *free]).rstrip(". \n")
+            self._say(f"changed since the checkpoint, and used as given:{changes}")
+        if self._start.seed is not None:
+            progress.seed = self._start.seed
+        return options.by_entry, {}
 
     def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
         """Where the configuration differs from the stored one: what touches training, and what does not."""

@@ -232,6 +232,10 @@ class SchedulerEntry(Entry):
         """Its class and what its constructor was given; of schedulers inside it as "0.T_max"."""
         return options.of_scheduler(self.scheduler, options.given(self.scheduler))
 
+    def in_schedule(self, option: str) -> bool:
+        """All but the rates that the schedule begins with."""
+        return not option.endswith("base_lrs")
+
     def use_options(self, names: Collection[str]) -> None:
         """Go on where the schedule, as given, is at this point."""
         if names:

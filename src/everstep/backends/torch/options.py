@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from everstep.backends.described import described
 from everstep.backends.torch.optimizers import innermost
 
 _FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Of a group's keys, those that are no options of the training: how it is computed is free."""
 _given: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Object -> what it was given: the groups of an optimizer without their parameters, a scheduler's state."""
+"""Object -> what it was given: an optimizer's groups without parameters; a scheduler's state, functions."""
 _left: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Object -> the same as the last loop left it."""
 
@@ -57,13 +58,40 @@ def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
     return innermost(obj) if isinstance(obj, Optimizer) else obj
 
 
+_FUNCTIONS = "functions"
+"""Where a scheduler's given state has the texts of its functions, which torch's own state lacks."""
+
+
 def _live(obj: Optimizer | LRScheduler) -> Any:
     if isinstance(obj, Optimizer):
         return [
             copy.deepcopy({key: value for key, value in group.items() if key != "params"})
             for group in obj.param_groups
         ]
-    return copy.deepcopy(obj.state_dict())
+    return {**copy.deepcopy(obj.state_dict()), _FUNCTIONS: _functions(obj)}
+
+
+def _functions(scheduler: Any) -> dict[str, str]:
+    """The functions that a scheduler, or one inside it, was made with, as texts."""
+    asked = tuple(_asked(scheduler))
+    own = {
+        name: value
+        for name, value in vars(scheduler).items()
+        if name.lstrip("_").startswith(asked) and _has_functions(value)
+    }
+    inner = enumerate(getattr(scheduler, "_schedulers", ()))
+    return _texts(own) | {
+        f"{index}.{name}": text for index, each in inner for name, text in _functions(each).items()
+    }
+
+
+def _has_functions(value: Any) -> bool:
+    return callable(value) or (isinstance(value, list | tuple) and any(map(callable, value)))
+
+
+def _asked(scheduler: Any) -> set[str]:
+    """Names of what a scheduler's constructor takes."""
+    return inspect.signature(type(scheduler).__init__).parameters.keys() - {"self", "optimizer", "last_epoch"}
 
 
 def _changed(given: Any, left: Any, live: Any) -> Any:
@@ -75,7 +103,7 @@ def _changed(given: Any, left: Any, live: Any) -> Any:
             key: _changed(given.get(key, value), left[key], value) if key in left else value
             for key, value in live.items()
         }
-    return given if _text(left) == _text(live) else live
+    return given if described(left, "") == described(live, "") else live
 
 
 def of_group(group: Mapping[str, Any]) -> dict[str, str]:
@@ -87,11 +115,11 @@ def of_group(group: Mapping[str, Any]) -> dict[str, str]:
 
 def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
     """What of a scheduler's state its constructor was given, and its class."""
-    asked = inspect.signature(type(scheduler).__init__).parameters.keys() - {"last_epoch"}
+    asked = _asked(scheduler)
     own = {"class": type(scheduler).__qualname__}
     own |= {key: v for key, v in state.items() if key.lstrip("_") in asked or key == "base_lrs"}
     inner = zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False)
-    return _texts(own) | {
+    return {**_texts(own), **state.get(_FUNCTIONS, {})} | {
         f"{index}.{name}": text
         for index, each in enumerate(inner)
         for name, text in of_scheduler(*each).items()
@@ -108,7 +136,8 @@ def replay(scheduler: Any) -> None:
     for group, begun in zip(optimizer.param_groups, given(optimizer), strict=False):
         for key, value in begun.items():
             put(group, key, value)
-    scheduler.load_state_dict(copy.deepcopy(given(scheduler)))
+    begun = {key: value for key, value in given(scheduler).items() if key != _FUNCTIONS}
+    scheduler.load_state_dict(copy.deepcopy(begun))
     if not isinstance(scheduler, ReduceLROnPlateau):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of steps without the optimizer's
@@ -131,25 +160,5 @@ def put(group: dict[str, Any], key: str, value: Any) -> None:
         group[key] = copy.deepcopy(value)
 
 
-_OPAQUE = object()
-
-
 def _texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Those that are plain values; the rest (functions ...) cannot be compared."""
-    plain = {name: _plain(value) for name, value in options.items()}
-    return {name: repr(value) for name, value in plain.items() if value is not _OPAQUE}
-
-
-def _text(value: Any) -> str:
-    return repr(_plain(value))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        value = [[key, inner] for key, inner in sorted(value.items())]
-    if isinstance(value, list | tuple):
-        items = [_plain(item) for item in value]
-        return _OPAQUE if any(item is _OPAQUE for item in items) else items
-    return value if isinstance(value, bool | int | float | str | None) else _OPAQUE
+    return {name: text for key, value in options.items() for name, text in described(value, key).items()}
