@@ -132,6 +132,7 @@ def test_a_dry_run_leaves_nothing(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.long
 def test_schedules_by_name(here: Path) -> None:
     arguments = "schedules={train_and_evaluate: {min_eval_frequency: 5}}"
     said, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "train_and_evaluate", cwd=here)
@@ -150,6 +151,7 @@ def test_schedules_by_name(here: Path) -> None:
     assert [each.step for each in library.evaluations(here / "runs" / "b")] == [12]
 
 
+@pytest.mark.long
 def test_eval_with_its_profile_and_without(trained: Path) -> None:
     found = json.loads(everstep("eval", "tiny", "--json", cwd=trained)[0])
     whole = RunJournal(trained / "runs" / "tiny").series("valid/loss", "eval/valid")[1][-1]
@@ -160,6 +162,7 @@ def test_eval_with_its_profile_and_without(trained: Path) -> None:
     assert said.startswith("train/loss: ")
 
 
+@pytest.mark.long
 def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     for name in ("a.npy", "a.npz", "a.jsonl"):
         said, _ = everstep("predict", "tiny", "--stream", "valid", "--out", name, cwd=trained)
@@ -267,6 +270,7 @@ def git(folder: Path, *command: str) -> None:
     subprocess.run(["git", *names, *command], cwd=folder, env=environment, capture_output=True, check=True)
 
 
+@pytest.mark.long
 def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     strict = (*line, "--strict-git")
@@ -320,6 +324,7 @@ def test_a_run_that_a_service_of_ones_own_interrupted_goes_on(here: Path, traine
     assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
 
 
+@pytest.mark.long
 def test_a_config_is_drilled(here: Path) -> None:
     said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
     assert "exact" in said

@@ -67,7 +67,16 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert ("give seed=" in str(report)) == (name == "unseeded")
 
 
-@pytest.mark.parametrize("name", ["bare_evaluation", "lines_again", "supervisor", "two_runs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "supervisor",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("bare_evaluation", "lines_again", "two_runs")
+        ),
+    ],
+)
 def test_a_sound_script_is_exact(name: str) -> None:
     hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
     report = drilled(name, hazards=hazards)
@@ -75,6 +84,7 @@ def test_a_sound_script_is_exact(name: str) -> None:
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
 
 
+@pytest.mark.long
 def test_the_head_of_an_epoch_is_reached_from_the_checkpoint_before_it() -> None:
     report = drilled("carried_over", hazards=["last step", "head"])
     assert [one.verdict for one in report.ordeals] == ["exact", "differs"], report
@@ -128,6 +138,7 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PYTHON_M, *map(str, args)], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     done = command("--kills", "0", "--json", "report.json", "--keep", "kept", SCRIPTS / "everything.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -159,12 +170,14 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert list(Path("kept").rglob("run.json"))
 
 
+@pytest.mark.long
 def test_a_resume_that_fails_is_shown_with_its_output() -> None:
     report = drilled("refuses_to_resume", hazards=["SIGTERM"])
     assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["failed"])
     assert "RuntimeError: there is no way back" in str(report)
 
 
+@pytest.mark.long
 def test_the_same_seed_aims_the_same_kills() -> None:
     strikes = [
         [
@@ -177,6 +190,7 @@ def test_the_same_seed_aims_the_same_kills() -> None:
     assert strikes[0] == strikes[1] != strikes[2]
 
 
+@pytest.mark.long
 def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
     for run_dir in (str(tmp_path / "absolute"), "../up"):
         report = drilled("everything", run_dir, hazards=("commit",))

@@ -16,6 +16,10 @@ from law_support.program import Program, signal_group, workers_of
 from tiny_runs import Tiny
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+EACH_SIGNAL = [
+    *(pytest.param(number, id=number.name) for number in SIGNALS[:2]),
+    *(pytest.param(number, id=number.name, marks=pytest.mark.long) for number in SIGNALS[2:]),
+]
 SHORT = ("--epochs", "3", "--every", "5")
 OPTIONS = {
     "arrays": (*SHORT, "--patience", "9"),
@@ -67,7 +71,7 @@ def wait_until_at(place: str, program: Program, victim: Any) -> None:
         program.wait_for(victim, "opening" if place == "start-up" else place)
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", EACH_SIGNAL)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_signal_to_the_group_loses_no_step(
     server: ForkServer, tmp_path: Path, undisturbed: Any, place: str, number: signal.Signals

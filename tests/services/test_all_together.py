@@ -85,6 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.long
 def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
     for kill in (3, 9, 18):
         assert start(tmp_path / "run", kill) == -signal.SIGKILL
@@ -98,6 +99,7 @@ def exports(run_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
 
 
+@pytest.mark.long
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
     assert start(tmp_path / "run", order="reversed") == 0
     assert compare_runs(whole, tmp_path / "run") == []
