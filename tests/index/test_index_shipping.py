@@ -341,7 +341,7 @@ def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Pa
 )
 def test_a_file_that_is_no_index_is_an_error_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "run", [1.0])
-    path = tmp_path / "everstep.db"
+    path = tmp_path / "photos.db"
     path.write_bytes(content)
     with pytest.raises(RunIndexError, match="move it away and run everstep sync"):
         sync(Database(path), [tmp_path])

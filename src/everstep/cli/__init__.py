@@ -52,10 +52,18 @@ def _run() -> int:
 
     from everstep.cli.group import commands
     from everstep.errors import ConfigError, EverstepError
+    from everstep.index.faults import MalformedIndexError
     from everstep.redaction import redacted
 
-    try:
+    def run() -> int:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
+
+    try:
+        try:
+            return run()
+        except MalformedIndexError as error:  # it is set aside: the second time it is made again
+            print(f"note: {error}", file=sys.stderr)
+            return run()
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = click.UsageError(_unknown(error), error.ctx)

@@ -13,6 +13,7 @@ from everstep.index.location import FILE, Place, index_from_here, place, runs_of
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
+    from everstep.index.documents import Asked
 
 MOST = (1 << 63) - 1
 """Documents that a database can be asked for at once."""
@@ -52,10 +53,9 @@ def query(
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
-    from everstep.index.documents import Asked, ask
-    from everstep.index.mongo import leaves, parse
-    from everstep.index.sense import require_comparable
-    from everstep.index.shipping import gone_runs
+    from everstep.index.documents import Asked
+    from everstep.index.faults import MalformedIndexError
+    from everstep.index.mongo import parse
 
     asked = Asked(
         parse({} if where is None else where),
@@ -63,14 +63,30 @@ def query(
         _limit(limit),
         _names("fields", fields),
     )
-    database, problems = open_index(None if index is None else os.fspath(index))
+    place = None if index is None else os.fspath(index)
+    try:
+        found, problems = _answer(collection, asked, place)
+    except MalformedIndexError as error:  # it is set aside: the second time it is made again
+        found, problems = _answer(collection, asked, place)
+        problems.insert(0, str(error))
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
+    return found
+
+
+def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The documents; and what is wrong with the journals, in words."""
+    from everstep.index.documents import ask
+    from everstep.index.mongo import leaves
+    from everstep.index.sense import require_comparable
+    from everstep.index.shipping import gone_runs
+
+    database, problems = open_index(index)
     with database.read() as connection:
         found = ask(connection, collection, asked, gone_runs(database, connection))
         if collection == "runs":
             require_comparable(connection, leaves(asked.where))
-        return found
+        return found, problems
 
 
 def _limit(limit: int | None) -> int | None:
@@ -109,20 +125,35 @@ def index_place(index: str | None) -> Place:
 def open_index(index: str | None) -> tuple[Database, list[str]]:
     """The index, brought up to what the journals beside it say; and what is wrong with those, in words.
 
+    Where a file can be neither written nor read, the journals beside it are read into an index in memory.
+
     Raises:
         RunIndexError: there is neither an index nor a run, or it cannot be used.
+        MalformedIndexError: it was damaged, and is set aside: the next call makes it again.
     """
-    from everstep.index.database import Database, IndexBusyError
+    from everstep.index.database import Database
+    from everstep.index.faults import IndexBusyError, UnwritableIndexError
     from everstep.index.shipping import run_dirs, sync
 
     found = index_place(index)
     folder = runs_of(found)
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
         raise RunIndexError(f"there are no runs in {folder}: go where they are, or pass --index")
-    database = Database(found)
+    database, folders = Database(found), [folder] if folder.is_dir() else []
     try:
-        return database, sync(database, [folder] if folder.is_dir() else []).problems
-    except RunIndexError as error:
-        if not database.exists() or (database.shared and not isinstance(error, IndexBusyError)):
+        return database, sync(database, folders).problems
+    except (IndexBusyError, UnwritableIndexError) as error:
+        if _readable(database):
+            return database, [f"the index may lack what is newest: {error}"]
+        if database.shared:
             raise
-        return database, [f"the index may lack what is newest: {error}"]
+        problems, alone = [f"{error}; meanwhile the journals in {folder} are read"], Database(None)
+        return alone, problems + sync(alone, folders).problems
+
+
+def _readable(database: Database) -> bool:
+    try:
+        with database.read():
+            return True
+    except RunIndexError:
+        return False

@@ -74,6 +74,8 @@ class Database:
         Raises:
             RunIndexError: it cannot be written.
             IndexBusyError: another process has been writing for longer than `patience`.
+            UnwritableIndexError: this user may not.
+            MalformedIndexError: (reading, too) its file was damaged, and is set aside.
         """
         with self._explained(), self._home.transaction(writes=True) as connection:
             if self._version(connection) != VERSION:
@@ -92,6 +94,10 @@ class Database:
                 pass
         with self._explained(), self._home.kept_open():
             yield
+
+    def distrusted(self, why: str) -> RunIndexError:
+        """The error for contents that cannot be: a file is set aside."""
+        return self._home.distrusted(why)
 
     def interrupt(self) -> None:
         """From another thread: let what is waited for fail now."""
@@ -123,16 +129,4 @@ class Database:
         try:
             yield
         except (DBAPIError, *self._home.faults) as error:
-            cause = getattr(error, "orig", error)
-            if self._home.refuses(cause):
-                raise RefusedError(f"the index {self.name} does not take it ({cause})") from error
-            busy, said = self._home.fault(cause)
-            raise (IndexBusyError if busy else RunIndexError)(said) from error
-
-
-class IndexBusyError(RunIndexError):
-    """Another process is writing; nothing is lost, later is early enough."""
-
-
-class RefusedError(RunIndexError):
-    """What was to be written is too long or too large for the database; there is nothing wrong with that."""
+            raise self._home.fault(getattr(error, "orig", error)) from error

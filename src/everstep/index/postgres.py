@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
+from everstep.index.faults import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import lacks_credential
 from everstep.index.schema import VERSION, metadata
 from everstep.redaction import redacted
@@ -166,25 +167,36 @@ class PostgreSQL:
             connection.execute(text("CREATE TABLE version (number integer NOT NULL)"))
             connection.execute(text("INSERT INTO version VALUES (:number)"), {"number": VERSION})
 
-    def refuses(self, error: object) -> bool:
-        """Whether an error is about what was to be written, not about the index."""
+    def fault(self, error: object) -> RunIndexError:
+        """What to raise for an error of the driver."""
         from psycopg import DataError, IntegrityError
         from psycopg.errors import ProgramLimitExceeded
 
-        return isinstance(error, DataError | IntegrityError | ProgramLimitExceeded)
-
-    def fault(self, error: object) -> tuple[bool, str]:
-        """Whether an error says that another process has the run, and what to say of it."""
-        if getattr(error, "sqlstate", None) == "55P03":  # lock_not_available
-            return True, (
+        if isinstance(error, DataError | IntegrityError | ProgramLimitExceeded):
+            return RefusedError(f"the index {self.name} does not take it ({error})")
+        state = getattr(error, "sqlstate", None)
+        if state == "55P03":  # lock_not_available
+            return IndexBusyError(
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        told = redacted(" ".join(str(error).split()))
-        said = "it did not answer in time" if self._interrupted else told
-        return False, (
+        said = redacted(" ".join(str(error).split()))
+        if state in ("42501", "25006"):  # insufficient_privilege, read_only_sql_transaction
+            return UnwritableIndexError(
+                f"this user may not write the index {self.name} ({said}); whoever may brings it up to date "
+                "with everstep sync"
+            )
+        said = "it did not answer in time" if self._interrupted else said
+        return RunIndexError(
             f"the index {self.name} cannot be used ({said}); when it can, run everstep sync: it brings the "
             "index up to what the journals say"
+        )
+
+    def distrusted(self, why: str) -> RunIndexError:
+        """The error for contents that cannot be."""
+        return RunIndexError(
+            f"the index {self.name} cannot be right ({why}); drop its schema {_SCHEMA} and run everstep "
+            "sync: it is made again from the journals"
         )
 
 

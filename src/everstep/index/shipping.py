@@ -17,7 +17,8 @@ from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
-from everstep.index.database import Database, RefusedError
+from everstep.index.database import Database
+from everstep.index.faults import RefusedError
 from everstep.index.fields import clean, rows_of, short
 from everstep.index.loading import load
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
@@ -189,6 +190,8 @@ def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], 
         rows = connection.execute(
             select(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name)
         ).all()
+        if len({row.name for row in rows}) < len(rows):
+            raise database.distrusted("a run is in it twice")
         found: dict[tuple[str, str | None], _Known] = {
             (row.path, row.name): _Known(row.id, row.status, {})
             for row in rows

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import os
+import re
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from everstep.errors import RunIndexError
+from everstep.index.faults import IndexBusyError, MalformedIndexError, RefusedError, UnwritableIndexError
+from everstep.index.location import FILE
 from everstep.index.schema import VERSION, metadata
+
+_FILES = ("", "-wal", "-shm")
+"""The ends of the names of what belongs to one database."""
+
+_DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
+"""Errors of the file system."""
+
+_TWICE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+"""Nothing is shipped twice: perhaps pages of two databases are mixed."""
+
+_LACKS = re.compile("no such (table|column): ")
+"""What is said of a file with our version and without our tables."""
+
+
+_TRIES = 10
+"""How often a file that is replaced meanwhile is opened anew."""
+
+_LOCK_SECONDS = 2.0
+"""How long at least another process is waited for that makes or sets aside an index in the same folder."""
 
 
 class SQLite:
@@ -22,6 +50,10 @@ class SQLite:
 
     Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE):
     what it reads holds until it commits, and waiting for the lock never fails half way.
+
+    A file that is malformed is set aside, by one of however many notice.  Whoever has it open goes on with
+    the file that was set aside; whoever is just opening it looks once more which file has the name, before
+    anything is written: a `-wal` belongs to a name, and the new file's would be mixed with the old one.
     """
 
     shared = False
@@ -32,6 +64,8 @@ class SQLite:
     def __init__(self, path: Path | None, patience: float) -> None:
         self._path, self._patience = path, patience
         self._driver: sqlite3.Connection | None = None
+        self._opened: tuple[int, int] | None = None
+        """Which file was opened last: its device and inode."""
         self.name = "in memory" if path is None else str(path)
         if path is None:
             self._engine = create_engine(
@@ -46,27 +80,74 @@ class SQLite:
                 _fill(connection)
 
     def exists(self) -> bool:
-        """Whether there is an index; an empty file is none."""
-        return self._path is None or (self._path.exists() and self._path.stat().st_size > 0)
+        """Whether there is an index; an empty file is none.
+
+        Raises:
+            RunIndexError: what has the name is no file.
+        """
+        if self._path is None:
+            return True
+        found = _status(self._path)
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise RunIndexError(f"{self._path} is no file, and no index can be there; give another place")
+        return found is not None and found.st_size > 0
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
         """A transaction; one that writes makes the file if there is none."""
-        if writes and self._path is not None:
-            try:
+        engine = self._writer if writes else self._engine
+        for _ in range(_TRIES):
+            if writes and not self.exists():
+                self._make()
+            with contextlib.ExitStack() as stack:
+                self._opened = _identity(self._path)
+                connection = stack.enter_context(engine.begin())
+                connection.exec_driver_sql("PRAGMA schema_version")  # from here on its -wal is open, too
+                if _identity(self._path) == self._opened:
+                    self._driver = connection.connection.driver_connection
+                    yield connection
+                    return
+        raise IndexBusyError(f"the index {self.name} is replaced again and again; run everstep sync later")
+
+    def _make(self) -> None:
+        """Make the file, beside nothing that an earlier one has left."""
+        assert self._path is not None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._alone():
                 if not self.exists():
+                    for end in _FILES:
+                        self._path.with_name(self._path.name + end).unlink(missing_ok=True)
                     _create(self._path)
-            except OSError as error:
-                raise RunIndexError(
-                    error.errno, f"the index cannot be made: {error.strerror}; see to the disk", self.name
-                ) from error
-        with (self._writer if writes else self._engine).begin() as connection:
-            self._driver = connection.connection.driver_connection
-            yield connection
+        except OSError as error:
+            if isinstance(error, RunIndexError):
+                raise
+            raise UnwritableIndexError(
+                error.errno, f"the index cannot be made: {error.strerror}; see to the disk", self.name
+            ) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Alone among those that give the file its name, or take it away; by a lock on its folder.
+
+        On a file system without such locks two at once may each make one: the second one counts.
+        """
+        assert self._path is not None
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        until = time.monotonic() + max(self._patience, _LOCK_SECONDS)
+        try:
+            while not _locked(descriptor):
+                if time.monotonic() > until:
+                    raise IndexBusyError(f"the index {self.name} is being made by another process; try again")
+                time.sleep(0.01)
+            yield
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
         """With the last connection SQLite closes and tidies up the file."""
+        self._opened = _identity(self._path)
         with self._engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA user_version")
             connection.rollback()
@@ -93,26 +174,79 @@ class SQLite:
         """Note that the schema is that of `VERSION` now."""
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
-    def refuses(self, error: object) -> bool:
-        """Whether an error is about what was to be written, not about the index."""
-        return isinstance(error, sqlite3.DataError | sqlite3.IntegrityError)
-
-    def fault(self, error: object) -> tuple[bool, str]:
-        """Whether an error says that another process is writing, and what to say of it."""
-        if str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return True, (
+    def fault(self, error: object) -> RunIndexError:
+        """What to raise for an error of SQLite."""
+        name = str(getattr(error, "sqlite_errorname", ""))
+        if name in _TWICE and self._is_damaged():
+            return self.distrusted(str(error))
+        if isinstance(error, sqlite3.DataError | sqlite3.IntegrityError):
+            return RefusedError(f"the index {self.name} does not take it ({error})")
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return IndexBusyError(
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            return (
-                False,
-                f"writing the index {self.name} took too long; run everstep sync, which writes it all",
+        if name.startswith(_DISK):
+            return UnwritableIndexError(f"the index {self.name} cannot be used ({error}); see to the disk")
+        if name == "SQLITE_INTERRUPT":
+            return RunIndexError(
+                f"writing the index {self.name} took too long; run everstep sync, which writes it all"
             )
-        return False, (
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or _LACKS.match(str(error)):
+            return self.distrusted(str(error))
+        return RunIndexError(
             f"the index {self.name} cannot be used ({error}); if it stays so, move it away and run "
             "everstep sync: it is made again from the journals"
         )
+
+    def distrusted(self, why: str) -> RunIndexError:
+        """The error for a file that is malformed; if it is ours, it is set aside."""
+        if self._path is None or not self._is_ours():
+            return RunIndexError(
+                f"{self.name} is no index of everstep ({why}); move it away and run everstep sync: one is "
+                "made from the journals"
+            )
+        try:
+            aside = self._set_aside()
+        except OSError as error:
+            return RunIndexError(
+                f"the index {self.name} is malformed ({why}) and cannot be moved away ({error.strerror}); do "
+                "so, and run everstep sync: it is made again from the journals"
+            )
+        return MalformedIndexError(
+            f"the index {self.name} was malformed ({why}); it is made again from the journals in its folder, "
+            f"runs elsewhere come back with everstep sync FOLDER{aside}"
+        )
+
+    def _is_ours(self) -> bool:
+        """Whether a damaged file is an index: by its name, or by the version in its header."""
+        assert self._path is not None
+        if self._path.name == FILE:
+            return True
+        with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
+            return 0 < int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()) <= VERSION
+        return False
+
+    def _is_damaged(self) -> bool:
+        """Whether SQLite finds a fault in the file, all of which it reads."""
+        try:
+            with self._engine.connect() as connection:
+                return bool(connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() != "ok")
+        except DBAPIError:
+            return True
+
+    def _set_aside(self) -> str:
+        """Take its name away from the file that was opened, unless another process did; says where it is."""
+        assert self._path is not None
+        with self._alone():
+            if self._opened is None or _identity(self._path) != self._opened:
+                return ""
+            numbers = (self._path.with_name(f"{self._path.name}.malformed-{n}") for n in itertools.count(1))
+            aside = next(path for path in numbers if not path.exists())
+            for end in _FILES:  # the file itself first: without it nobody opens the others
+                with contextlib.suppress(FileNotFoundError):
+                    self._path.with_name(self._path.name + end).rename(aside.with_name(aside.name + end))
+        return f" (the old file is {aside} now)"
 
     def interrupt(self) -> None:
         """Let what another thread does fail now."""
@@ -121,12 +255,43 @@ class SQLite:
                 self._driver.interrupt()
 
 
-def _engine(path: Path, patience: float) -> Any:
-    return create_engine(
-        URL.create("sqlite", database=str(path)),
-        poolclass=NullPool,
-        connect_args={"timeout": patience, "uri": False},
-    )
+def _engine(path: Path, patience: float, mode: str = "rw") -> Any:
+    """An engine for a file that is there; with the mode "rwc" it is made."""
+    address = f"file:{quote(os.fsencode(path))}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(address, uri=True, timeout=patience, check_same_thread=False)
+
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of what has the name; None for nothing."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunIndexError(
+            error.errno, f"the index cannot be reached: {error.strerror}", str(path)
+        ) from error
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    """Which file has the name now."""
+    found = None if path is None else _status(path)
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
+def _locked(folder: int) -> bool:
+    """Whether the lock on an open folder is had now; where there are no such locks, it is."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _listen(engine: Any) -> None:
@@ -158,18 +323,16 @@ def _create(path: Path) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     beside.unlink(missing_ok=True)
     try:
-        engine = _engine(beside, 30.0)  # nobody else has it
+        engine = _engine(beside, 30.0, "rwc")  # nobody else has it
         _listen(engine)
         with engine.connect() as connection:
             connection.connection.driver_connection.execute("PRAGMA journal_mode = WAL")
             _fill(connection)
             connection.commit()
-        if path.exists() and not path.stat().st_size:
-            path.unlink(missing_ok=True)
         _name(beside, path)
     finally:
-        for name in (beside.name, f"{beside.name}-wal", f"{beside.name}-shm"):
-            path.with_name(name).unlink(missing_ok=True)
+        for end in _FILES:
+            path.with_name(beside.name + end).unlink(missing_ok=True)
 
 
 def _name(beside: Path, path: Path) -> None:

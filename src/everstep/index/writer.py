@@ -72,7 +72,8 @@ class IndexWriter:
     def _ship(self, patience: float = 0.0) -> None:
         try:
             try:
-                from everstep.index.database import Database, IndexBusyError
+                from everstep.index.database import Database
+                from everstep.index.faults import IndexBusyError, MalformedIndexError
                 from everstep.index.shipping import ship
 
                 with self._lock:
@@ -82,7 +83,11 @@ class IndexWriter:
             finally:
                 self._ready.set()
             try:
-                ship(database, self._run_dir, alive=True)
+                try:
+                    ship(database, self._run_dir, alive=True)
+                except MalformedIndexError as error:
+                    self._say(f"warning: {error}")
+                    ship(database, self._run_dir, alive=True)
             except IndexBusyError:
                 if patience:  # it was the last one
                     self._say(

@@ -1,0 +1,21 @@
+"""What can be wrong with an index, as far as it matters to who asked."""
+
+from __future__ import annotations
+
+from everstep.errors import RunIndexError
+
+
+class IndexBusyError(RunIndexError):
+    """Another process is writing; nothing is lost, later is early enough."""
+
+
+class UnwritableIndexError(RunIndexError):
+    """It cannot be written here: permissions, or the disk.  Perhaps it can be read."""
+
+
+class MalformedIndexError(RunIndexError):
+    """Its file was no database any more, and was set aside: the next who writes makes it again."""
+
+
+class RefusedError(RunIndexError):
+    """What was to be written is too long or too large for the database; there is nothing wrong with that."""

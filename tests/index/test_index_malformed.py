@@ -1,0 +1,238 @@
+"""An index whose file was damaged, deleted in part, or cannot be written: each list is whole, or an error."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from index_runs import everything, index_rows, journal_rows
+
+import everstep
+from everstep.errors import RunIndexError
+from everstep.index.database import Database
+from everstep.index.faults import MalformedIndexError
+from everstep.index.shipping import ship, sync
+from everstep.index.writer import IndexWriter
+from everstep.record import Block, Journal, RunDir
+
+ROWS = 600
+
+
+def write(run_dir: Path, rows: int = ROWS) -> None:
+    """A run whose journal has that many rows, in blocks of 100."""
+    run = RunDir.open(run_dir, seed=1)
+    journal = Journal.open(run.path, run.next_segment(), None, {})
+    for first in range(0, rows, 100):
+        steps = list(range(first + 1, first + 101))
+        journal.append(
+            Block(1, "step", "loss", False, steps, [step / 3 for step in steps], [1] * 100, [0] * 100)
+        )
+    journal.event("closed", {"status": "finished", "reason": "done"}, wall=True)
+    journal.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs and their index."""
+    for name in ("a", "b", "c"):
+        write(tmp_path / name)
+    sync(Database(tmp_path / "everstep.db"), [tmp_path])
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    """The runs that a query lists, without their digits."""
+    return sorted(run["name"][:-7] for run in everstep.query("runs", index=folder))
+
+
+def damage(path: Path) -> None:
+    """Garbage in all pages but the first: it opens, and whoever reads on is told."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 3 * 4096 + 17)
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def other_tables(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript("DROP VIEW evaluations; DROP TABLE metrics")
+    connection.close()
+
+
+@pytest.fixture
+def left_behind(folder: Path) -> Path:
+    """An index that was deleted while a `-wal` and a `-shm` with pages of it lay there."""
+    path = folder / "everstep.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("UPDATE runs SET reason = 'stale', status = 'killed'")
+    connection.execute("DELETE FROM metrics WHERE step % 2")
+    connection.commit()
+    for end in ("-wal", "-shm"):
+        shutil.copy(f"{path}{end}", f"{path}{end}.kept")
+    connection.close()
+    for end in ("-wal", "-shm"):
+        os.rename(f"{path}{end}.kept", f"{path}{end}")
+    path.unlink()
+    return folder
+
+
+def test_an_index_is_made_beside_nothing_stale(left_behind: Path) -> None:
+    assert names(left_behind) == ["a", "b", "c"]
+    found = everstep.query("runs", index=left_behind)
+    assert {(run["status"], run["reason"]) for run in found} == {("finished", "done")}
+    for name in ("a", "b", "c"):
+        assert index_rows(Database(left_behind / "everstep.db"), name) == journal_rows(left_behind / name)
+
+
+def test_a_stale_wal_that_an_older_version_mixed_in_is_noticed(left_behind: Path) -> None:
+    """The old pages lie over those of a new index, as they did for who had deleted only the file."""
+    path, fresh = left_behind / "everstep.db", left_behind / "fresh.db"
+    sync(Database(fresh), [left_behind / "a"])
+    fresh.rename(path)
+    with pytest.warns(RuntimeWarning, match="was malformed"):
+        assert names(left_behind) == ["a", "b", "c"]
+    assert names(left_behind) == ["a", "b", "c"]
+    for name in ("a", "b", "c"):
+        assert index_rows(Database(path), name) == journal_rows(left_behind / name)
+
+
+@pytest.mark.parametrize("how", [damage, truncate, no_database, other_tables])
+def test_a_malformed_index_is_set_aside_and_made_again(folder: Path, how: Callable[[Path], None]) -> None:
+    path = folder / "everstep.db"
+    before = everything(path)
+    how(path)
+    broken = path.read_bytes()
+    with pytest.warns(RuntimeWarning, match=r"was malformed.*everstep\.db\.malformed-1 now"):
+        assert len(everstep.query("metrics", index=folder)) == 3 * ROWS
+    assert everything(path) == before
+    assert (folder / "everstep.db.malformed-1").read_bytes() == broken
+    how(path)
+    with pytest.warns(RuntimeWarning, match=r"everstep\.db\.malformed-2 now"):
+        everstep.query("metrics", index=folder)
+
+
+def test_what_is_noticed_only_by_a_query_is_mended_too(folder: Path) -> None:
+    """The pages of the metrics are not read by a listing."""
+    path = folder / "everstep.db"
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'metrics'").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    with pytest.warns(RuntimeWarning, match="was malformed"):
+        found = everstep.query("metrics", {"name": "loss"}, index=folder)
+    assert len(found) == 3 * ROWS
+
+
+def test_a_training_notices_and_ships_its_rows(folder: Path) -> None:
+    path = folder / "everstep.db"
+    write(folder / "d")
+    damage(path)
+    said: list[str] = []
+    IndexWriter(path, folder / "d", lambda: True, said.append).close()
+    (line,) = said
+    assert line.startswith("warning: the index") and "was malformed" in line
+    assert index_rows(Database(path), "d") == journal_rows(folder / "d")
+
+
+def test_another_programs_file_is_left_alone(folder: Path) -> None:
+    photos = folder / "photos.db"
+    no_database(photos)
+    before = photos.read_bytes()
+    with pytest.raises(RunIndexError, match="no index of everstep") as caught:
+        everstep.query("runs", index=photos)
+    assert not isinstance(caught.value, MalformedIndexError)
+    assert photos.read_bytes() == before
+
+
+def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:
+    (folder / "everstep.db").unlink()
+    os.mkfifo(folder / "everstep.db")
+    with pytest.raises(RunIndexError, match="is no file"):
+        everstep.query("runs", index=folder)
+
+
+def ask(folder: Path, found: Any) -> None:
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        try:
+            found.put(names(folder))
+        except BaseException as error:
+            found.put(repr(error))
+
+
+def train(folder: Path, found: Any) -> None:
+    """Ship a run again and again while it grows."""
+    database = Database(folder / "everstep.db")
+    run = RunDir.open(folder / "training", seed=1)
+    journal = Journal.open(run.path, 1, None, {})
+    try:
+        for step in range(1, 100):
+            journal.append(Block(1, "step", "loss", False, [step], [1.0], [1], [0]))
+            journal.flush()
+            try:
+                ship(database, run.path, alive=True)
+            except MalformedIndexError:
+                ship(database, run.path, alive=True)
+        journal.close()
+        ship(database, run.path, alive=True)
+        found.put("trained")
+    except BaseException as error:
+        found.put(repr(error))
+
+
+@pytest.mark.parametrize("how", [damage, no_database, Path.unlink])
+def test_many_notice_at_once_while_a_training_ships(folder: Path, how: Callable[[Path], None]) -> None:
+    path = folder / "everstep.db"
+    processes = multiprocessing.get_context("fork")
+    found = processes.Queue()
+    training = processes.Process(target=train, args=(folder, found))
+    training.start()
+    while not (folder / "training" / "journal").exists():
+        pass
+    how(path)
+    asking = [processes.Process(target=ask, args=(folder, found)) for _ in range(8)]
+    for process in asking:
+        process.start()
+    answers = [found.get(timeout=120) for _ in range(9)]
+    for process in (training, *asking):
+        process.join()
+    answers.remove("trained")
+    assert answers == [["a", "b", "c", "training"]] * 8
+    assert len(list(folder.glob("everstep.db.malformed-*"))) <= 3  # the file, its -wal and its -shm
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+    for name in ("a", "b", "c", "training"):
+        assert index_rows(Database(path), name) == journal_rows(folder / name)
+
+
+def test_a_folder_that_cannot_be_written_is_listed_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "everstep.db").unlink()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("everstep.index.sqlite._create", refuse)
+    with pytest.warns(RuntimeWarning, match="cannot be made: Permission denied.*the journals in .* are read"):
+        assert names(folder) == ["a", "b", "c"]
+    assert not (folder / "everstep.db").exists()
