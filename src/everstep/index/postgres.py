@@ -188,8 +188,8 @@ class PostgreSQL:
             )
         said = "it did not answer in time" if self._interrupted else said
         return RunIndexError(
-            f"the index {self.name} cannot be used ({said}); when it can, run everstep sync: it brings the "
-            "index up to what the journals say"
+            f"the index {self.name} cannot be used ({said}); see to the server, and then run everstep sync: "
+            "it brings the index up to what the journals say"
         )
 
     def distrusted(self, why: str) -> RunIndexError:
