@@ -153,7 +153,7 @@ def test_a_torn_file_is_rebuilt(store: Store, torn: str) -> None:
     pointer(store).write_text(torn)
     found, notes = store.find(True)
     assert seed_of(found) == 21
-    assert "was torn" in notes[0]
+    assert "was damaged" in notes[0]
     assert pointer(store).read_bytes() == whole
 
 

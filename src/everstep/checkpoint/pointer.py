@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,44 +13,97 @@ import xxhash
 from everstep.checkpoint import files
 from everstep.checkpoint.format import CheckpointName
 
+_LONGEST = 4096  # bytes that are looked at: a path at most
+
 
 class Kind(enum.Enum):
-    """What the file is: not there, as we wrote it, changed by a person, or torn by a crash of the disk."""
+    """What the file is: not there, as we wrote it, changed by a person, or written by nobody."""
 
     ABSENT = enum.auto()
     OURS = enum.auto()
     EDITED = enum.auto()
-    TORN = enum.auto()
+    DAMAGED = enum.auto()
 
 
 class Pointer(NamedTuple):
-    """The file's kind and its first line: a checkpoint's name; if edited, what the person wrote."""
+    """What the file says.
+
+    Attributes:
+        kind: who wrote it.
+        text: the name in its first line; if edited, what the person wrote there; if damaged, the name that it
+            had, "" where that cannot be told.
+        stands: its first line as it stands.
+    """
 
     kind: Kind
     text: str
+    stands: str
 
 
-def read(path: Path) -> Pointer:
-    """Read the file; never fails for what is in it."""
+def read(path: Path, known: Collection[str]) -> Pointer:
+    """Read the file; never fails for what is in it.
+
+    A line that names a checkpoint is a person's whatever else is wrong; what is one bit from what we wrote, a
+    piece of it, no text, or a misspelling of the very name whose checksum stands beside it, is damage.
+
+    Args:
+        known: the names of the checkpoints that there are.
+    """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(_LONGEST)
     except FileNotFoundError:
-        return Pointer(Kind.ABSENT, "")
-    first, newline, rest = raw.partition(b"\n")
-    text = first.decode("utf-8", "replace").strip()
-    if rest.strip() == _checksum(first):
-        return Pointer(Kind.OURS, text)
-    torn = not text or "\0" in text or (not newline and _is_piece(text))
-    return Pointer(Kind.TORN if torn else Kind.EDITED, text)
+        return Pointer(Kind.ABSENT, "", "")
+    text = raw.removeprefix(b"\xef\xbb\xbf")  # which some editors put first
+    first, _, rest = (part.strip(b" \t\r\n") for part in text.partition(b"\n"))
+    stands = first.decode("utf-8", "replace")
+    if rest == _checksum(first):
+        return Pointer(Kind.OURS, stands, stands)
+    had = _one_bit_off(raw)
+    if stands in known and stands != had:
+        cut = bool(rest) and _checksum(first).startswith(rest)
+        return Pointer(Kind.DAMAGED if cut else Kind.EDITED, stands, stands)
+    if had is None:
+        had = next((name for name in known if _checksum(name.encode()) == rest), "")
+        piece = b"\n" not in raw and _is_piece(stands, known)
+        if not (piece or _is_no_text(first) or _is_misspelt(stands, had)):
+            return Pointer(Kind.EDITED, stands, stands)
+    return Pointer(Kind.DAMAGED, had, stands)
 
 
-def _is_piece(text: str) -> bool:
+def _one_bit_off(raw: bytes) -> str | None:
+    """The name in what we wrote, if `raw` differs from it in one bit."""
+    for bit in range(min(8 * len(raw), 1024)):
+        whole = bytearray(raw)
+        whole[bit // 8] ^= 1 << bit % 8
+        first, _, rest = bytes(whole).partition(b"\n")
+        if rest == _checksum(first) + b"\n":
+            return first.decode("utf-8", "replace")
+    return None
+
+
+def _is_no_text(line: bytes) -> bool:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return True
+    return not text or not text.isprintable()
+
+
+def _is_piece(text: str, known: Collection[str]) -> bool:
     """Whether it is the beginning of a name, as a crash leaves it; anything else a person wrote."""
+    if any(name.startswith(text) for name in known if name != text):
+        return True
     # A number that was cut begins with the zeros that fill it: "step-2" is a person's.
     if CheckpointName.matches(text) or re.search(r"-[1-9]\d*$", text):
         return False
     wholes = ("step-00000000", "epoch-0000-step-00000000")
     return any(CheckpointName.matches(text + whole[len(text) :]) for whole in wholes)
+
+
+def _is_misspelt(text: str, name: str) -> bool:
+    """Whether it has the numbers of a name and other letters: nobody means anything else by that."""
+    return bool(name) and "/" not in text and re.findall(r"\d", text) == re.findall(r"\d", name)
 
 
 def write(path: Path, name: CheckpointName, *, as_edit: bool = False) -> None:

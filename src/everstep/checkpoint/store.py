@@ -198,12 +198,14 @@ class Store:
 
     def _point_to(self, name: CheckpointName) -> None:
         """Name the newest checkpoint; an edit by a person stays, for the next start to follow."""
-        found = pointer.read(self._pointer)
+        found = self._pointed()
         if found.kind is Kind.EDITED:
             if found.text != self._said_edit:
                 self._said_edit = found.text
                 self._say(f"{self._pointer} was edited: the next start resumes from {found.text}")
             return
+        if found.kind is Kind.DAMAGED:
+            self._say(f"{self._pointer} was damaged ({found.stands!r}); it now names {name}")
         try:
             pointer.write(self._pointer, name)
         except OSError as error:  # the newest whole checkpoint wins anyway: the commit stands
@@ -306,11 +308,10 @@ class Store:
             ) from error
 
     def _find_by_itself(self, mend: bool, interim: bool) -> tuple[Checkpoint | None, list[str]]:
-        names, found = self.names(), pointer.read(self._pointer)
-        if not interim:
-            names = [name for name in names if not self._is_interim(name)]
+        there, found = self.names(), self._pointed()
+        names = [name for name in there if interim or not self._is_interim(name)] or there
         if found.kind is Kind.EDITED:
-            return self._edited(found.text, names)
+            return self._edited(found.text, there)
         notes: list[str] = []
         if not names and found.kind is Kind.ABSENT:
             return None, []
@@ -320,14 +321,18 @@ class Store:
                 return format.read(held), []
             names = [self._bring_back(held, found.text, notes)]
         newest = self._newest_whole(names, notes)
-        if found.kind is Kind.OURS and CheckpointName.parse(found.text) > names[-1]:
+        if found.kind is Kind.OURS and CheckpointName.parse(found.text) > max([*there, *names]):
             notes.append(
                 f"checkpoint {found.text}, the last that was saved, is gone; resuming from {newest.name}"
             )
-        if found.kind is Kind.TORN and mend:
-            notes.append(f"{self._pointer} was torn ({found.text!r}); it now names {newest.name} again")
+        if found.kind is Kind.DAMAGED and mend:
+            notes.append(f"{self._pointer} was damaged ({found.stands!r}); it now names {newest.name} again")
             pointer.write(self._pointer, newest.name)
         return newest, notes
+
+    def _pointed(self) -> pointer.Pointer:
+        """What the `checkpoint` file says."""
+        return pointer.read(self._pointer, [str(name) for name in self.names()])
 
     def _name_in(self, text: str) -> str:
         """The name in the `checkpoint` file's line; a person may have written the path of the folder."""
@@ -441,7 +446,7 @@ class Store:
             pointer.write(self._pointer, name, as_edit=True)
         for other in reversed(later):
             self._set_aside(other, "damaged" if other in self._damaged else "superseded")
-        if pointer.read(self._pointer) != (Kind.OURS, str(name)):
+        if self._pointed()[:2] != (Kind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
     def abandon(self, step: int, segment: int) -> None:
@@ -461,7 +466,7 @@ class Store:
                 f"the run goes back to before step {step}, and no checkpoint of that time is in "
                 f"{self._folder}: bring one back, or start over with resume=False"
             )
-        found = pointer.read(self._pointer)
+        found = self._pointed()
         if found.kind is Kind.OURS and found.text in map(str, gone):
             pointer.write(self._pointer, rest[-1])
         for name in reversed(gone):
@@ -509,7 +514,7 @@ class Store:
             self._say(f"no old checkpoint is deleted: {error}")
             return []
         present = self.facts()
-        named = self._name_in(pointer.read(self._pointer).text)
+        named = self._name_in(self._pointed().text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
         return expendable(policy, present, pinned | pointed)
 

@@ -36,8 +36,9 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
         pins = store.pins()
     except CheckpointError:
         pins = set()
-    named = pointer.read(run_dir / "checkpoint").text
-    return [_describe(store, name, name in pins, str(name) == named) for name in store.names()]
+    names = store.names()
+    named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
+    return [_describe(store, name, name in pins, str(name) == named) for name in names]
 
 
 def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> dict[str, Any]:
