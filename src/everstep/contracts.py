@@ -622,12 +622,14 @@ class Boundary:
         epoch: the current epoch, from 1; 0 before the first.
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
-        final: True when the run is closing (the last boundary of all).
         payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data, and
-            where a resume closes a boundary that an interruption had left in an evaluation); of
-            AFTER_EVAL_STEP, an `EvalStep`; of AFTER_EVALUATION, the metrics that a Trainer found; of a
+            where a resume closes a boundary that an interruption had left in an evaluation; in a
+            `Supervisor` the newest that was drawn, with several streams by their names); of
+            AFTER_EVAL_STEP, an `EvalStep`; of AFTER_EVALUATION, the metrics that were found; of a
             data event, what was collected, added or printed; of AFTER_CHECKPOINT, the checkpoint's
-            name; of EXIT_LOOP, the `Ending`; else None.
+            name; of EXIT_LOOP, the `Ending` (None in `Service.finish`, which comes before); else None.
+        outputs: at AFTER_STEP, of what the step returned or collected, whatever services look at
+            (`Service.outputs`), by name; to look at.
     """
 
     moment: Moment
@@ -635,8 +637,8 @@ class Boundary:
     epoch: int
     readings: Readings
     stop: str | None = None
-    final: bool = False
     payload: Any = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunView(Protocol):
@@ -714,6 +716,8 @@ class Service:
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
         watches: names of the metrics that it is there for; one of which no value comes is warned about.
         sets: targets of the `SetValue`s that it may return; each must be there when the loop opens.
+        outputs: names of what steps return or collect that it looks at, in `Boundary.outputs`: numbers, or
+            what else a step has for it (arrays of each sample's values, say), which is no metric then.
     """
 
     stage: Stage = Stage.REPORT
@@ -723,6 +727,7 @@ class Service:
     """Whether global random state is put back after it ran; built-in services draw none."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
+    outputs: Sequence[str] = ()
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 
@@ -757,6 +762,13 @@ class Service:
     def run(self, boundary: Boundary) -> Outcome | None:
         """Do the work of one boundary.  Never mutates training: return an `Outcome` for that."""
         raise NotImplementedError(f"{type(self).__name__}.run")
+
+    def finish(self, boundary: Boundary) -> Outcome | None:
+        """The loop has come to a clean end, and the last state is committed; called once, in stage REPORT.
+
+        Whatever came since `run` was due last is in `boundary.readings`.
+        """
+        return None
 
     def close(self) -> None:
         """The loop ends, in whatever way: stop threads, close files."""

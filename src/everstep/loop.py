@@ -14,7 +14,8 @@ from everstep.contracts import Moment, Service
 from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
 from everstep.keywords import checked_keywords, whole
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table
-from everstep.metrics.collector import Reader, is_wall, to_scalar
+from everstep.metrics.collector import Reader, is_wall, resolve, to_scalar
+from everstep.metrics.statistics import Stats
 from everstep.progress_estimate import progress
 from everstep.schedule import NEVER, When
 from everstep.services.best import Best, direction
@@ -54,6 +55,8 @@ class TrainLoop(Supervisor):
         formatter: how metrics are written in log lines.
         show_eta: whether log lines have the ETA.
     """
+
+    _moments = frozenset(Moment) - {Moment.AFTER_EVAL_STEP}
 
     @partial(checked_keywords, forwards_to=Supervisor.__init__)
     def __init__(
@@ -111,6 +114,8 @@ class TrainLoop(Supervisor):
         self._slot: StreamSlot | None = None
         self._pass_unfinished = False
         self._tail_ready = False
+        self._found_inside: dict[str, Any] | None = None
+        """What was collected in the open `evaluation()`."""
 
     # ------------------------------------------------------------------------------ what it is
 
@@ -514,14 +519,14 @@ class TrainLoop(Supervisor):
             values = {**metrics, **values}
         step = self._open_step
         if step and not self._left_open:
-            pending = self._collector.pending
-            for name, value in values.items():
-                pending.append((step, name, to_scalar(name, value)))
-        else:
-            self._enter_outside("collect_metrics")
-            values = {name: to_scalar(name, value) for name, value in values.items()}
-            for name, value in values.items():
-                self._collect_outside(name, value)
+            self._collect(step, values)
+            return
+        self._enter_outside("collect_metrics")
+        values = {name: to_scalar(name, value) for name, value in values.items()}
+        if self._found_inside is not None:
+            self._found_inside.update(values)
+        for name, value in values.items():
+            self._collect_outside(name, value)
         if self._synchronous:
             self._announce(Moment.METRICS_COLLECTED, values)
 
@@ -588,25 +593,29 @@ class TrainLoop(Supervisor):
         began = self.clock()
         self._estimator.update(self._progress.step)
         before = self.updates
+        found: dict[str, Any] = {}
+        self._found_inside = found
         with isolated(), self._user.evaluation_mode():
             yield
+        self._found_inside = None
         if self.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
                 f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
             )
         self._note_evaluation(self.clock() - began)
-        self._fire(Moment.AFTER_EVALUATION)
+        self._fire(Moment.AFTER_EVALUATION, dict(zip(found, resolve(list(found.values())), strict=True)))
 
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
 
-        In the head of an epoch that a resume enters again it was handed over the first time.
+        Outside steps only in an epoch; in the head of one that a resume enters again it was handed over the
+        first time.
         """
         if not self.within_step:
             self._enter_outside("add_summary")
         if not self._replaying:
-            self._announce(Moment.SUMMARY_ADDED, summary)
+            super().add_summary(summary)
 
     # ------------------------------------------------------------------------------- the lines
 
@@ -633,6 +642,10 @@ class TrainLoop(Supervisor):
         new = {best.metric for best in self._board.all(Best) if best.is_on_line(lines, when)}
         lines.clear()
         self.println(log_line(self._tag(), stats, new, self._formatter))
+        self.announce_printed(stats)
+
+    def announce_printed(self, stats: Mapping[str, Stats]) -> None:
+        """Tell observers what stood on a line."""
         self._announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         self._announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
 

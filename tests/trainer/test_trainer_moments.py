@@ -43,15 +43,21 @@ def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
     def evaluation(number: int, step: int) -> Trace:
         return [("after_eval_step", number, step)] * 2 + [("after_evaluation", number, step)]
 
+    def line(number: int, step: int) -> Trace:
+        return [("metric_stats_printed", number, step), ("time_metric_stats_printed", number, step)]
+
     first, *rest = epoch(1, 0)
     assert trace == [
         *evaluation(1, 0),
+        *line(1, 0),
         first,
         *rest,
         *evaluation(1, 2),
+        *line(1, 2),
         ("after_epoch", 1, 2),
         *epoch(2, 2),
         *evaluation(2, 4),
+        *line(2, 4),
         ("after_epoch", 2, 4),
         ("exit_loop", 2, 4),
     ]

@@ -88,6 +88,15 @@ def to_scalar(name: str, value: Any) -> Any:
         raise MetricError(f"metric {name!r}: {error}") from None
 
 
+def is_scalar(name: str, value: Any) -> bool:
+    """Whether a value is one real number."""
+    try:
+        to_scalar(name, value)
+    except MetricError:
+        return False
+    return True
+
+
 def resolve(values: list[Any]) -> list[float]:
     """The floats of what `to_scalar` returned, in one transfer from each device."""
     resolved = list(values)

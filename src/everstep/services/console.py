@@ -110,6 +110,9 @@ class Console(Service):
                 self._latest.update(stats)
                 self._guarded(self._line.draw)
 
+    def finish(self, boundary: Boundary) -> None:
+        self.run(boundary)
+
     def print(self, text: str) -> None:
         """Print `text` and a newline above the live line, and append it to the log file.
 

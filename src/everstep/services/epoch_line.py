@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from everstep.contracts import Boundary, Moment, RunView, Service, Stage
 from everstep.metrics import log_line, log_tag
+from everstep.metrics.statistics import Stats
 from everstep.schedule import When
 from everstep.services.best import Best
 
@@ -26,6 +27,8 @@ class EpochLine(Service):
     def __init__(self) -> None:
         super().__init__("epoch line")
         self.bests: Sequence[Best] = ()
+        self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
+        """Told what stood on the line."""
         self._run: RunView
         """While the loop is open."""
 
@@ -47,3 +50,7 @@ class EpochLine(Service):
             return
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         run.println(log_line(tag, stats, new))
+        self.printed(stats)
+
+    def finish(self, boundary: Boundary) -> None:
+        self.run(boundary)

@@ -104,11 +104,8 @@ class Export(Service):
         self._trigger.open(run)
 
     def run(self, boundary: Boundary) -> None:
-        for name in boundary.readings.names():
-            stats = boundary.readings.stats(name)
-            if stats is not None and not is_wall(name):
-                self._metrics[name] = stats.last
-        step = self._due(boundary)
+        self._look(boundary)
+        step = self._trigger.asked(boundary)
         boundary.readings.clear()
         if step == boundary.step and not self._run.tainted:
             self._export(boundary)
@@ -117,13 +114,20 @@ class Export(Service):
                 f"{self.name}: the best was measured at step {step}, and its weights were trained on until "
                 f"step {boundary.step}: they are not exported; measure after the last step"
             )
-        if boundary.final and self.folder.is_dir():
+
+    def finish(self, boundary: Boundary) -> None:
+        self._look(boundary)
+        if self._at_end and boundary.stop is not None and not self._run.tainted:
+            self._export(boundary)
+        if self.folder.is_dir():
             retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
-    def _due(self, boundary: Boundary) -> int | None:
-        if boundary.final:
-            return boundary.step if self._at_end and boundary.stop is not None else None
-        return self._trigger.asked(boundary)
+    def _look(self, boundary: Boundary) -> None:
+        """Take in the newest value of each metric."""
+        for name in boundary.readings.names():
+            stats = boundary.readings.stats(name)
+            if stats is not None and not is_wall(name):
+                self._metrics[name] = stats.last
 
     def _export(self, boundary: Boundary) -> None:
         obj = _plain(self._run.live_object(self.entry))
@@ -135,7 +139,7 @@ class Export(Service):
             self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")
             return
         name = CheckpointName(boundary.step)
-        after_epoch = boundary.epoch and (boundary.final or boundary.moment is Moment.AFTER_EPOCH)
+        after_epoch = boundary.epoch and boundary.moment is not Moment.AFTER_STEP
         about = description(
             arrays,
             self._metrics,

@@ -28,8 +28,9 @@ class FinalValues(Service):
         self.compute = compute
         self.values: dict[str, float] = {}
 
-    def run(self, boundary: Boundary) -> Outcome | None:
-        if not boundary.final:
-            return None
+    def run(self, boundary: Boundary) -> None:
+        """Nothing before the end."""
+
+    def finish(self, boundary: Boundary) -> Outcome:
         self.values = {name: float(to_scalar(name, value)) for name, value in self.compute().items()}
         return Outcome(self.values)

@@ -55,3 +55,6 @@ class LogVariables(Service):
         if stats:
             texts = [self.formatter.format(name, stats[name], False) for name in self.formatter.sort(stats)]
             self._run.println("; ".join(texts), with_tag=True)
+
+    def finish(self, boundary: Boundary) -> None:
+        self.run(boundary)

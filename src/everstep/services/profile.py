@@ -51,8 +51,6 @@ class Profile(Service):
         self._backend = importlib.import_module("everstep.backends.torch.tracing")
 
     def run(self, boundary: Boundary) -> None:
-        if boundary.final:
-            return
         if self._trace is not None:
             self._write()
         else:

@@ -80,6 +80,9 @@ class Sink(Service, ABC):
     def run(self, boundary: Boundary) -> None:
         self._catch_up()
 
+    def finish(self, boundary: Boundary) -> None:
+        self._catch_up()
+
     def close(self) -> None:
         try:
             self._catch_up()

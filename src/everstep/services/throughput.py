@@ -43,11 +43,14 @@ class Throughput(Service):
         for backend in backends.active():
             backend.synchronize()
         spent = self._run.spent()
-        outcome = self._since_last(self._run, boundary, spent)
-        if boundary.final:
-            whole = sum(spent.values()) or 1.0
-            parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
-            self._run.println(f"time of this start: {parts}")
+        return self._since_last(self._run, boundary, spent)
+
+    def finish(self, boundary: Boundary) -> Outcome | None:
+        outcome = self.run(boundary)
+        spent = self._run.spent()
+        whole = sum(spent.values()) or 1.0
+        parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
+        self._run.println(f"time of this start: {parts}")
         return outcome
 
     def _since_last(self, run: RunView, boundary: Boundary, spent: dict[str, float]) -> Outcome | None:

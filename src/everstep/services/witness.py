@@ -8,7 +8,7 @@ process.  It has one JSON object a line:
 | place | when | parts |
 |---|---|---|
 | enter | the run is open; after a resume, its state restored | state |
-| before | step `step` is about to begin (`TrainLoop`) | samples, state |
+| before | step `step` is about to begin | samples, state |
 | step | it is complete | samples (`Supervisor`), random state, state |
 | epoch | the epoch is closed, after its tail | random state, state |
 | exit | the `with` block was left | none |
@@ -65,8 +65,6 @@ class Witness(Service):
             yield batch
 
     def run(self, boundary: Boundary) -> None:
-        if boundary.final:
-            return
         place = _PLACES[boundary.moment]
         step, parts = boundary.step, {}
         if place == "before":

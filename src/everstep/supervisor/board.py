@@ -16,6 +16,7 @@ from everstep.contracts import (
     Save,
     SaveBest,
     Service,
+    ServiceFunction,
     Stage,
 )
 from everstep.errors import ConfigError, ServiceError, UsageError
@@ -133,9 +134,12 @@ class ServiceBoard:
             return [service for service in wanting if service.due(when)]
 
     def run(
-        self, services: Sequence[Service], boundary_of: BoundaryOf
+        self, services: Sequence[Service], boundary_of: BoundaryOf, *, finish: bool = False
     ) -> list[tuple[Service | None, Action]]:
         """Run some services in order; every one runs, whatever an earlier one asked for.
+
+        Args:
+            finish: call `finish`, not `run`.
 
         Raises:
             Exception: what a service of a stage other than REPORT raised, after a note naming it.
@@ -143,7 +147,7 @@ class ServiceBoard:
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
             boundary = boundary_of(service)
-            outcome = self._run_one(service, boundary)
+            outcome = self._run_one(service, service.finish if finish else service.run, boundary)
             if outcome is None:
                 continue
             if not isinstance(outcome, Outcome):
@@ -164,10 +168,10 @@ class ServiceBoard:
             actions += [(service, action) for action in outcome.actions]
         return actions
 
-    def _run_one(self, service: Service, boundary: Boundary) -> Outcome | None:
+    def _run_one(self, service: Service, run: ServiceFunction, boundary: Boundary) -> Outcome | None:
         try:
             with _isolated_for([service]):
-                return service.run(boundary)
+                return run(boundary)
         except Exception as error:
             if service.stage is Stage.REPORT:
                 self._warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,15 @@ class Supervisor(Run):
     _reads_no_data = False
     """Said by the program, with `stream(None)`."""
 
+    _moments = Run._moments | {
+        Moment.BEFORE_STEP,
+        Moment.AFTER_STEP,
+        Moment.METRICS_COLLECTED,
+        Moment.SUMMARY_ADDED,
+    }
+    _begun_step = 0
+    """The newest step that was announced."""
+
     _asked = 0
     """Calls of `should_stop()` since `_asked_since`."""
     _asked_since = (0, 0)
@@ -108,7 +117,23 @@ class Supervisor(Run):
         self._asked += 1
         if self._asked == ASKED_AT_MOST:
             self._require_advance()
-        return self._progress.stop is not None
+        stops = self._progress.stop is not None
+        if self._synchronous and not (stops or self._endless):
+            self._begin_step(None)
+        return stops
+
+    def _begin_step(self, batch: Any) -> None:
+        """Announce the step that comes: with its first batch; without data, where the loop goes on."""
+        if self._begun_step <= self._progress.step:
+            self._begun_step = self._progress.step + 1
+            self._announce(Moment.BEFORE_STEP, batch)
+
+    def _handed_out(self, name: str, batch: Any) -> None:
+        """A stream has given a batch to the program."""
+        self._batches[name] = batch
+        self._step_data = batch if len(self._endless) == 1 else self._batches
+        if self._synchronous:
+            self._begin_step(self._step_data)
 
     def _require_advance(self) -> None:
         """Judge the last so many `should_stop()`: they may all be of one step if nothing trained in it.
@@ -140,11 +165,20 @@ class Supervisor(Run):
             self._require_begun()
         if self._progress.stop is not None:
             self._require_goes_on(self._progress.stop)
+        if self._synchronous:
+            self._begin_step(self._step_data)  # where the step drew no batch
         if metrics:
-            step = self._progress.step + 1
-            self._collector.pending.extend([(step, n, to_scalar(n, v)) for n, v in metrics.items()])
+            self._collect(self._progress.step + 1, metrics)
         self._drawn = sum(endless.drawn for endless in self._endless)
         self._complete_step()
+        self._batches, self._step_data = {}, None
+
+    def _collect(self, step: int, given: Mapping[str, Any]) -> None:
+        """Take what a step has for the record, and for those who look at it."""
+        metrics = self._taken_out(step, given) if self._looked_at else given
+        self._collector.pending.extend([(step, n, to_scalar(n, v)) for n, v in metrics.items()])
+        if self._synchronous:
+            self._announce(Moment.METRICS_COLLECTED, given)
 
     @checked_keywords
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
@@ -169,7 +203,12 @@ class Supervisor(Run):
         slot = self._streams.bind(data, name)
         self._passes_changed(slot, passes)
         endless = Endless(
-            slot, passes, self._require_begun, lambda: self._stream_ended(name, passes or 0), self._clock
+            slot,
+            passes,
+            self._require_begun,
+            lambda: self._stream_ended(name, passes or 0),
+            self._clock,
+            self._handed_out,
         )
         self._endless.append(endless)
         witness = self._board.find(Witness)
@@ -207,6 +246,11 @@ class Supervisor(Run):
         self._save_asked = True
         self._wake()
 
+    def add_summary(self, summary: Any) -> None:
+        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
+        self._require_open("add_summary")
+        self._announce(Moment.SUMMARY_ADDED, summary)
+
     @checked_keywords
     def loop(self, seconds: float, fn: Callable[[], object]) -> None:
         """Run `fn` in a thread of its own every `seconds` until the loop ends, first at once.
@@ -241,7 +285,8 @@ class Supervisor(Run):
             A handle with `.remove()`.
 
         Raises:
-            ConfigError: no such moment (names the nearest), or `every` where it has no meaning.
+            ConfigError: no such moment (names the nearest), one that never comes in this loop, or `every`
+                where it has no meaning.
             UsageError: the loop has ended.
         """
         if self._phase == "closed":
@@ -253,6 +298,7 @@ class Supervisor(Run):
             moment = names[moment]
         if every is not None and moment not in SCHEDULED:
             raise ConfigError(f"{moment.name} happens when it happens; leave out every={every!r}")
+        self._require_moments([moment], "on()")
         self._registered += 1
         service = FunctionService(moment, fn, every, f"on {moment.value} {self._registered}")
         self._board.add(service)

@@ -46,15 +46,14 @@ from everstep.errors import (
     nearest,
 )
 from everstep.keywords import checked_keywords, number, whole
-from everstep.metrics.collector import Collector, Rows
+from everstep.metrics.collector import Collector, Rows, is_scalar
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import Block, Position, located, user_path
 from everstep.redaction import redacted
-from everstep.schedule import NEVER, When
+from everstep.schedule import NEVER, Every, Schedule, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
-from everstep.services.function import FunctionService
 from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
@@ -84,6 +83,12 @@ GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
 
 
+_DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
+    Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
+}
+"""Where moments come that not every loop has."""
+
+
 class Abandoned(BaseException):
     """An evaluation is left for an interruption; its boundary stays open, for the resume to go on with."""
 
@@ -96,6 +101,8 @@ class Run:
     Arguments: see `Supervisor`.
     """
 
+    _moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP})
+    """Those that come in this loop."""
     _goes_back_itself = False
     """Whether a rollback goes on in this process, with the same data."""
 
@@ -157,12 +164,19 @@ class Run:
         self._open_step = 0
         self._step_data: Any = None
         """The batch of the open step, or of the last one."""
+        self._batches: dict[str, Any] = {}
+        """By stream, what the open step has drawn from a Supervisor's."""
         self._next_due = 0
         self._collector = Collector(self._record_rows, lambda: self._open_step)
         self._board = ServiceBoard(self._collector, self._warn)
         self._add_services(list(services), default_services, max_time)
         self._synchronous: set[Moment] = set()
         """Those that somebody asked for; the others cost nothing."""
+        self._looked_at: set[str] = set()
+        """The outputs of steps that services look at."""
+        self._outputs: dict[str, Any] = {}
+        self._outputs_of = 0
+        """Those of the newest step that had any, and which it is."""
         self._estimator = Estimator(clock)
         self._ticker = Ticker(clock, self._wake)
         self._signals = SignalWatch(self._wake)
@@ -219,9 +233,37 @@ class Run:
             services.append(Checkpoints())
         if lacks(Index):
             services.append(Index())
+        for service in services:
+            if isinstance(service, Service):  # the board refuses what is none
+                self._require_moments(service.moments, f"service {service.name!r}", service.schedule)
         services += witnesses(lambda: self._user.save()["user"])
         for service in (*services, Record(self._flush)):
             self._board.add(service)
+
+    def _require_moments(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
+        """Refuse what would never happen behind this door.
+
+        Args:
+            who: asks for them.
+            every: when it is to run after steps and epochs, if it is.
+
+        Raises:
+            ConfigError: names the moment, and the doors that have it.
+        """
+        wanted = frozenset(wanted)
+        missing = wanted - self._moments
+        if Moment.AFTER_STEP in wanted:
+            missing -= {Moment.AFTER_EPOCH}  # a schedule's own choice
+            if Moment.AFTER_EPOCH not in self._moments and isinstance(every, Every) and every.epochs:
+                raise ConfigError(
+                    f"{who} is due Every(epochs={every.epochs}), and a {type(self).__name__} has no epochs; give "
+                    "every=Every(steps=...), or take a TrainLoop"
+                )
+        for moment in sorted(missing, key=lambda each: each.value):
+            raise ConfigError(
+                f"{who} asks for {moment.name}, which never comes in a {type(self).__name__}: "
+                f"{_DOORS[moment]}"
+            )
 
     # ------------------------------------------------------------------------------ what it is
 
@@ -951,10 +993,9 @@ class Run:
             )
         self._apply(actions)
 
-    def _viewer(
-        self, moment: Moment, payload: Any = None, *, final: bool = False
-    ) -> Callable[[Service], Boundary]:
+    def _viewer(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
         current = self._progress
+        outputs = self._outputs if moment is Moment.AFTER_STEP and self._outputs_of == current.step else {}
         stop = None if current.stop is None else current.stop.reason
 
         def view(service: Service) -> Boundary:
@@ -964,15 +1005,24 @@ class Run:
                 epoch=current.epoch,
                 readings=self._board.reader(service),
                 stop=stop,
-                final=final,
                 payload=payload,
+                outputs={name: outputs[name] for name in service.outputs if name in outputs},
             )
 
         return view
 
     def _services_changed(self) -> None:
         self._synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
+        self._looked_at = {name for service in self._board for name in _names(service.outputs)}
         self._wake()
+
+    def _taken_out(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep of a step's values what services look at; what is left are metrics."""
+        if self._outputs_of != step:
+            self._outputs, self._outputs_of = {}, step
+        looked_at = {name: value for name, value in values.items() if name in self._looked_at}
+        self._outputs.update(looked_at)
+        return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}
 
     def _announce(self, moment: Moment, payload: Any = None) -> None:
         """Tell synchronous observers, which may look but not act."""
@@ -1053,9 +1103,8 @@ class Run:
             self._say_replay()
         self._collector.read()
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
-        final = self._viewer(Moment.AFTER_STEP, final=True)
         self._spent.begin_boundary()
-        self._board.run([s for s in reports if not isinstance(s, FunctionService)], final)
+        self._board.run(reports, self._viewer(Moment.EXIT_LOOP), finish=True)
         if (self._progress.step, self._progress.epoch) != (self._recovered.step, self._recovered.epoch):
             self._watched.check(self._last_values.keys(), at_end=True)
         if self._is_over():
@@ -1213,3 +1262,7 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
     except BaseException as error:
         return [error]
     return []
+
+
+def _names(given: Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else given

@@ -527,6 +527,7 @@ class Endless:
         may_draw: raises where drawing a batch is an error.
         ended: called once when the passes are used up.
         clock: monotonic seconds.
+        handed_out: called with the stream's name and each batch.
     """
 
     def __init__(
@@ -536,9 +537,11 @@ class Endless:
         may_draw: Callable[[], None],
         ended: Callable[[], None],
         clock: Clock,
+        handed_out: Callable[[str, Any], None],
     ) -> None:
         self._slot, self._passes = slot, passes
         self._may_draw, self._ended, self._clock = may_draw, ended, clock
+        self._handed_out = handed_out
         self.drawn = 0
         self.waited = 0.0
         """Seconds waited for batches."""
@@ -570,5 +573,6 @@ class Endless:
                 continue
             self.drawn += 1
             self.waited += self._clock() - began
+            self._handed_out(self._slot.name, batch)
             return batch
         raise DataError(f"stream {self._slot.name!r} gave no batch in a whole pass; give it data")

@@ -66,7 +66,7 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
     with isolated(), tempfile.TemporaryDirectory() as folder:
         course.folder = Path(folder)
         whole = course.run(course.make)
-        assert course.calls["run"], (
+        assert course.calls["run"] or course.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
         alone = None if make_service().controller else course.run(lambda: None)
@@ -155,6 +155,10 @@ def _crash(loop: TrainLoop, here: bool) -> None:
 _DISTURBANCES: dict[_How, Callable[[TrainLoop, bool], None]] = {"interrupted": _interrupt, "crashed": _crash}
 
 
+def _own_finish(service: Service) -> list[str]:
+    return [] if type(service).finish is Service.finish else ["finish"]
+
+
 class _Course:
     """Runs of one small training program, each in a directory of its own."""
 
@@ -167,7 +171,7 @@ class _Course:
     def make(self) -> Service:
         """The service, with its calls counted."""
         service = self.make_service()
-        for method in ("open", "run", "close"):
+        for method in ("open", "run", "close", *_own_finish(service)):
             setattr(service, method, self._counted(method, getattr(service, method)))
         return service
 
@@ -182,10 +186,11 @@ class _Course:
         """The service, but it raises wherever it runs."""
         service = self.make()
 
-        def run(boundary: Any) -> None:
+        def fail(boundary: Any) -> None:
             raise _Planted("planted by check_service")
 
-        service.run = run  # type: ignore[method-assign]
+        for method in ("run", *_own_finish(service)):
+            setattr(service, method, fail)
         return service
 
     def run(self, make: Callable[[], Service | None], disturb: Disturb = lambda loop, place: None) -> _Final:

@@ -17,6 +17,7 @@ from everstep.supervisor import Loaded
 class TrainerLoop(TrainLoop):
     """The loop that a Trainer opens: it has moments of evaluations, too."""
 
+    _moments = frozenset(Moment)
     _goes_back_itself = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

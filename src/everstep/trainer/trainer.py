@@ -95,7 +95,9 @@ class Trainer:
         self._retry: dict[str, Any] = {}
         """Options of the loop that goes on after a rollback."""
         self._build()
-        TrainLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)  # refuses what is wrong
+        TrainerLoop(
+            run_dir, task.state(), services=self._services, seed=seed, **loop
+        )  # refuses what is wrong
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:
@@ -243,7 +245,7 @@ class Trainer:
         if max_step is not None:
             options["max_step"] = max_step
         loop = TrainerLoop(self.run_dir, self.task.state(), services=services, seed=self._seed, **options)
-        self._line.bests = loop.bests
+        self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         self._weights = None
         self._found.clear()
         try:

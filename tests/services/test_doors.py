@@ -1,0 +1,337 @@
+"""Each moment fires behind each door, or asking for it is an error; services see what a step made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import Boundary, Every, Moment, Outcome, Service, Stage
+from everstep.errors import ConfigError, MetricError
+from tiny_runs import Boom, Tiny, quiet, rows
+
+Ask = Callable[[Any], object]
+Door = Callable[[Path, Ask], Any]
+
+
+def numbers(count: int) -> Any:
+    return everstep.data.arrays(np.arange(count), batch_size=2)
+
+
+def supervisor(run_dir: Path, ask: Ask) -> Any:
+    with quiet(run_dir, {"w": np.zeros(1)}, max_step=4) as sv:
+        ask(sv)
+        batches = sv.stream(numbers(8))
+        while not sv.should_stop():
+            next(batches)
+            sv.add_summary({"note": "seen"})
+            sv.advance(loss=1.0)
+    return sv
+
+
+def train_loop(run_dir: Path, ask: Ask) -> Any:
+    def tail(loop: Any, epoch: int) -> None:
+        with loop.evaluation():
+            loop.collect_metrics(valid_loss=0.5)
+        loop.add_summary({"note": "seen"})
+        loop.print_logs()
+
+    tiny = Tiny(run_dir, max_epoch=1)
+    ask(tiny.loop)
+    return tiny.train(tail=tail).loop
+
+
+class Task(everstep.Task):
+    """Trains nothing, and returns metrics and what is none."""
+
+    def __init__(self) -> None:
+        self.w = np.zeros(1)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"w": self.w}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        return {"loss": 1.0}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        return {"loss": 0.5}
+
+
+def trainer(run_dir: Path, ask: Ask, task: everstep.Task | None = None, **options: Any) -> Any:
+    streams = {"train": numbers(8), "valid": numbers(4)}
+    services = [everstep.Console(sink=lambda line: None), *options.pop("services", ())]
+    door = everstep.Trainer(task or Task(), streams, run_dir, services=services, max_epoch=1, seed=7)
+    with door.open() as loop:
+        ask(loop)
+        for _ in loop.iter_epochs():
+            door.epoch()
+            loop.add_summary({"note": "seen"})
+    return loop
+
+
+FIRES = {
+    Moment.ENTER_LOOP: "TL T",  # a Supervisor's is over where `on` can be called in this test
+    Moment.BEFORE_EPOCH: "TL T",
+    Moment.BEFORE_STEP: "S TL T",
+    Moment.AFTER_STEP: "S TL T",
+    Moment.AFTER_EPOCH: "TL T",
+    Moment.AFTER_EVAL_STEP: "T",
+    Moment.AFTER_EVALUATION: "TL T",
+    Moment.AFTER_CHECKPOINT: "S TL T",
+    Moment.EXIT_LOOP: "S TL T",
+    Moment.METRICS_COLLECTED: "S TL T",
+    Moment.SUMMARY_ADDED: "S TL T",
+    Moment.METRIC_STATS_PRINTED: "TL T",
+    Moment.TIME_METRIC_STATS_PRINTED: "TL T",
+}
+DOORS: dict[str, Door] = {"S": supervisor, "TL": train_loop, "T": trainer}
+
+
+class Asks(Service):
+    """Wants one moment."""
+
+    def __init__(self, moment: Moment) -> None:
+        super().__init__("asks", Every(steps=1) | Every(epochs=1))
+        self.moments = frozenset({moment})
+        self.seen: list[Boundary] = []
+
+    def run(self, boundary: Boundary) -> None:
+        self.seen.append(boundary)
+
+
+def made(door: str, run_dir: Path, service: Service) -> object:
+    """The door, with a service, run to its end."""
+    if door == "T":
+        return trainer(run_dir, lambda loop: None, services=[service])
+    if door == "TL":
+        tiny = Tiny(run_dir, max_epoch=1, services=[service])
+
+        def tail(loop: Any, epoch: int) -> None:
+            with loop.evaluation():
+                loop.collect_metrics(valid_loss=0.5)
+            loop.add_summary({"note": "seen"})
+            loop.print_logs()
+
+        return tiny.train(tail=tail)
+    console = everstep.Console(sink=lambda line: None)
+    with everstep.Supervisor(run_dir, {"w": np.zeros(1)}, services=[service, console], max_step=4) as sv:
+        batches = sv.stream(numbers(8))
+        while not sv.should_stop():
+            next(batches)
+            sv.add_summary({"note": "seen"})
+            sv.advance(loss=1.0)
+    return sv
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.name)
+def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(
+    tmp_path: Path, moment: Moment, door: str
+) -> None:
+    fires = door in FIRES[moment].split() or moment is Moment.ENTER_LOOP
+    service, seen = Asks(moment), []
+    if not fires:
+        with pytest.raises(ConfigError, match=rf"service 'asks' asks for {moment.name}, which never comes"):
+            made(door, tmp_path / "service", service)
+        with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which never comes in a "):
+            DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
+        return
+    made(door, tmp_path / "service", service)
+    assert service.seen and {boundary.moment for boundary in service.seen} == {moment}
+    DOORS[door](tmp_path / "function", lambda loop: loop.on(moment, seen.append))
+    if not (moment is Moment.ENTER_LOOP and door != "TL"):  # entered before `on` was called
+        assert {boundary.moment for boundary in seen} == {moment}
+    if moment in (Moment.BEFORE_STEP, Moment.AFTER_STEP):
+        assert len(seen) == 4 and all(b.payload is not None for b in seen)
+        assert [b.step for b in seen] == list(range(4) if moment is Moment.BEFORE_STEP else range(1, 5))
+
+
+def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) -> None:
+    message = r"service 'early stop loss' is due Every\(epochs=1\), and a Supervisor has no epochs.*steps="
+    with pytest.raises(ConfigError, match=message):
+        everstep.Supervisor(tmp_path, {}, services=[everstep.EarlyStop("loss", patience=1)])
+    either = Every(epochs=1) | Every(steps=9)
+    everstep.Supervisor(tmp_path, {}, services=[everstep.EarlyStop("loss", patience=1, every=either)])
+
+
+# ----------------------------------------------------------------------- the batch in a Supervisor
+
+
+def batches_seen(run_dir: Path, program: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
+    """What BEFORE_STEP and AFTER_STEP had."""
+    before: list[Any] = []
+    after: list[Any] = []
+    with quiet(run_dir, {"w": np.zeros(1)}, max_step=3) as sv:
+        sv.on(Moment.BEFORE_STEP, lambda b: before.append((b.step, b.payload)))
+        sv.on(Moment.AFTER_STEP, lambda b: after.append((b.step, b.payload)))
+        program(sv)
+    return before, after
+
+
+def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
+    def two_at_a_time(sv: Any) -> None:
+        batches = sv.stream(range(6))
+        while not sv.should_stop():
+            next(batches), next(batches)
+            sv.advance()
+
+    before, after = batches_seen(tmp_path / "run", two_at_a_time)
+    assert before == [(0, 0), (1, 2), (2, 4)]
+    assert after == [(1, 1), (2, 3), (3, 5)]
+
+
+def test_several_streams_give_their_batches_by_name(tmp_path: Path) -> None:
+    def program(sv: Any) -> None:
+        real, noise = sv.stream(list("abcdef"), "real"), sv.stream(range(6), "noise")
+        while not sv.should_stop():
+            next(noise)
+            if sv.step != 1:
+                next(real)
+            sv.advance()
+
+    before, after = batches_seen(tmp_path / "run", program)
+    assert [step for step, _ in before] == [0, 1, 2]
+    assert [b for _, b in after] == [{"noise": 0, "real": "a"}, {"noise": 1}, {"noise": 2, "real": "b"}]
+
+
+def test_a_step_without_a_batch_is_a_step(tmp_path: Path) -> None:
+    def no_data(sv: Any) -> None:
+        sv.stream(None)
+        while not (sv.should_stop() or sv.should_stop()):
+            sv.advance(loss=1.0)
+
+    def every_other(sv: Any) -> None:
+        batches = sv.stream(range(9))
+        while not sv.should_stop():
+            if sv.step != 1:
+                next(batches)
+            sv.advance()
+
+    before, after = batches_seen(tmp_path / "none", no_data)
+    assert before == [(0, None), (1, None), (2, None)] and after == [(1, None), (2, None), (3, None)]
+    before, after = batches_seen(tmp_path / "some", every_other)
+    assert before == [(0, 0), (1, None), (2, 1)] and after == [(1, 0), (2, None), (3, 1)]
+
+
+def test_what_was_collected_in_an_evaluation_is_announced_with_it(tmp_path: Path) -> None:
+    found: list[Any] = []
+    train_loop(
+        tmp_path / "loop", lambda loop: loop.on(Moment.AFTER_EVALUATION, lambda b: found.append(b.payload))
+    )
+    assert found == [{"valid_loss": 0.5}]
+
+
+# ------------------------------------------------------------------------------- what a step made
+
+
+class Looks(Service):
+    """Looks at outputs of steps, and makes a metric of one."""
+
+    stage = Stage.MEASURE
+    outputs = ("loss", "scores")
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__("looks", Every(steps=every))
+        self.seen: list[tuple[int, dict[str, Any]]] = []
+
+    def run(self, boundary: Boundary) -> Outcome | None:
+        self.seen.append((boundary.step, dict(boundary.outputs)))
+        scores = boundary.outputs.get("scores")
+        return None if scores is None else Outcome({"top": float(max(scores))})
+
+
+class Scores(Task):
+    """Its steps return scores of each sample, too."""
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        return {"loss": float(ids.mean()), "scores": ids * 1.0, "more": 1.0}
+
+
+def test_a_service_sees_what_a_trainers_step_returned(tmp_path: Path) -> None:
+    looks = Looks()
+    trainer(tmp_path / "run", lambda loop: None, Scores(), services=[looks])
+    assert [(step, seen["loss"], list(seen["scores"])) for step, seen in looks.seen] == [
+        (step, 2 * step - 1.5, [2 * step - 2.0, 2 * step - 1.0]) for step in range(1, 5)
+    ]
+    assert {key for _, seen in looks.seen for key in seen} == {"loss", "scores"}
+    names = {row[3] for row in rows(tmp_path / "run", "step")}
+    assert names == {"loss", "more"}  # a number is a metric, too; scores are none
+    assert len(rows(tmp_path / "run", "eval/looks")) == 4
+
+
+def test_what_is_no_number_and_nobody_looks_at_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MetricError, match=r"metric 'scores'"):
+        trainer(tmp_path / "run", lambda loop: None, Scores())
+
+
+def test_a_service_sees_what_the_loop_collected_in_the_step(tmp_path: Path) -> None:
+    looks = Looks(every=2)
+
+    def collect(loop: Any, step: int) -> None:
+        loop.collect_metrics({"scores": [step, 0]})
+
+    Tiny(tmp_path / "run", max_epoch=1, services=[looks]).train(inside=collect)
+    assert [(step, seen["scores"]) for step, seen in looks.seen] == [(2, [2, 0]), (4, [4, 0])]
+    assert all(type(seen["loss"]) is float for _, seen in looks.seen)
+    with pytest.raises(MetricError, match="'scores'"):
+        Tiny(tmp_path / "tail", max_epoch=1, services=[Looks()]).train(tail=collect)
+
+
+def test_a_service_sees_what_advance_was_given(tmp_path: Path) -> None:
+    looks = Looks()
+    console = everstep.Console(sink=lambda line: None)
+    with everstep.Supervisor(tmp_path / "run", {}, services=[looks, console], max_step=2) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance(loss=1.0, scores=[sv.step, 3])
+    assert looks.seen == [(1, {"loss": 1.0, "scores": [0, 3]}), (2, {"loss": 1.0, "scores": [1, 3]})]
+
+
+# --------------------------------------------------------------------------------------- the end
+
+
+class Reports(Service):
+    """Needs a batch, as reports of a step do."""
+
+    def __init__(self, every: everstep.schedule.Schedule) -> None:
+        super().__init__("reports", every)
+        self.batches: list[Any] = []
+        self.rest: list[tuple[int, list[str]]] = []
+
+    def run(self, boundary: Boundary) -> None:
+        (ids,) = boundary.payload
+        self.batches.append(tuple(ids))
+        boundary.readings.clear()
+
+    def finish(self, boundary: Boundary) -> Outcome:
+        self.rest.append((boundary.step, boundary.readings.names()))
+        return Outcome({f"{self.name} batches": float(len(self.batches))})
+
+
+def test_a_service_is_run_once_for_each_batch_and_told_of_the_end_apart(tmp_path: Path) -> None:
+    each, third = Reports(Every(steps=1)), Reports(Every(steps=3))
+    third.name = "every third"
+    tiny = Tiny(tmp_path / "run", samples=26, max_epoch=1, services=[each, third]).train()
+    assert tiny.loop.ending.warnings == ()
+    assert (len(each.batches), len(third.batches)) == (13, 4)
+    assert [each.rest[0][0], third.rest[0][0]] == [13, 13] and "loss" in third.rest[0][1]
+    assert [row[1:4] for row in rows(tmp_path / "run", "eval/reports")] == [
+        (13, "eval/reports", "reports batches")
+    ]
+
+
+def test_a_run_that_is_cut_is_not_told_of_an_end(tmp_path: Path) -> None:
+    each = Reports(Every(steps=1))
+
+    def crash(loop: Any, step: int) -> None:
+        if step == 3:
+            raise Boom
+
+    with pytest.raises(Boom):
+        Tiny(tmp_path / "run", max_epoch=1, services=[each]).train(inside=crash)
+    assert each.rest == []
