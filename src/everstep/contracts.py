@@ -220,6 +220,9 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it; of what nobody has used yet, nothing."""
 
+    def processes(self) -> int:
+        """How many processes compute together by the framework's own means, this one included."""
+
     def describe(self) -> dict[str, str]:
         """Version and devices, for the run's record."""
 

@@ -133,6 +133,10 @@ class NumpyBackend:
     def synchronize(self) -> None:
         """NumPy waits by itself."""
 
+    def processes(self) -> int:
+        """NumPy computes alone."""
+        return 1
+
     def describe(self) -> dict[str, str]:
         """NumPy's version."""
         return {"numpy": np.__version__}

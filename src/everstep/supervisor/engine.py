@@ -67,6 +67,7 @@ from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.lines import Lines
 from everstep.supervisor.opening import Opening, Recovered, Start
+from everstep.supervisor.processes import require_one
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.restoring_best import restore_best
 from everstep.supervisor.rolling_back import Rollbacks
@@ -383,6 +384,7 @@ class Run:
     def __enter__(self) -> Self:
         if self._phase != "new":
             raise UsageError(f"this {type(self).__name__} was entered before; make a new one to run again")
+        require_one()
         try:
             with ExitStack() as stack:
                 stack.callback(self._mark_closed)  # if it fails to open

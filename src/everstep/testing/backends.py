@@ -85,6 +85,7 @@ def _check_facts(backend: Backend) -> None:
     facts = backend.describe()
     texts = all(isinstance(text, str) for pair in facts.items() for text in pair)
     assert facts and texts, f"describe() gives {facts!r}: give texts by name"
+    assert backend.processes() == 1, f"processes() is {backend.processes()}: here is one, outside any group"
     assert backend.entry(object()) is None, "entry() takes an object that is not the framework's"
     assert backend.pack(object()) is None, "pack() takes an object that is not the framework's"
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch.entries import make_entry
+from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.updates import TorchUpdateWatch, flatten
 from everstep.contracts import Entry, HostArray, UpdateWatch
 from everstep.errors import MetricError, StateError
@@ -215,6 +216,11 @@ class TorchBackend:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
+    def processes(self) -> int:
+        """The size of torch.distributed's group, where one is initialised."""
+        group = torch.distributed
+        return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
     def describe(self) -> dict[str, str]:
         """Torch's version, threads, and CUDA's devices."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
@@ -298,6 +304,7 @@ def _device_name(device: torch.device) -> str:
 
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """The tensor without its graph, and what besides dtype and shape makes it again."""
+    refuse_sharded(tensor, "a tensor")
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         remedy = (
             "run one batch through the model first"

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.torch import attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
+from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts import BESIDE, Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
@@ -57,6 +58,7 @@ class ModuleEntry(Entry):
         # what torch.compile wraps is saved without the wrapper, so that either restores the other
         self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            refuse_sharded(tensor, repr(name))
             if is_lazy(tensor):
                 raise StateError(
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.optimizers import layers
+from everstep.backends.torch.sharded import refuse_sharded
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -309,6 +310,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 def _place(tensor: Tensor) -> int:
     """Where it lies in memory."""
+    refuse_sharded(tensor, "a tensor of the state")
     return tensor.untyped_storage().data_ptr()
 
 

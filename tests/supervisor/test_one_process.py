@@ -1,0 +1,112 @@
+"""Several processes that train one model are refused before anything is opened; a group of one is fine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import everstep
+from everstep.errors import StateError, UsageError
+from tiny_runs import Tiny, quiet
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import everstep
+
+rank, folder = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+try:
+    with everstep.TrainLoop(f"{folder}/{rank}", {"model": model, "optimizer": optimizer}, max_epoch=1):
+        print("entered")
+except everstep.errors.UsageError as error:
+    print(error)
+finally:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_of_a_group_are_refused_each(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(tmp_path)], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0].decode() for rank in ranks]
+    for text in said:
+        assert "one of several processes" in text and "torch has a group of 2" in text
+        assert "--nproc-per-node 1" in text and "entered" not in text
+    assert not (tmp_path / "0").exists() and not (tmp_path / "1").exists()
+
+
+class Nothing(everstep.Task):
+    def train_step(self, batch: Any) -> dict[str, float]:
+        return {}
+
+
+def a_loop(run_dir: Path) -> object:
+    return Tiny(run_dir, max_epoch=1).train()
+
+
+def a_supervisor(run_dir: Path) -> object:
+    with quiet(run_dir, max_step=1) as sv:
+        while not sv.should_stop():
+            sv.advance()
+    return sv
+
+
+def a_trainer(run_dir: Path) -> object:
+    return everstep.Trainer(Nothing(), {"train": [1]}, run_dir, max_epoch=1).run_training()
+
+
+@pytest.mark.parametrize("door", [a_loop, a_supervisor, a_trainer])
+def test_what_a_launcher_says_is_believed_behind_each_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Any
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=4 in the environment.*unset WORLD_SIZE"):
+        door(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    door(tmp_path / "run")
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_of_one_trains(tmp_path: Path) -> None:
+    assert Tiny(tmp_path / "run", max_epoch=1).train().loop.ending.finished
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_sharded_model_is_refused_by_name(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(2, 2)
+    late = quiet(tmp_path / "late", {"model": model})
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(StateError, match=r"'weight' is sharded over processes \(fully_shard\)"):
+        quiet(tmp_path / "run", {"model": model})
+    inside, alone = ({"model": {"inside": model}}, {"weight": model.weight})
+    for door in (late, quiet(tmp_path / "run", inside), quiet(tmp_path / "run", alone)):
+        with pytest.raises(StateError, match=r"sharded over processes \(fully_shard\)"), door:
+            pass
