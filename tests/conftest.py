@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from everstep import hazard
 
 NOBODY = 65534
 
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="everstep-config-")  # no test makes the user's key
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no index; its own tests ask for it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -34,6 +34,10 @@ class ChangedError(ConfigError):
         super().__init__(differences + remedy)
 
 
+class TrustError(EverstepError):
+    """A run names code to import and call, and is not known to be this user's own."""
+
+
 class RunDirError(EverstepError, OSError):
     """The run directory cannot be used (a file, read-only, full, without locks ...)."""
 

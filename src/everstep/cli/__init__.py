@@ -47,7 +47,18 @@ def main() -> NoReturn:
     sys.exit(status)
 
 
+def leave_run() -> None:
+    """Inside a run directory, take no module from the working directory: Python may look there first."""
+    here = os.getcwd()
+    above = here
+    while not os.path.lexists(os.path.join(above, "run.json")):
+        if above == (above := os.path.dirname(above)):
+            return
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or here) != here]
+
+
 def _run() -> int:
+    leave_run()
     import click
 
     from everstep.cli.group import commands

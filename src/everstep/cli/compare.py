@@ -12,7 +12,7 @@ from everstep.cli.options import index_option, json_option
 from everstep.cli.output import cell, print_json, print_table
 from everstep.index.queries import FACTS, starts, summaries
 
-_NOT_COMPARED = {"pid", "name", "created", "heartbeat"}
+_NOT_COMPARED = {"pid", "name", "created", "heartbeat", "mark"}
 _WIDEST = 48
 """Characters of a table's cell; --json has all."""
 

@@ -18,13 +18,15 @@ from everstep.cli.output import print_json
 def command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
     """Print the config of FILEs or of a RUN as it counts: checked, and every default filled in.
 
-    What is printed is a config file of the same experiment.
+    What is printed is a config file of the same experiment.  That of a RUN is what it has recorded: nothing
+    that it names is imported, so PATH=VALUE is laid over it without a look at what is called.
     """
     files, overrides = experiments.split(arguments)
-    from everstep.experiment import as_yaml, open_config, open_run
+    from everstep.experiment import as_yaml, open_config
+    from everstep.experiment.opening import look
 
     if len(files) == 1 and not files[0].is_file() and files[0].suffix not in (".yaml", ".yml"):
-        tree = open_run(find(str(files[0]), index).path, overrides, profile=profile).tree
+        tree = look(find(str(files[0]), index).path, overrides, profile=profile)
     else:
         tree = open_config(files, overrides, profile=profile).tree
     if as_json:

@@ -138,7 +138,7 @@ def _locks(place: Path) -> Finding:
     lock.acquire()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK, str(place)], capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-c", _ASK, str(place)], capture_output=True, text=True, check=False
         )
     finally:
         lock.release()

@@ -16,6 +16,7 @@ from everstep.cli.output import print_json
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @experiments.weights_option
 @experiments.profile_option
+@experiments.trust_option
 @index_option
 @json_option
 def command(
@@ -24,6 +25,7 @@ def command(
     streams: tuple[str, ...],
     weights: str | None,
     profile: str | None,
+    trust: bool,
     index: str | None,
     as_json: bool,
 ) -> None:
@@ -36,7 +38,9 @@ def command(
     """
     from everstep.experiment import open_run
 
-    experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="eval")
+    experiment = open_run(
+        find(run, index).path, overrides, profile=profile, default_profile="eval", trust=trust
+    )
     if streams:
         found: dict[str, float] = {}
         for each in streams:

@@ -34,6 +34,7 @@ def training_options(function: F) -> F:
         click.option("--dry-run", is_flag=True, help="Make everything, run nothing, leave nothing."),
         click.option("--strict-git", is_flag=True, help="Refuse code that is not committed and pushed."),
         click.option("--skip-check", is_flag=True, help="Do not look at git."),
+        trust_option,
         index_option,
     ):
         function = option(function)
@@ -44,6 +45,13 @@ def ship_to(index: str | None) -> None:
     """Have what this process and its children train shipped to the index that --index names."""
     if index is not None:
         os.environ[VARIABLE] = str(index_place(index))
+
+
+def trust_option(function: F) -> F:
+    """The option --trust."""
+    return click.option(
+        "--trust", is_flag=True, help="Import and call what the run names, though it is not marked as yours."
+    )(function)
 
 
 def profile_option(function: F) -> F:

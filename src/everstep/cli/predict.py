@@ -21,6 +21,7 @@ from everstep.cli.options import index_option
 @click.option("--overwrite", is_flag=True, help="Replace the file, if it is there.")
 @experiments.weights_option
 @experiments.profile_option
+@experiments.trust_option
 @index_option
 def command(
     run: str,
@@ -30,6 +31,7 @@ def command(
     overwrite: bool,
     weights: str | None,
     profile: str | None,
+    trust: bool,
     index: str | None,
 ) -> None:
     """Write what the newest checkpoint of RUN, or other --weights, predict: `inference_step` of each batch.
@@ -45,6 +47,8 @@ def command(
     from everstep.experiment.predictions import check, write
 
     check(out, overwrite)
-    experiment = open_run(find(run, index).path, overrides, profile=profile, default_profile="predict")
+    experiment = open_run(
+        find(run, index).path, overrides, profile=profile, default_profile="predict", trust=trust
+    )
     samples = write(out, experiment.trainer.predict(stream, weights=weights))
     click.echo(f"{out}: {samples} predictions for {stream!r}")

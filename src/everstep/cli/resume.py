@@ -22,6 +22,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
+    trust: bool,
     index: str | None,
 ) -> None:
     """Go on with RUN, by the config that it has recorded; PATH=VALUE changes it.
@@ -39,5 +40,6 @@ def command(
         on_change=on_change,
         strict_git=strict_git,
         skip_check=skip_check,
+        trust=trust,
     )
     experiments.train(experiment, schedule, dry_run, resumed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
+    trust: bool,
     index: str | None,
     as_json: bool,
 ) -> None:
@@ -124,6 +126,7 @@ def command(
     options = [*map(str, files), *overrides, "--schedule", schedule, "--on-change", on_change]
     options += ["--profile", profile] if profile is not None else []
     options += ["--strict-git"] * strict_git + ["--skip-check"] * skip_check
+    options += ["--trust"] * trust
     if dry_run:
         rows = [_row(trial, _DRY) for trial in found]
     else:
@@ -241,7 +244,8 @@ class _Trainings:
 
     def _train(self, trial: Trial) -> tuple[int, str]:
         """Its exit status, and the end of what it printed."""
-        line = [sys.executable, "-m", "everstep", "train", *self._options, *trial.overrides]
+        here = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]  # as this process looks for modules
+        line = [sys.executable, *here, "-m", "everstep", "train", *self._options, *trial.overrides]
         with tempfile.TemporaryFile() as printed:
             with self._lock:
                 if self._stopping:

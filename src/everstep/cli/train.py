@@ -24,6 +24,7 @@ def command(
     dry_run: bool,
     strict_git: bool,
     skip_check: bool,
+    trust: bool,
     index: str | None,
 ) -> None:
     """Train what config FILEs say, later ones laid over earlier ones, and PATH=VALUE over all.
@@ -45,5 +46,6 @@ def command(
         profile=profile,
         strict_git=strict_git,
         skip_check=skip_check,
+        trust=trust,
     )
     experiments.train(experiment, schedule, dry_run)

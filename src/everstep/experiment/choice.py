@@ -15,10 +15,12 @@ import xxhash
 from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.errors import ConfigError
 from everstep.experiment.config import Resolved, free, resolve
+from everstep.experiment.foreign import admit
 from everstep.experiment.forks import Fork, facts_of, is_as_begun
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
-from everstep.record import located
+from everstep.record import RunDir, located
+from everstep.record.trust import distrust_config, trusted_anyway
 from everstep.supervisor.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
@@ -51,21 +53,30 @@ def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] =
     return Configuration(resolved.tree, paths, code, resolved.defaults, sections=("trainer",))
 
 
-def choose(resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnChange) -> Choice:
+def choose(
+    resolved: Resolved[ExperimentConfig], run_dir: Path, on_change: OnChange, *, trust: bool = False
+) -> Choice:
     """Decide between the given config and that of a run's newest checkpoint; nothing is written.
 
     With "error" and "override" the run itself compares, when it is entered.
 
+    Args:
+        trust: whether what the run names may be imported, though it does not count as this user's.
+
     Raises:
         ConfigError: there is no such choice.
+        TrustError: "keep" would import what a run names that does not count as this user's.
     """
     if on_change not in ("error", "keep", "override", "fork"):
         raise ConfigError(f'on_change={on_change!r}: give "error", "keep", "override" or "fork"')
     checkpoint = find_checkpoint(located(run_dir), print) if on_change in ("keep", "fork") else None
     meta: Any = None if checkpoint is None else checkpoint.meta
     if checkpoint is not None and meta.get("config"):
-        changes = touching(meta["config"], resolved)
+        why = "" if trust or trusted_anyway() else distrust_config(located(run_dir), meta["config"])
+        changes = touching(meta["config"], resolved, imports=not why)
         if changes and on_change == "keep":
+            run = RunDir.open(located(run_dir), create=False)
+            admit(run.path, run.id, meta["config"], (), why, trust)
             kept = resolve(ExperimentConfig, base=kept_tree(meta["config"], resolved.tree))
             says = _listed("kept as stored", changes)
             return Choice(kept, run_dir, _inherited(run_dir, kept), says)
@@ -86,7 +97,8 @@ def require_unchanged(choice: Choice, on_change: OnChange) -> str:
     meta: Any = None if checkpoint is None else checkpoint.meta
     if meta is None or not meta.get("config"):
         return choice.says
-    changes = touching(meta["config"], choice.resolved)
+    is_own = trusted_anyway() or not distrust_config(located(choice.run_dir), meta["config"])
+    changes = touching(meta["config"], choice.resolved, imports=is_own)
     if changes and on_change == "error" and not choice.options:
         raise refusal(choice.run_dir, _of_config(changes))
     shown = configuration(choice.resolved).changes(meta["config"])
@@ -102,30 +114,46 @@ def _listed(what: str, changes: list[Difference]) -> str:
     return what + ":" + told(changes).rstrip(". \n")
 
 
-def touching(stored: Mapping[str, Any], given: Resolved[ExperimentConfig]) -> list[Difference]:
-    """The differences that touch the training; of the services, those among what controls it."""
+def touching(
+    stored: Mapping[str, Any], given: Resolved[ExperimentConfig], *, imports: bool = True
+) -> list[Difference]:
+    """The differences that touch the training; of the services, those among what controls it.
+
+    Args:
+        imports: False to import none of the services but everstep's own: the others pass for controllers.
+    """
     config = configuration(given)
     config = replace(
         config,
-        tree={**given.tree, "services": _controllers(given.tree)},
+        tree={**given.tree, "services": _controllers(given.tree, imports)},
         free=tuple(path for path in config.free if path != "services"),
     )
-    changes = config.changes({**stored, "services": _controllers(stored)})
+    changes = config.changes({**stored, "services": _controllers(stored, imports)})
     return [each for each in changes if not config.is_free(each.path)]
 
 
-def _controllers(tree: Mapping[str, Any]) -> list[Any]:
+def _controllers(tree: Mapping[str, Any], imports: bool) -> list[Any]:
     """The services of a config that control the training, every default filled in; the others only look."""
-    services = tree.get("services") or ()
-    return [ServiceCall.of(each).completed((), []).tree() for each in services if _controls(each)]
+    found = [ServiceCall.of(each) for each in tree.get("services") or () if _controls(each, imports)]
+    return [(each.completed((), []) if _is_known(each, imports) else each).tree() for each in found]
 
 
-def _controls(service: Any) -> bool:
-    return bool(getattr(imported(ServiceCall.of(service).call), "controller", True))
+def _controls(service: Any, imports: bool) -> bool:
+    call = ServiceCall.of(service)
+    return not _is_known(call, imports) or bool(getattr(imported(call.call), "controller", True))
 
 
-def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored config, with what touches no step from the given one; services in the given order."""
+def _is_known(call: ServiceCall, imports: bool) -> bool:
+    """Whether it may be looked at: importing a module runs it."""
+    return imports or ":" not in call.name
+
+
+def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
+    """The stored config, with what touches no step from the given one; services in the given order.
+
+    Args:
+        imports: as for `touching`.
+    """
     tree = copy.deepcopy(dict(stored))
     for path in free(ExperimentConfig):
         *above, name = path.split(".")
@@ -133,8 +161,10 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
         for part in above:
             ours, theirs = ours.setdefault(part, {}), theirs[part]
         ours[name] = theirs[name]
-    controlling = iter(_controllers(stored))
-    services = [next(controlling, None) if _controls(each) else each for each in given.get("services") or ()]
+    controlling = iter(_controllers(stored, imports))
+    services = [
+        next(controlling, None) if _controls(each, imports) else each for each in given.get("services") or ()
+    ]
     tree["services"] = [each for each in (*services, *controlling) if each is not None]
     return tree
 

@@ -58,6 +58,7 @@ def resolve(
     *,
     base: Mapping[str, Any] | None = None,
     profile: str | None = None,
+    imports: bool = True,
 ) -> Resolved[T]:
     """Lay files over the schema's defaults, and overrides over the files.
 
@@ -67,6 +68,7 @@ def resolve(
         overrides: PATH=VALUE each, VALUE in YAML: "optimizer.lr=1e-3", "layers=[64, 64]", "layers.0=32".
         base: lies below the files: the `tree` of another one.
         profile: of the key `profiles`, what is laid over all of it.
+        imports: False to leave alone what is called: its arguments are neither checked nor completed.
 
     Raises:
         ConfigError: everything that is wrong, each with its place: file and line, key, value.
@@ -88,12 +90,12 @@ def resolve(
             f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
             "and Call, in a module that imports them at run time"
         ) from error
-    for place, call, late in calls(schema, layers.tree):
+    for place, call, late in calls(schema, layers.tree) if imports else ():
         problems += call.problems(place, late)
     if problems:
         raise ConfigError(_told(problems, layers))
     tree, at_default = adapter.dump_python(config, mode="json"), list[Place]()
-    for place, call, late in calls(schema, tree):
+    for place, call, late in calls(schema, tree) if imports else ():
         _put(tree, place, call.completed(place, at_default, late).tree())
     return Resolved(adapter.validate_python(tree), tree, tuple(map(dotted, at_default)))
 

@@ -13,6 +13,7 @@ from everstep.contracts import Boundary, Moment, RunView, Service
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment import params as schema
 from everstep.experiment.experiment import note_uncommitted
+from everstep.experiment.foreign import admit, without
 from everstep.experiment.opening import findable
 from everstep.experiment.params import Params, checked, checked_validations
 from everstep.experiment.params_loading import chosen, index_of, run_dir_of, source
@@ -20,7 +21,9 @@ from everstep.experiment.params_task import Example, ParamsTask, data_of, tagged
 from everstep.experiment.recorded import ParamsRecord, restored
 from everstep.experiment.tested import recording_test
 from everstep.keywords import checked_keywords
-from everstep.record import RunJournal, located, to_read
+from everstep.record import RunDir, RunJournal, located, to_read
+from everstep.record.trust import distrust
+from everstep.redaction import redacted
 from everstep.schedule import Every
 from everstep.services import LossBound
 from everstep.services.checkpoints import Checkpoints
@@ -301,22 +304,30 @@ def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
         ]
 
 
-def recorded_params(run_dir: str | Path) -> Params:
+def recorded_params(run_dir: str | Path, *, trust: bool = False) -> Params:
     """The parameters of a run, as its newest start recorded them: `train_from_params` makes it again.
 
         params = everstep.experiment.recorded_params("runs/digits/basic")
         everstep.train_from_params(**params)
 
+    Args:
+        trust: import what the run names, though it does not count as this user's: docs/guide/trust.md.
+
     Raises:
+        TrustError: it does not, and `trust` is not given.
         ConfigError: it is no run of `train_from_params`, or a function is not found by its import path.
     """
-    facts = RunJournal(to_read(run_dir)).facts()
-    tree = facts.get("config") or {}
+    run_dir = to_read(run_dir)
+    start = RunJournal(run_dir).newest_start()
+    facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
+    tree = redacted(facts.get("config") or {})
     if "model_params" not in tree:
         raise ConfigError(
             f"the run in {run_dir} was not made by train_from_params; start it by its own program"
         )
-    findable(map(Path, facts.get("code") or ()))
+    code = without(map(Path, facts.get("code") or ()), run_dir)
+    admit(run_dir, RunDir.open(run_dir, create=False).id, tree, code, distrust(run_dir, facts), trust)
+    findable(code)
     found: Params = restored(tree)
     return found
 

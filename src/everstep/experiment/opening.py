@@ -15,8 +15,11 @@ from everstep.experiment.calls import Call
 from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment
+from everstep.experiment.foreign import admit, without
 from everstep.experiment.schema import ExperimentConfig
-from everstep.record import RunJournal, to_read
+from everstep.record import RunDir, RunJournal, to_read
+from everstep.record.trust import distrust, distrust_config
+from everstep.redaction import redacted
 from everstep.supervisor import InitFrom
 from everstep.supervisor.configuration import told
 from everstep.trainer import Trainer
@@ -30,7 +33,7 @@ class Configured(Experiment):
         resolved: the config.
         run_dir: the run's directory.
         code: folders of the config files.
-        on_change: as for `open_config`.
+        on_change, trust: as for `open_config`.
         checks: strict_git and skip_check, as for `Experiment`.
 
     Attributes:
@@ -43,9 +46,10 @@ class Configured(Experiment):
         run_dir: Path,
         code: tuple[Path, ...],
         on_change: OnChange,
+        trust: bool,
         **checks: Any,
     ) -> None:
-        chosen = choose(resolved, run_dir, on_change)
+        chosen = choose(resolved, run_dir, on_change, trust=trust)
         self.config: ExperimentConfig = chosen.resolved.config
         self.tree = chosen.resolved.tree
         self._chosen, self._on_change = chosen, on_change
@@ -153,6 +157,7 @@ def open_config(
     profile: str | None = None,
     strict_git: bool = False,
     skip_check: bool = False,
+    trust: bool = False,
 ) -> Configured:
     """The experiment of one or more config files; modules that they name may lie beside them.
 
@@ -167,8 +172,10 @@ def open_config(
             directory of its own, RUN-fork-1, which the same call goes on with.
         profile: one of the config's, laid over it.
         strict_git, skip_check: as for `Experiment`.
+        trust: let "keep" import and call what the run names, though it does not count as this user's.
 
     Raises:
+        TrustError: "keep" would do so without being told.
         ConfigError: something in the config is wrong: file, line, key, value, and what to do.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
@@ -179,7 +186,8 @@ def open_config(
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
     config = resolved.config
     folder = run_dir or config.run_dir or f"runs/{config.name or paths[-1].stem}"
-    return Configured(resolved, Path(folder), code, on_change, strict_git=strict_git, skip_check=skip_check)
+    checks = {"strict_git": strict_git, "skip_check": skip_check}
+    return Configured(resolved, Path(folder), code, on_change, trust, **checks)
 
 
 def open_run(
@@ -191,24 +199,29 @@ def open_run(
     default_profile: str | None = None,
     strict_git: bool = False,
     skip_check: bool = False,
+    trust: bool = False,
 ) -> Configured:
     """The experiment of a run, from the config that its newest start has recorded.
 
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
         default_profile: taken without `profile`, if the config has it.
+        trust: import and call what the run names, though it does not count as this user's: see
+            docs/guide/trust.md.
 
     Raises:
+        TrustError: it does not, and `trust` is not given.
         ConfigError: the run has no config: it was not made by an experiment.
     """
-    tree, code = stored(run_dir)
+    tree, code = stored(run_dir, trust)
     if profile is None and default_profile in (tree.get("profiles") or {}):
         profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
-    return Configured(resolved, Path(run_dir), code, on_change, strict_git=strict_git, skip_check=skip_check)
+    checks = {"strict_git": strict_git, "skip_check": skip_check}
+    return Configured(resolved, Path(run_dir), code, on_change, True, **checks)
 
 
-def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
+def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:
     """A run's config, of its newest start, and the folders of its code, where Python now finds modules.
 
     Of a start with another config that has saved nothing only what touches no step counts: what is stored
@@ -216,31 +229,62 @@ def stored(run_dir: str | Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
 
     Raises:
         ConfigError: it has none.
+        TrustError: it does not count as this user's, and is not to be trusted either.
     """
     run_dir = to_read(run_dir)
-    journal = RunJournal(run_dir)
-    start, facts = journal.newest_start(), journal.facts()
-    tree = facts.get("config") or {}
+    recorded, tree, saved = _recorded(run_dir)
+    code = without(map(Path, recorded.get("code") or ()), run_dir)
+    why = distrust(run_dir, recorded) or ("" if saved is None else distrust_config(run_dir, saved))
+    admit(run_dir, RunDir.open(run_dir, create=False).id, [tree, saved], code, why, trust)
+    findable(code)
+    return _trained(tree, saved, run_dir), code
+
+
+def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:
+    """A run's config, as `open_run` would take it, by what is recorded alone: nothing of it is imported.
+
+    What is called is so neither checked nor completed; of an override neither.
+
+    Raises:
+        ConfigError: it has none; an override does not fit.
+    """
+    run_dir = to_read(run_dir)
+    _, tree, saved = _recorded(run_dir)
+    tree = _trained(tree, saved, run_dir, imports=False)
+    return resolve(ExperimentConfig, (), overrides, base=tree, profile=profile, imports=False).tree
+
+
+def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """What the newest start recorded, as it stands there; the config in it; that of the newest checkpoint,
+    if another start has saved it.
+
+    Raises:
+        ConfigError: there is no config of an experiment.
+    """
+    start = RunJournal(run_dir).newest_start()
+    recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
+    tree: dict[str, Any] = redacted(recorded.get("config") or {})
     if start is None or "task" not in tree or "streams" not in tree:
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"
         )
-    code = tuple(map(Path, facts.get("code") or ()))
-    findable(code)
-    return _trained(tree, run_dir, start.segment), code
-
-
-def _trained(tree: dict[str, Any], run_dir: Path, segment: int) -> dict[str, Any]:
-    """The config that start number `segment` recorded, as far as the newest checkpoint agrees."""
     newest = Store(run_dir, 0, lambda _: None).facts()[-1:]
-    if not newest or newest[0].segment == segment:
-        return tree
+    if not newest or newest[0].segment == start.segment:
+        return recorded, tree, None
     checkpoint = find_checkpoint(run_dir, lambda _: None)
     meta: Any = None if checkpoint is None else checkpoint.meta
-    if meta is None or not meta.get("config"):
+    return recorded, tree, (meta or {}).get("config") or None
+
+
+def _trained(
+    tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path, *, imports: bool = True
+) -> dict[str, Any]:
+    """The config that the newest start recorded, as far as that of the newest checkpoint agrees."""
+    if saved is None:
         return tree
-    changes = touching(meta["config"], resolve(ExperimentConfig, base=tree))
+    given = resolve(ExperimentConfig, base=tree, imports=imports)
+    changes = touching(saved, given, imports=imports)
     if not changes:
         return tree
     print(
@@ -248,7 +292,7 @@ def _trained(tree: dict[str, Any], run_dir: Path, segment: int) -> dict[str, Any
         f"{told(changes).rstrip('. ')}",
         file=sys.stderr,
     )
-    return kept_tree(meta["config"], tree)
+    return kept_tree(saved, tree, imports=imports)
 
 
 def findable(folders: Iterable[Path]) -> None:

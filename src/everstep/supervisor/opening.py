@@ -20,8 +20,10 @@ from everstep.record import (
     RunJournal,
     RunLock,
     to_read,
+    trust,
     user_path,
 )
+from everstep.redaction import redacted
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
@@ -402,6 +404,8 @@ class Opening:
         facts["parent"] = self.run_dir.facts.get("parent")
         if not self._start.lock:
             facts["lock"] = False
+        facts = redacted(facts)
+        facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
         journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
         if not self._start.lock:
             journal.flush()  # nobody can ask the lock whether this runs

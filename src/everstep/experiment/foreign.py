@@ -1,0 +1,118 @@
+"""Code that a run's record names: whose it is, and that none of it comes out of the run directory."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from everstep.errors import TrustError
+from everstep.experiment.layers import CALL
+from everstep.record.trust import VARIABLE, trusted_anyway
+
+_PATH = re.compile(r"[\w.]+:[\w.]+")
+_TOLD = 8
+"""Names that a message lists."""
+
+
+def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, trust: bool) -> None:
+    """Before code is imported that a run's record names: say so, and refuse it unless it is this user's.
+
+    Afterwards nothing is imported out of the run directory by this process.
+
+    Args:
+        run: the run's id.
+        tree: the config that names it.
+        code: the folders that it lies in.
+        why: why it does not count as this user's, in words; "" if it does.
+        trust: whether the user says that it is to be used all the same.
+
+    Raises:
+        TrustError: it does not, and nobody said so.
+    """
+    where = ", ".join(map(repr, map(str, code))) or "where Python finds it"
+    names = list(dict.fromkeys(_names(tree)))
+    told = ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
+    if why and not (trust or trusted_anyway()):
+        raise TrustError(
+            f"the record of {run} in {run_dir} names code that would be imported and called: {told}, from "
+            f"{where}. It does not count as yours: {why}. Look at it: everstep config RUN. If you trust "
+            f"whoever made it, pass --trust, or set {VARIABLE}=1 (docs/guide/trust.md)"
+        )
+    print(f"note: for the run {run} is imported and called: {told}, from {where}", file=sys.stderr)
+    _outside.keep_out(run_dir)
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """What a config calls: import paths, wherever they stand; as texts that can be printed."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == CALL or _PATH.fullmatch(str(key)):
+                yield _plain(str(value if key == CALL else key))
+            yield from _names(value if key != CALL else None)
+    elif isinstance(tree, list):
+        for each in tree:
+            yield from _names(each)
+    elif isinstance(tree, str) and _PATH.fullmatch(tree):
+        yield tree
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
+
+
+class _Outside(importlib.abc.MetaPathFinder):
+    """Finds modules as the other finders do, and refuses those that lie in some folders."""
+
+    def __init__(self) -> None:
+        self._folders: list[Path] = []
+
+    def keep_out(self, folder: Path) -> None:
+        """From now on nothing is imported from there."""
+        folder = folder.resolve()
+        if folder not in self._folders:
+            self._folders.append(folder)
+        sys.path[:] = [each for each in sys.path if not self._in(each or os.curdir)]
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._require_outside(spec)
+                return spec
+        return None
+
+    def _require_outside(self, spec: importlib.machinery.ModuleSpec) -> None:
+        places = [spec.origin] if spec.has_location and spec.origin else []
+        for place in (*places, *(spec.submodule_search_locations or ())):
+            if self._in(place):
+                raise ImportError(
+                    f"the module {spec.name} lies in a run directory, {place}; from there no code is taken: "
+                    "put it elsewhere, if it is yours",
+                    name=spec.name,
+                )
+
+    def _in(self, place: str) -> bool:
+        real = Path(os.path.realpath(place))
+        return any(real.is_relative_to(folder) for folder in self._folders)
+
+
+_outside = _Outside()
+
+
+def without(folders: Iterable[Path], run_dir: Path) -> tuple[Path, ...]:
+    """The folders that do not lie in a run directory."""
+    home = run_dir.resolve()
+    return tuple(folder for folder in folders if not folder.resolve().is_relative_to(home))

@@ -1,0 +1,143 @@
+"""Which runs this user has made: each start's record bears a mark that only he can make.
+
+What a run has recorded names code.  Commands that import and call it do so without being asked where the
+mark is right: it is keyed by a secret in the user's own configuration folder, and covers what is named, so
+that neither an edited record nor the mark of another run passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.record.reading import RunJournal
+from everstep.record.rundir import RunDir
+
+VARIABLE = "EVERSTEP_TRUST"
+"""The environment variable that stands for `--trust`."""
+
+MARK = "mark"
+"""The name of a start's mark among its facts."""
+
+_COVERED = ("config", "code")
+"""The facts that say what is imported, with which arguments it is called, and where it lies."""
+
+
+def key_file() -> Path | None:
+    """Where this user's key lies: `everstep/key` in $XDG_CONFIG_HOME or ~/.config; None without a home."""
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        base = Path(given) if os.path.isabs(given) else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "everstep" / "key"
+
+
+def mark(run: str, facts: Mapping[str, Any]) -> str | None:
+    """The mark for what a start has recorded; None where this user's key cannot be made.
+
+    Args:
+        run: the run's id.
+        facts: of `everstep.record.facts`, and "code".
+    """
+    key = _key() or _made_key()
+    return None if key is None else _mark(key, run, facts)
+
+
+def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
+    """Why a start's facts do not count as this user's, in words; "" if they do.
+
+    Args:
+        facts: as they stand in the journal of the run in `run_dir`.
+    """
+    if others := [place for place in _places(run_dir) if _owner(place) != os.geteuid()]:
+        return f"{others[0]} does not belong to you"
+    key = _key()
+    if key is None:
+        return f"this user has no key in {key_file()} (the first training makes it)"
+    if not isinstance(found := facts.get(MARK), str):
+        return "its record has no mark"
+    wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts)
+    if not hmac.compare_digest(found.encode(), wanted.encode()):
+        return "its mark is not yours, or the record was changed after it was marked"
+    return ""
+
+
+def distrust_config(run_dir: Path, config: Any) -> str:
+    """As `distrust`, of a configuration that one of the run's starts has recorded."""
+    why = "no start of it has recorded this configuration"
+    for start in RunJournal(run_dir).events("segment", valid=False):
+        facts = start.data.get("facts", {})
+        if facts.get("config") == config and not (why := distrust(run_dir, facts)):
+            return ""
+    return why
+
+
+def trusted_anyway() -> bool:
+    """Whether EVERSTEP_TRUST says that this process may import and call what any run names."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")
+
+
+def _places(run_dir: Path) -> tuple[Path, ...]:
+    return run_dir, run_dir / "run.json", run_dir / "journal"
+
+
+def _owner(place: Path) -> int:
+    try:
+        return os.stat(place).st_uid
+    except OSError:
+        return -1
+
+
+def _mark(key: bytes, run: str, facts: Mapping[str, Any]) -> str:
+    covered = {"run": run, **{name: facts.get(name) for name in _COVERED}}
+    return hmac.new(key, json.dumps(covered, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes | None:
+    """This user's key; None where there is none that only he can read."""
+    path = key_file()
+    if path is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        alone = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
+        if not alone or status.st_uid != os.geteuid():
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            found = bytes.fromhex(file.read(256).decode("ascii"))
+            return found if len(found) >= 32 else None
+    return None
+
+
+def _made_key() -> bytes | None:
+    """A new key; None where it cannot be written.  Of two that are made at once the first one counts."""
+    path = key_file()
+    if path is None or os.path.lexists(path):
+        return None
+    new = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32) + "\n")
+            with contextlib.suppress(FileExistsError):
+                os.link(new, path)
+        finally:
+            new.unlink()
+    except OSError:  # the run is not marked: a training needs no key
+        return None
+    return _key()

@@ -1,0 +1,359 @@
+"""A run that somebody sent: looking at it imports and calls nothing; what must import asks first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+from tiny_experiment import write
+
+from everstep import cli
+from everstep.checkpoint import Store
+from everstep.cli.group import COMMANDS
+from everstep.errors import ConfigError, TrustError
+from everstep.experiment import foreign, open_config, open_run
+from everstep.record import Block, Journal, RunDir, RunJournal, trust
+
+PLANTED = ("telltale", "click", "numpy", "pydantic", "ruamel", "sqlalchemy", "tiny_experiment", "torch")
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "trust.md"
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a command changes in its process is put back."""
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    path, modules = list(sys.path), dict(sys.modules)
+    yield
+    sys.path[:] = path
+    if foreign._outside in sys.meta_path:
+        sys.meta_path.remove(foreign._outside)
+    foreign._outside._folders.clear()
+    for name in sys.modules.keys() - modules.keys():
+        if name.partition(".")[0] in ("telltale", "beside", "runs"):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny.yaml and a run of this user; no test changes it."""
+    folder = tmp_path_factory.mktemp("made")
+    open_config(write(folder), ["trainer.max_epoch=1"], run_dir=folder / "runs" / "tiny").train()
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, where this process is."""
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def record(run: Path, facts: dict[str, Any]) -> None:
+    """Let the newest start of a run have recorded something else."""
+    shutil.rmtree(run / "journal")
+    journal = Journal.open(run, 1, None, facts)
+    journal.append(Block(1, "step", "loss", False, [1], [0.5], [1], [0]))
+    journal.event("closed", {"status": "stopped", "reason": "sent away"}, wall=True)
+    journal.close()
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    start = RunJournal(run).newest_start()
+    assert start is not None
+    return dict(start.data["facts"])
+
+
+@pytest.fixture
+def sent(here: Path) -> Path:
+    """A hostile run: its record names what lies in it, and os:system; it bears the mark of another run."""
+    run = here / "runs" / "tiny"
+    told = here / "told"
+    for name in PLANTED:
+        (run / f"{name}.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    system = {"call": "os:system", "command": f"touch {told}"}
+    facts = recorded(run)
+    config = facts["config"] | {
+        "task": {"call": "telltale:Task"},
+        "streams": {"train": system, "valid": system},
+        "model": {"call": "subprocess:getoutput", "cmd": f"touch {told}"},
+        "optimizer": system,
+        "services": [{"telltale:Service": {}}, {"os:system": {"command": f"touch {told}"}}, {"Evaluate": {}}],
+    }
+    record(run, facts | {"config": config, "code": [str(run), str(here / "runs")]})
+    store = Store(run, 1, print)
+    checkpoint = store.read(store.names()[-1])
+    shutil.rmtree(store.path(checkpoint.name))
+    store.adopt(checkpoint, config=config)
+    return run
+
+
+def everstep(monkeypatch: pytest.MonkeyPatch, *command: str) -> int:
+    """The command in this process; its exit status."""
+    monkeypatch.setattr(sys, "argv", ["everstep", *command])
+    try:
+        return cli._run()
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+LOOKING: dict[str, list[tuple[str, ...]]] = {
+    "config": [("RUN",), ("RUN", "trainer.max_epoch=3"), ("RUN", "--json")],
+    "runs": [(), ("config.task.call=telltale:Task",)],
+    "show": [("RUN",), ("RUN", "--json")],
+    "compare": [("RUN", "RUN")],
+    "plot": [("RUN", "loss")],
+    "checkpoints": [("RUN",), ("RUN", "verify"), ("RUN", "prune", "--delete")],
+    "export": [("RUN", "--out", "weights", "--entry", "w")],
+    "sync": [("RUN",)],
+    "doctor": [("RUN",)],
+    "prune": [("RUN",)],
+}
+"""What looks, or does not go by what a run names; it works on a run of anybody's."""
+
+ASKING: dict[str, list[tuple[str, ...]]] = {
+    "resume": [("RUN",), ("RUN", "--dry-run"), ("RUN", "--on-change", "fork")],
+    "eval": [("RUN",)],
+    "predict": [("RUN", "--stream", "valid", "--out", "OUT.npy")],
+}
+"""What must import what a run names, and so asks."""
+
+OWN: dict[str, list[tuple[str, ...]]] = {
+    "train": [
+        ("CONFIG", "--run-dir", "RUN", "--dry-run"),
+        ("CONFIG", "--run-dir", "RUN"),
+        ("CONFIG", "--run-dir", "RUN", "--on-change", "keep"),
+        ("CONFIG", "--run-dir", "RUN", "--on-change", "fork"),
+        ("CONFIG", "--run-dir", "RUN", "--on-change", "override", "trainer.max_epoch=2"),
+    ],
+    "sweep": [("CONFIG", "--grid", "seed=[1]", "--run-dir", "RUN", "--dry-run")],
+    "data": [("CONFIG",), ("RUN",)],
+    "drill": [("--help",)],
+}
+"""What runs one's own config or script, on whatever run directory."""
+
+LINES = [
+    pytest.param(command, line, id=f"{command}{number}")
+    for group in (LOOKING, ASKING, OWN)
+    for command, lines in group.items()
+    for number, line in enumerate(lines)
+]
+
+
+def test_every_command_is_tried() -> None:
+    assert {*LOOKING, *ASKING, *OWN} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("command", "line"), LINES)
+def test_no_command_imports_or_calls_what_a_strangers_run_names(
+    sent: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+    line: tuple[str, ...],
+) -> None:
+    """Also where it is started inside the run directory, which Python then looks into."""
+    here = sent.parent.parent
+    monkeypatch.chdir(sent)
+    sys.path.insert(0, "")
+    given = {"RUN": str(sent), "CONFIG": str(here / "tiny.yaml"), "OUT.npy": str(here / "out.npy")}
+    status = everstep(monkeypatch, command, *(given.get(each, each) for each in line))
+    said = capfd.readouterr()
+    assert not (here / "told").exists()
+    assert "telltale" not in sys.modules
+    if command in LOOKING:
+        assert status == 0, said.err
+    if command in ASKING:
+        assert status == 1
+        assert "names code that would be imported and called: telltale:Task, os:system" in said.err
+        assert (
+            "pass --trust, or set EVERSTEP_TRUST=1" in said.err and "changed after it was marked" in said.err
+        )
+    if line[-1:] == ("keep",):
+        assert status == 1 and "pass --trust" in said.err
+
+
+def test_the_guide_says_of_each_command_what_it_does() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", GUIDE.read_text(), re.MULTILINE)
+    told = dict(rows)
+    assert told.keys() == COMMANDS.keys()
+    assert {name for name, imports in rows if imports == "nothing"} == {*LOOKING}
+    assert {name for name, imports in rows if "asks" in imports} == {*ASKING, "train", "sweep"}
+
+
+def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", "show", "."], cwd=sent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tiny" in done.stdout and not (sent.parent.parent / "told").exists()
+
+
+def test_a_yaml_file_calls_nothing_by_its_tags(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = here / "evil.yaml"
+    file.write_text(f"task: !!python/object/apply:os.system ['touch {here / 'told'}']\n")
+    assert everstep(monkeypatch, "config", str(file)) == 2
+    assert not (here / "told").exists()
+
+
+# ------------------------------------------------------------------------------------ whose it is
+
+
+def test_ones_own_run_asks_nothing_and_says_what_it_imports(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert everstep(monkeypatch, "eval", "runs/tiny") == 0
+    said = capfd.readouterr().err
+    run = RunDir.open("runs/tiny", create=False).id
+    assert f"note: for the run {run} is imported and called: tiny_experiment:TinyTask" in said
+    assert re.search(r"from '.*/made0'", said)
+    shutil.move("runs/tiny", "elsewhere")
+    assert everstep(monkeypatch, "resume", "elsewhere", "trainer.max_epoch=2") == 0
+
+
+def _edited_config(run: Path) -> None:
+    facts = recorded(run)
+    facts["config"]["optimizer"]["lr"] = 0.5
+    record(run, facts)
+
+
+def _edited_code(run: Path) -> None:
+    record(run, recorded(run) | {"code": [str(run.parent)]})
+
+
+def _no_mark(run: Path) -> None:
+    facts = recorded(run)
+    del facts["mark"]
+    record(run, facts)
+
+
+def _other_run(run: Path) -> None:
+    """The mark, and all that is recorded, of one run in another."""
+    facts = recorded(run)
+    shutil.rmtree(run)
+    RunDir.open(run)
+    (run / "journal").mkdir()
+    record(run, facts)
+
+
+@pytest.mark.parametrize("forge", [_edited_config, _edited_code, _no_mark, _other_run])
+def test_a_forged_record_does_not_count_as_ones_own(here: Path, forge: Any) -> None:
+    forge(here / "runs" / "tiny")
+    with pytest.raises(TrustError, match="does not count as yours: its"):
+        open_run("runs/tiny", skip_check=True)
+    assert open_run("runs/tiny", skip_check=True, trust=True).trainer is not None
+
+
+def test_a_record_that_is_only_copied_still_counts(here: Path) -> None:
+    record(here / "runs" / "tiny", recorded(here / "runs" / "tiny"))
+    assert open_run("runs/tiny", skip_check=True).trainer is not None
+
+
+def test_a_forged_checkpoint_does_not_give_the_config(here: Path) -> None:
+    """Where the newest start saved nothing, its config is that of the checkpoint."""
+    run = here / "runs" / "tiny"
+    told = here / "told"
+    store = Store(run, 7, print)
+    checkpoint = store.read(store.names()[-1])
+    meta: Any = checkpoint.meta
+    shutil.rmtree(store.path(checkpoint.name))
+    services = [{"telltale:Service": {}}]
+    store.adopt(checkpoint, config=meta["config"] | {"services": services})
+    (here / "telltale.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    with pytest.raises(TrustError, match="no start of it has recorded this configuration"):
+        open_run("runs/tiny", skip_check=True)
+    assert not told.exists()
+
+
+@pytest.mark.parametrize("what", ["none", "readable", "short", "link"])
+def test_without_a_key_of_ones_own_nothing_counts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    key = trust.key_file()
+    assert key is not None
+    other = tmp_path / "config" / "everstep" / "key"
+    other.parent.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    if what == "link":
+        other.symlink_to(key)
+    elif what != "none":
+        other.write_text(key.read_text() if what == "readable" else "ab\n")
+        other.chmod(0o644 if what == "readable" else 0o600)
+    with pytest.raises(TrustError, match="this user has no key in"):
+        open_run("runs/tiny", skip_check=True)
+    monkeypatch.setenv(trust.VARIABLE, "1")
+    assert open_run("runs/tiny", skip_check=True).trainer is not None
+
+
+def test_files_of_another_user_do_not_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(TrustError, match="does not belong to you"):
+        open_run("runs/tiny", skip_check=True)
+
+
+def test_the_first_training_makes_a_key_that_only_its_user_reads(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    open_config("tiny.yaml", ["trainer.max_step=1"], run_dir="runs/new", skip_check=True).train()
+    key = tmp_path / "config" / "everstep" / "key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    assert [path.name for path in key.parent.iterdir()] == ["key"]
+    made = key.read_text()
+    open_run("runs/new", ["trainer.max_step=2"], skip_check=True).train()
+    assert key.read_text() == made
+    assert key.read_text().strip() not in json.dumps(recorded(here / "runs" / "new"))
+
+
+@pytest.mark.parametrize("base", ["/proc/nowhere", "a file"])
+def test_a_home_that_cannot_be_written_stops_no_training(
+    here: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    (here / "a file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / base))
+    ending = (
+        open_config("tiny.yaml", ["trainer.max_step=1"], run_dir="runs/new", skip_check=True).train().ending
+    )
+    assert ending.finished
+    with pytest.raises(TrustError):
+        open_run("runs/new", skip_check=True)
+    assert open_run("runs/new", skip_check=True, trust=True).trainer is not None
+
+
+# -------------------------------------------------------------------------------- where it lies
+
+
+def test_even_trusted_code_does_not_come_out_of_a_run_directory(sent: Path) -> None:
+    with pytest.raises(ConfigError, match=r"importing telltale failed|lies in a run directory"):
+        open_run(sent, skip_check=True, trust=True)
+    assert not (sent.parent.parent / "told").exists()
+
+
+@pytest.mark.parametrize("way", ["package", "link", "path"])
+def test_nor_by_a_way_around(here: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    run, told = here / "runs" / "tiny", here / "told"
+    (run / "evil.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    name = "runs.tiny.evil:Task" if way == "package" else "beside:Task" if way == "link" else "evil:Task"
+    if way == "link":
+        (here / "beside.py").symlink_to(run / "evil.py")
+    if way == "path":
+        sys.path.insert(0, str(run))
+    facts = recorded(run)
+    facts["config"]["task"] = {"call": name}
+    record(run, facts | {"code": [str(here)]})
+    with pytest.raises(ConfigError, match=r"lies in a run directory|No module named 'evil'"):
+        open_run(run, skip_check=True, trust=True)
+    assert not told.exists()
