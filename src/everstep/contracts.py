@@ -202,6 +202,15 @@ class Backend(Protocol):
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
         """The floats of what `scalar` kept, in one transfer."""
 
+    def host_view(self, array: Any) -> NDArray[Any] | None:
+        """The elements of an array in host memory, shared and not copied; None where they are not there.
+
+        It never waits.  An element type that NumPy lacks may be given as integers of its size.
+        """
+
+    def is_deterministic(self) -> bool:
+        """Whether the same operations on the same values give the same bits, as far as the settings tell."""
+
     def entry(self, value: Any) -> Entry | None:
         """The entry for one of this framework's own objects, None for anything else."""
 

@@ -108,6 +108,14 @@ class NumpyBackend:
         """They are floats already."""
         return [float(value) for value in values]
 
+    def host_view(self, array: Any) -> NDArray[Any] | None:
+        """The array; None for a masked one, whose masked elements may be anything."""
+        return None if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
+
+    def is_deterministic(self) -> bool:
+        """NumPy is."""
+        return True
+
     def entry(self, value: Any) -> Entry | None:
         """Entries for arrays (restored in place), `np.random.Generator` and `np.random.RandomState`."""
         if isinstance(value, np.ndarray):

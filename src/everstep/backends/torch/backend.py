@@ -34,6 +34,11 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
+_AS_INTEGERS = {torch.bfloat16: torch.int16} | {
+    dtype: torch.uint8 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
+}
+
+
 @dataclass
 class _Host(HostArray):
     """A host buffer with the view through which it is filled: making one takes longer than filling it."""
@@ -170,6 +175,25 @@ class TorchBackend:
             for index, number in zip(indices, read, strict=True):
                 floats[index] = float(number)
         return floats
+
+    def host_view(self, array: Any) -> NDArray[Any] | None:
+        """The elements of a plain dense CPU tensor; of bfloat16 and 8-bit floats as integers."""
+        if type(array) not in (Tensor, torch.nn.Parameter) or not array.is_cpu:
+            return None
+        raw = array.detach() if array.requires_grad else array
+        if (integer := _AS_INTEGERS.get(raw.dtype)) is not None:
+            raw = raw.view(integer)
+        try:
+            view: NDArray[Any] = raw.numpy()
+        except (RuntimeError, TypeError):  # sparse, quantized, conjugated ...
+            return None
+        return view
+
+    def is_deterministic(self) -> bool:
+        """On the CPU; on CUDA as `torch.use_deterministic_algorithms` says, without cuDNN's benchmark."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return True
+        return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
     def entry(self, value: Any) -> Entry | None:
         """Entries for modules, optimizers, tensors (in place) and generators.
