@@ -96,7 +96,7 @@ def read(run: Path) -> tuple[list[Start], float]:
         if name is not None:
             start.resumed_at = at
         for event in segment.events:
-            if event.kind == "verified" and event.data["report"].endswith("executed again, all equal"):
+            if event.kind == "verified" and event.data["report"].startswith("resume verified"):
                 start.verified = reached
         reached = points[-1][1]
         starts.append(start)

@@ -146,6 +146,18 @@ class ProgressError(EverstepError, RuntimeError):
     """Steps are counted but nothing trains: no optimizer of the state has made an update."""
 
 
+class DivergenceError(EverstepError, RuntimeError):
+    """Steps that were executed again found something else than the first time, and that is to stop the run.
+
+    Attributes:
+        step: the first step that differs.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class ServiceError(EverstepError, RuntimeError):
     """One or more services failed; the first failure is the cause, all are listed."""
 

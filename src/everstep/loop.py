@@ -414,6 +414,7 @@ class TrainLoop(Supervisor):
                     except StopIteration:
                         if current.step == pass_began and not self._may_be_empty(slot):
                             raise _no_batch(slot.name) from None
+                        self._verifier.pass_ended(current.step, slot.name, slot.pass_index)
                         slot.end_pass()
                         if self._steps_per_epoch is None:
                             exhausted = True
@@ -424,6 +425,7 @@ class TrainLoop(Supervisor):
                         self._data_failed(slot, error)
                         raise
                     self._step_data = batch
+                    self._verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
                 began = clock()
                 self._waited += began - asked
                 self._open_step = step = current.step + 1

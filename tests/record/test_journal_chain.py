@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import ConfigError, RunDirError
-from everstep.record import Block, Journal, Position, RunDir, RunJournal
+from everstep.record import Block, Journal, Position, RunDir, RunJournal, reference
 from everstep.record.frames import float_bits
 from everstep.record.reading import segment_path
 
@@ -60,17 +60,14 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
         assert [event.data["value"] for event in run.events("note")] == [t[3] for t in last if t[0] == "note"]
         assert [event.data["value"] for event in run.events("decision")] == decisions
         assert sum(1 for _ in run.rows(valid=False)) == sum(t[1] for _, t in everything)
-        for position in histories:
-            later = {
-                (1, 4 * (int(value) % 100) + i, "step", "loss", 0): value
-                for after, (kind, rows, wall, value) in everything
-                if kind == "rows" and not wall and (position is None or after > position)
-                for i in range(rows)
-            }
-            assert set(run.superseded_after(position)) == set(later)
-            if later:
-                bits = dict(zip(later, float_bits(list(later.values())), strict=True))
-                assert run.superseded_after(position) == {key: (bits[key], 1) for key in later}
+        for position, kept in histories.items():
+            behind = {number: {} for number in range(1, len(runs) + 1)}
+            for after, thing in everything:
+                kind, rows, wall, value = thing
+                if kind == "rows" and not wall and not any(thing is each for each in kept):
+                    keys = [(1, 4 * (int(value) % 100) + i, "step", "loss", 0) for i in range(rows)]
+                    behind[after.segment] |= dict.fromkeys(keys, (float_bits([value])[0], 1))
+            assert run.superseded(position) == behind
 
 
 def block(*steps, value=0.0, name="loss", phase="step", epoch=1):
@@ -95,7 +92,7 @@ def test_a_run_without_a_journal_is_an_empty_one(tmp_path):
     run = RunJournal(tmp_path)
     assert (run.segments(), list(run.rows()), run.problems, run.ended()) == ([], [], [], None)
     assert run.status() == (0, 0, 0, 0, 0, None)
-    assert run.superseded_after(None) == {}
+    assert run.superseded(None) == {}
 
 
 def test_a_path_that_is_no_run_names_the_runs_near_it(tmp_path):
@@ -139,17 +136,19 @@ def test_a_start_from_nothing_supersedes_everything(tmp_path):
     assert RunJournal(tmp_path).series("loss") == ([1], [7.0])
 
 
-def test_of_two_superseded_rows_the_newer_is_expected(tmp_path):
+def test_of_two_superseded_rows_the_older_is_compared_with(tmp_path):
     positions = segment(tmp_path, 1, None, block(1), block(2, 3, value=1.0))
     segment(tmp_path, 2, positions[1], block(2, value=2.0))
-    expected = RunJournal(tmp_path).superseded_after(positions[1])
-    assert [key[1] for key in expected] == [2, 3]
-    assert len({bits for bits, _ in expected.values()}) == 2
+    found = reference(RunJournal(tmp_path), positions[1], 1)
+    assert [(key[1], row) for key, row in found.rows.items()] == [
+        (2, (float_bits([1.0])[0], 1)),
+        (3, (float_bits([1.0])[0], 1)),
+    ]
 
 
-def test_rows_that_depend_on_the_clock_are_not_expected(tmp_path):
+def test_rows_that_depend_on_the_clock_are_not_compared_with(tmp_path):
     segment(tmp_path, 1, None, block(1)._replace(wall=True))
-    assert RunJournal(tmp_path).superseded_after(None) == {}
+    assert RunJournal(tmp_path).superseded(None) == {1: {}}
 
 
 def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):

@@ -254,7 +254,7 @@ def test_a_position_stays_true_when_rows_before_it_are_dropped(tmp_path, told):
     journal.sync()
     journal.close()
     for step, position in positions.items():
-        later = {key[1] for key in RunJournal(tmp_path).superseded_after(position)}
+        later = {key[1] for key in RunJournal(tmp_path).superseded(position)[1]}
         assert later == {kept for kept in steps_of(tmp_path) if kept > step}
 
 

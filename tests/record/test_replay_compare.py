@@ -3,7 +3,11 @@
 import math
 import struct
 
-from everstep.record import Block, Journal, Replay, RunJournal
+import pytest
+
+from everstep.record import Block, Journal, Position, Reference, Replay, RunJournal, Trail, reference
+
+HERE = Position(1, 0)
 
 
 def block(steps, values, name="loss", phase="step", counts=None):
@@ -11,12 +15,39 @@ def block(steps, values, name="loss", phase="step", counts=None):
     return Block(1, phase, name, False, list(steps), list(values), counts or [1] * n, [0] * n)
 
 
-def expected(tmp_path, *blocks):
+def expected(tmp_path, *blocks, first=0, tail=False):
+    """What the journal alone has, as after a power cut."""
     journal = Journal.open(tmp_path, 1, None, {})
+    position = journal.flush()
     for one in blocks:
         journal.append(one)
     journal.close()
-    return RunJournal(tmp_path).superseded_after(None)
+    return reference(RunJournal(tmp_path), position, first, tail=tail)
+
+
+def traced(tmp_path, steps, first=0):
+    """What the trail has of some steps: per step its batches (digests) and values of loss."""
+    (tmp_path / "run.json").touch()
+    Journal.open(tmp_path, 1, None, {}).close()
+    trail = Trail(tmp_path, 1, first, lambda name: False, pytest.fail)
+    for step, (batches, values) in enumerate(steps, first + 1):
+        for place, digest in enumerate(batches):
+            trail.batch(step, "train", 0, place, digest)
+        trail.step(step, 1, [(step, "loss", value) for value in values], {})
+    trail.close()
+    return reference(RunJournal(tmp_path), HERE, first)
+
+
+def replayed(replay, steps, first=0):
+    """Execute steps again, as `traced` did; each is a boundary."""
+    for step, (batches, values) in enumerate(steps, first + 1):
+        for place, digest in enumerate(batches):
+            replay.batch(step, "train", 0, place, digest)
+        replay.step_done(step)
+        if values:
+            replay.rows(block([step], [sum(values) / len(values)], counts=[len(values)]))
+        replay.reached(step)
+    return replay
 
 
 def nan(bits):
@@ -25,75 +56,188 @@ def nan(bits):
 
 def test_equal_rows_verify_a_resume(tmp_path):
     rows = block([3, 4, 5], [0.3, math.nan, math.inf]), block([3, 4, 5], [1.0, 2.0, -0.0], "accuracy")
-    replay = Replay(expected(tmp_path, *rows))
-    assert (replay.done, replay.report()) == (False, "nothing to verify")
-    replay.check(rows[0])
+    replay = Replay(expected(tmp_path, *rows, first=2))
+    assert (replay.done, replay.report()) == (False, "resume not verified: nothing was executed again")
+    for step in (3, 4, 5):
+        replay.step_done(step)
+    replay.rows(rows[0])
+    replay.reached(5)
     assert not replay.done
-    replay.check(rows[1])
-    assert (replay.done, replay.equal, replay.differing) == (True, 6, 0)
-    assert replay.report() == "resume verified: 3 steps executed again, all equal"
+    replay.rows(rows[1])
+    replay.reached(5)
+    assert (replay.done, replay.equal.total(), replay.differing) == (True, 6, 0)
+    assert replay.report() == "resume verified: 3 steps executed again: 6 values of 2 metrics equal"
+
+
+STEPS = [([7, 8], [0.5, 0.25]), ([9], [0.125]), ([10], [])]
+
+
+def test_batches_and_values_verify_a_resume(tmp_path):
+    replay = replayed(Replay(traced(tmp_path, STEPS)), STEPS)
+    assert replay.report() == (
+        "resume verified: 3 steps executed again: 4 batch digests and 2 values of loss equal"
+    )
+
+
+def test_what_was_not_on_the_host_is_not_compared(tmp_path):
+    device = object()
+    before = [([None], [device]), ([9], [0.125]), ([10], [0.5, device])]
+    now = [([7], [0.3]), ([9], [0.125]), ([10], [0.5, 0.5])]
+    assert replayed(Replay(traced(tmp_path, before)), now).report() == (
+        "resume verified: 3 steps executed again: 2 batch digests and 1 value of loss equal, "
+        "1 batch digest and 2 values of loss not compared"
+    )
+
+
+def test_a_value_that_both_journal_and_trail_have_is_counted_once(tmp_path):
+    traced(tmp_path, STEPS)
+    journal = Journal.open(tmp_path, 2, None, {})
+    journal.close()
+    (tmp_path / "journal" / "segment-0002.evj").unlink()
+    at = RunJournal(tmp_path).segments()[0].end
+    (tmp_path / "journal" / "segment-0001.evj").unlink()
+    journal = Journal.open(tmp_path, 1, None, {})
+    journal.append(block([1, 2], [0.375, 0.125], counts=[2, 1]))
+    journal.close()
+    replay = replayed(Replay(reference(RunJournal(tmp_path), Position(1, at), 0)), STEPS)
+    assert (replay.equal["loss"], replay.equal["batch digest"], replay.uncompared.total()) == (2, 4, 0)
+
+
+def test_numbers_that_cannot_be_expected_to_be_equal_are_not_compared(tmp_path):
+    replay = Replay(traced(tmp_path, STEPS), lambda: "kernels are not deterministic here")
+    now = [([7, 8], [0.5, 0.26]), *STEPS[1:]]
+    assert replayed(replay, now).report() == (
+        "resume verified: 3 steps executed again: 4 batch digests equal, "
+        "2 values of loss not compared (kernels are not deterministic here)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "what"),
+    [
+        ([([7, 9], [0.375, 0.375])], "step 1 batch of train was 0000000000000008 in pass 1 and is 0"),
+        ([([7], [0.5, 0.25])], "step 1 batch of train was drawn and is not drawn now"),
+        ([([7, 8, 9], [0.5, 0.25])], "step 1 batch of train was not drawn and is drawn now"),
+        ([([7, 8], [])], None),
+        ([STEPS[0], ([9], [0.125]), ([10], [1.0])], "step 3 loss was missing and is 1.0 now"),
+        ([STEPS[0], ([9], []), ([10], [])], "step 2 loss was 0.125 and is missing now"),
+    ],
+)
+def test_a_batch_or_a_row_more_or_less_is_a_difference(tmp_path, now, what):
+    replay = replayed(Replay(traced(tmp_path, STEPS)), now)
+    replay.end()
+    if what is None:
+        assert replay.difference is None  # a metric that is collected no more
+    else:
+        assert replay.report().startswith(f"resume differs: {what}")
+        assert replay.difference.in_data == ("batch" in what)
+
+
+def test_a_metric_that_is_new_in_the_program_is_not_compared(tmp_path):
+    replay = Replay(traced(tmp_path, STEPS))
+    replayed(replay, STEPS[:1])
+    replay.rows(block([1], [2.0], "norm"))
+    assert (replay.difference, replay.uncompared["norm"]) == (None, 1)
+
+
+def test_a_pass_ends_where_it_ended(tmp_path):
+    found = Reference(10, 20, ends={("train", 0): 15}, traced=set(range(11, 21)))
+    replay = Replay(found)
+    replay.pass_ended(15, "train", 0)
+    replay.pass_ended(25, "train", 1)
+    assert replay.difference is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "ended", "what"),
+    [
+        (
+            Reference(10, 20, ends={("train", 0): 15}),
+            13,
+            "was at its end after step 15 and is at its end now",
+        ),
+        (Reference(10, 20, lasts={("train", 0): 20}), 13, "was going on until step 20 and is at its end now"),
+    ],
+)
+def test_a_pass_that_ends_elsewhere_is_a_difference(reference, ended, what):
+    replay = Replay(reference)
+    replay.pass_ended(ended, "train", 0)
+    assert what in replay.report()
+    assert replay.difference.in_data
+
+
+def test_a_pass_that_goes_on_beyond_its_end_is_a_difference():
+    replay = Replay(Reference(10, 15, ends={("train", 0): 15}))
+    replay.batch(16, "train", 0, 0, 5)
+    assert "pass of train was at its end after step 15 and is going on now" in replay.report()
+
+
+def test_the_random_state_of_a_snapshot_is_compared():
+    replay = Replay(Reference(10, 20, random={(15, "step"): 5, (20, "epoch"): 6}))
+    replay.random(15, "step", 5)
+    replay.random(20, "epoch", 7)
+    assert replay.equal["random state"] == 1
+    assert "step 20 random state was 0000000000000006 and is 0000000000000007 now" in replay.report()
 
 
 def test_one_step_is_one_step(tmp_path):
-    replay = Replay(expected(tmp_path, block([3], [0.3])))
-    replay.check(block([3], [0.3]))
-    assert replay.report() == "resume verified: 1 step executed again, all equal"
+    replay = replayed(Replay(expected(tmp_path, block([3], [0.3]), first=2)), [([], [0.3])], 2)
+    assert replay.report() == "resume verified: 1 step executed again: 1 value of loss equal"
 
 
-def test_nothing_to_verify():
-    replay = Replay({})
-    replay.check(block([1], [1.0]))
-    assert (replay.done, replay.report()) == (True, "nothing to verify")
+def test_nothing_was_executed_again():
+    replay = Replay(Reference(0))
+    assert (replay.done, replay.report()) == (True, "resume not verified: nothing was executed again")
 
 
 def test_the_first_difference_is_the_one_with_the_lowest_step(tmp_path):
-    replay = Replay(expected(tmp_path, block([8, 9], [0.1, 0.2]), block([7, 8], [0.5, 0.1], "other")))
-    replay.check(block([8, 9], [0.1, 0.25]))
-    replay.check(block([7, 8], [0.5, 0.2], "other"))
+    rows = block([8, 9], [0.1, 0.2]), block([7, 8], [0.5, 0.1], "other")
+    replay = Replay(expected(tmp_path, *rows, first=6))
+    replay.rows(block([8, 9], [0.1, 0.25]))
+    replay.rows(block([7, 8], [0.5, 0.2], "other"))
     report = replay.report()
-    assert report == "resume differs: step 8 other was 0.1 and is 0.2 now (2 of 4 rows differ)"
+    assert report == "resume differs: step 8 other was 0.1 and is 0.2 now (2 of 4 compared differ)"
 
 
 def test_one_bit_is_a_difference(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1])))
-    replay.check(block([1], [math.nextafter(0.1, 1)]))
+    replay.rows(block([1], [math.nextafter(0.1, 1)]))
     assert replay.report().startswith("resume differs: step 1 loss was 0.1 and is 0.10000000000000002 now")
 
 
 def test_zeros_of_other_sign_and_nans_of_other_bits_differ(tmp_path):
     quiet, other = nan(0x7FF8000000000000), nan(0x7FF8000000000001)
     replay = Replay(expected(tmp_path, block([1, 2, 3], [quiet, quiet, 0.0])))
-    replay.check(block([1, 2, 3], [quiet, other, -0.0]))
-    assert (replay.equal, replay.differing) == (1, 2)
+    replay.rows(block([1, 2, 3], [quiet, other, -0.0]))
+    assert (replay.equal.total(), replay.differing) == (1, 2)
     assert "was nan (bits 7ff8000000000000) and is nan (bits 7ff8000000000001) now" in replay.report()
 
 
 def test_a_count_is_part_of_a_row(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1], counts=[2])))
-    replay.check(block([1], [0.1], counts=[3]))
+    replay.rows(block([1], [0.1], counts=[3]))
     assert "was 0.1 (of 2 values) and is 0.1 (of 3 values) now" in replay.report()
 
 
 def test_head_rows_are_never_compared(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1], phase="head"), block([1], [0.1])))
-    replay.check(block([1], [0.9], phase="head"))
-    replay.check(block([1], [0.1]))
-    assert (replay.done, replay.equal, replay.differing) == (True, 1, 0)
+    replay.rows(block([1], [0.9], phase="head"))
+    replay.rows(block([1], [0.1]))
+    replay.reached(1)
+    assert (replay.done, replay.equal.total(), replay.differing) == (True, 1, 0)
 
 
 def test_rows_that_depend_on_the_clock_are_not_compared(tmp_path):
     replay = Replay(expected(tmp_path, block([1], [0.1])))
-    replay.check(block([1], [0.9])._replace(wall=True))
-    assert (replay.equal, replay.differing) == (0, 0)
+    replay.rows(block([1], [0.9])._replace(wall=True))
+    assert (replay.equal.total(), replay.differing) == (0, 0)
 
 
-def test_it_ends_when_all_metrics_had_the_chance_to_pass(tmp_path):
-    rows = block([1, 2], [0.1, 0.2]), block([1, 2], [0.3, 0.4], "b"), block([2], [0.5], "no longer collected")
+def test_it_ends_beyond_the_last_step(tmp_path):
+    rows = block([1, 2], [0.1, 0.2]), block([2], [0.5], "no longer collected")
     replay = Replay(expected(tmp_path, *rows))
-    replay.check(block([1, 2, 3], [0.1, 0.2, 0.3]))
-    assert not replay.done  # the other metric's block of the same drain follows
-    replay.check(block([1, 2, 3], [0.3, 0.4, 0.5], "b"))
-    assert (replay.done, replay.equal) == (False, 4)
-    replay.check(block([4], [0.3]))
-    assert replay.done
-    assert replay.report() == "resume verified: 2 steps executed again, all equal"
+    replay.rows(block([1, 2], [0.1, 0.2]))
+    replay.reached(2)
+    assert not replay.done  # what the epoch's tail collects may follow
+    replay.reached(3)
+    assert (replay.done, replay.equal.total(), replay.differing) == (True, 2, 0)

@@ -189,6 +189,8 @@ class Collector:
         pending: (step, name, value) of values collected inside steps and not read yet.  The loop
             appends to it directly; it is always the same list object.
         emit: where finished rows go.
+        open_rows: of each metric that was read in the middle of a step: the step, the sum and the number of
+            its values; the row follows when the step is over.
         open_step: tells the step whose body is running, 0 outside: its rows wait for its end.
     """
 
@@ -200,7 +202,7 @@ class Collector:
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
         """The names of the epoch whose steps have ended, until the next begins."""
-        self._open_rows: dict[str, tuple[int, float, int]] = {}
+        self.open_rows: dict[str, tuple[int, float, int]] = {}
         self._seqs: Ordinals = {}
         self._wall_seqs: Ordinals = {}
         self._unclaimed: dict[str, Any] = {}
@@ -310,7 +312,7 @@ class Collector:
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
         """One row a step; the last stays open, since its step may collect the name again."""
-        previous = self._open_rows.pop(name, None)
+        previous = self.open_rows.pop(name, None)
         if previous is None and len(set(steps)) == len(steps):
             done = Rows("step", name, is_wall(name), steps[:-1], values[:-1], [1] * (len(steps) - 1), [])
             last = (steps[-1], values[-1], 1)
@@ -327,14 +329,14 @@ class Collector:
             done = Rows(
                 "step", name, is_wall(name), [f[0] for f in folded], means, [f[2] for f in folded], []
             )
-        self._open_rows[name] = last
+        self.open_rows[name] = last
         if done.steps:
             self.emit(done._replace(seqs=[0] * len(done.steps)))
 
     def _close_rows(self, open_step: int) -> None:
-        for name, (step, total, count) in list(self._open_rows.items()):
+        for name, (step, total, count) in list(self.open_rows.items()):
             if step != open_step:
-                del self._open_rows[name]
+                del self.open_rows[name]
                 self.emit(Rows("step", name, is_wall(name), [step], [total / count], [count], [0]))
 
     def end_epoch(self, step: int) -> None:

@@ -207,6 +207,15 @@ def unpack_block(payload: memoryview) -> Block:
     return Block(epoch, phase_text, name_text, bool(wall), steps, values, counts, seqs)
 
 
+def block_names(payload: memoryview) -> tuple[str, str]:
+    """Phase and name of a packed block."""
+    _, _, _, phase, name, _ = _BLOCK.unpack_from(payload)
+    at = _BLOCK.size
+    parts = (payload[at : at + phase], payload[at + phase : at + phase + name])
+    first, second = (bytes(part).decode("utf-8", "surrogatepass") for part in parts)
+    return first, second
+
+
 def block_time(payload: memoryview) -> float:
     """When a packed block was appended, in seconds since 1970."""
     time: float = _BLOCK.unpack_from(payload)[0]

@@ -8,6 +8,7 @@ started from nothing.  Everything else is superseded; it stays readable.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ from everstep.record.frames import Block, Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
 from everstep.redaction import redacted
+
+DIVERGED = "diverged"
+"""The kind of an event: steps that were executed again found something else."""
+CHOSEN, ACCEPTED = "chosen", "accepted"
+"""Decisions: a person chose another checkpoint or configuration; a divergence is accepted."""
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
@@ -246,11 +252,14 @@ class RunJournal:
     def _chain(self) -> dict[int, int]:
         """Segment number -> the offset up to which it is valid, oldest first."""
         started = [segment for segment in self._segments.values() if segment.started]
-        if not started:
-            return {}
-        at, end = started[-1], started[-1].end
-        links = {at.number: end}
-        while at.parent is not None:
+        return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
+
+    def _chain_to(self, position: Position) -> dict[int, int]:
+        """The chain that ends at a position."""
+        number, end = position
+        links = {number: end}
+        at = self._segments.get(number)
+        while at is not None and at.parent is not None:
             number, end = at.parent
             parent = self._segments.get(number)
             if parent is None or number >= at.number:
@@ -363,23 +372,49 @@ class RunJournal:
         decisions = [event for event in self.events("decision") if event.segment >= began]
         return Rollback.among((event.data, event.segment) for event in decisions)
 
-    def superseded_after(self, position: Position | None) -> dict[Key, tuple[int, int]]:
-        """What a start from `position` will do again: key -> (bits of the value, count).
+    def superseded(self, position: Position | None) -> dict[int, dict[Key, tuple[int, int]]]:
+        """By segment, the rows that a start from `position` leaves behind: key -> (bits of the value, count).
 
-        Rows after `position` in its segment and in all later segments, those that depend on the
-        clock left out; of two rows with one key the newer one.  Rows that a rollback has left behind are
-        not done again: other batches take those steps.  None: all rows.
+        Those that depend on the clock are left out; of two rows with one key the newer one counts.  None:
+        all rows.
         """
-        number, offset = position or (0, 0)
-        expected: dict[Key, tuple[int, int]] = {}
-        rollbacks = self.rollbacks()
-        for segment in self._segments.values():
-            end = min((each.first for each in rollbacks if each.segment >= segment.number), default=None)
-            for stored in segment.blocks:
-                if (segment.number, stored.offset) >= (number, offset):
-                    rows = comparable_rows(stored.block)
-                    expected.update(rows if end is None else {k: r for k, r in rows.items() if k[1] < end})
-        return expected
+        chain = {} if position is None else self._chain_to(position)
+        return {
+            number: {
+                key: row
+                for stored in segment.blocks
+                if stored.offset >= chain.get(number, 0)
+                for key, row in comparable_rows(stored.block).items()
+            }
+            for number, segment in self._segments.items()
+        }
+
+    def compared_until(self, segment: int, step: int) -> float:
+        """The step from which on a start that goes on from `step` does not compare with what a segment found.
+
+        It was superseded on purpose: by a rollback (other batches take those steps), by a checkpoint or a
+        configuration that a person chose, or by an accepted divergence.  Or it had diverged itself.
+        """
+        cuts = [first for until, first in self._cuts if segment <= until]
+        own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
+        return min([*cuts, *(first for first in own if first > step)], default=math.inf)
+
+    @cached_property
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(segment, step): from that step on, that segment and those before it are not compared with."""
+        began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
+        rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
+        chosen = [
+            (event.segment - (event.data["what"] == CHOSEN), event.data["step"])
+            for event in self.events("decision")
+            if event.data.get("what") in (CHOSEN, ACCEPTED)
+        ]
+        return began + rollbacks + chosen
+
+    def step_metrics(self) -> set[str]:
+        """The names of the metrics that any step has collected."""
+        heads = (frames.block_names(each.payload) for s in self._segments.values() for each in s.blocks)
+        return {name for phase, name in heads if phase == "step"}
 
     def lacks(self, position: Position) -> str | None:
         """What of the rows before a checkpoint's `position` is gone, in words; None if nothing is."""

@@ -1,103 +1,231 @@
-"""Self-verifying resume: steps that are executed again must give the rows that they gave before."""
+"""Self-verifying resume: steps that are executed again must find what they found before."""
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from everstep.record.frames import Block
 from everstep.record.reading import Key, comparable_rows
+from everstep.record.reference import Found, Reference
+
+BATCHES, RANDOM = "batch digest", "random state"
 
 
 class Difference(NamedTuple):
-    """A row that came out otherwise: (bits of the value, count) before and now."""
+    """What came out otherwise, in words.
 
-    epoch: int
+    Attributes:
+        step: the step in which.
+        component: "batch of STREAM", "pass of STREAM", "random state", or a metric's name.
+        old, new: what it was and is.
+        in_data: whether the steps got other batches.
+    """
+
     step: int
-    phase: str
-    name: str
-    old: tuple[int, int]
-    new: tuple[int, int]
+    component: str
+    old: str
+    new: str
+    in_data: bool = False
+
+    def __str__(self) -> str:
+        return f"step {self.step} {self.component} was {self.old} and is {self.new} now"
 
 
 class Replay:
-    """Compares new rows, bit for bit, with those that a resume superseded.
+    """Compares what a start finds, bit for bit, with what it found when the same steps ran before.
 
     Head rows are never compared: in an epoch that is entered again they are not written.
 
     Args:
-        expected: what `RunJournal.superseded_after` returned.
+        reference: the earlier executions.
+        incomparable: asked once: why numbers cannot be expected to be equal; "" if they can.
 
     Attributes:
-        equal: rows that came out equal.
-        differing: rows that did not.
-        difference: the one of these with the lowest epoch and step.
+        steps: how many were executed again.
+        equal, uncompared: how many found what they had found, and how many may or may not have, of each kind:
+            "batch digest", "random state", and metrics by their names.
+        differing: how many did not.
+        difference: the one with the lowest step; of one step, the first that came.
         done: True when nothing is left to compare.
     """
 
-    def __init__(self, expected: dict[Key, tuple[int, int]]) -> None:
-        self._expected = {key: row for key, row in expected.items() if key[2] != "head"}
-        self._last = max((key[1] for key in self._expected), default=-1)
-        self._beyond: set[tuple[str, str]] = set()
-        self._steps: set[int] = set()
-        self.equal = 0
+    def __init__(self, reference: Reference, incomparable: Callable[[], str] = lambda: "") -> None:
+        self._was, self._incomparable = reference, incomparable
+        self._why: str | None = None
+        self._seen: set[str] = set()
+        """Metrics of steps that this execution has collected."""
+        self._drawn = [0, 0]
+        """Batches of the open step that are equal, and that are not compared."""
+        self.steps = 0
+        self.equal: Counter[str] = Counter()
+        self.uncompared: Counter[str] = Counter()
         self.differing = 0
         self.difference: Difference | None = None
-        self.done = not self._expected
+        self.done = reference.last == reference.first and not reference.rows
 
-    def check(self, block: Block) -> None:
-        """Compare the rows of a new block with those of the same keys, if there are any."""
+    @property
+    def first(self) -> int:
+        """The step from which it goes on."""
+        return self._was.first
+
+    @property
+    def last(self) -> int:
+        """The last step that is executed again."""
+        return self._was.last
+
+    # -------------------------------------------------------------------------- what is found now
+
+    def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
+        """Batch `seq` of a step is handed out."""
+        was = self._was
+        end = was.ends.get((stream, pass_index))
+        if end is not None and end < step:
+            del was.ends[stream, pass_index]
+            self._differs(step, f"pass of {stream}", f"at its end after step {end}", "going on", in_data=True)
+        elif step in was.traced:
+            old = was.batches.get(step, {}).pop((stream, seq), None)
+            if old is None:
+                self._differs(step, f"batch of {stream}", "not drawn", "drawn", in_data=True)
+            elif None in (old[1], digest) and old[0] == pass_index:
+                self._drawn[1] += 1
+            elif old == (pass_index, digest):
+                self._drawn[0] += 1
+            else:
+                words = (f"{value or 0:016x} in pass {at + 1}" for at, value in (old, (pass_index, digest)))
+                self._differs(step, f"batch of {stream}", *words, in_data=True)
+        elif was.first < step <= was.last:
+            self._drawn[1] += 1
+
+    def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
+        """A pass gave its last batch; `step` is the last complete one."""
+        was = self._was
+        end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
+        old = f"at its end after step {end}" if end is not None else f"going on until step {last}"
+        if end not in (None, step) or (end is None and last > step):
+            self._differs(step, f"pass of {stream}", old, "at its end", in_data=True)
+
+    def step_done(self, step: int) -> None:
+        """A step is complete."""
+        was = self._was
+        if was.first < step <= was.last:
+            self.steps += 1
+            equal, uncompared = self._drawn
+            self.equal[BATCHES] += equal
+            self.uncompared[BATCHES] += uncompared
+            self._drawn = [0, 0]
+            for stream, _ in was.batches.pop(step, {}):
+                self._differs(step, f"batch of {stream}", "drawn", "not drawn", in_data=True)
+
+    def random(self, step: int, phase: str, digest: int) -> None:
+        """A snapshot was taken."""
+        old = self._was.random.pop((step, phase), None)
+        if old == digest:
+            self.equal[RANDOM] += 1
+        elif old is not None:
+            self._differs(step, "random state", f"{old:016x}", f"{digest:016x}")
+
+    def rows(self, block: Block) -> None:
+        """Rows of metrics were read."""
+        if block.phase == "head":
+            return
+        if self._why is None:
+            self._why = self._incomparable()
+        in_steps = block.phase == "step"
+        if in_steps:
+            self._seen.add(block.name)
+        was = self._was
+        for key, new in comparable_rows(block).items():
+            step = key[1]
+            if key in was.rows:
+                self._compare(key, was.rows.pop(key), new)
+            elif in_steps and was.first < step <= was.last:
+                if step in was.traced and block.name in was.names and not self._why:
+                    self._differs(step, block.name, "missing", _show(new, new))
+                else:
+                    self.uncompared[block.name] += 1
+
+    def reached(self, step: int) -> None:
+        """A boundary after `step`: all of its rows have been read."""
+        was = self._was
+        if step > was.last or (step == was.last and not was.rows):
+            self.end()
+
+    def end(self) -> None:
+        """Nothing more will be compared."""
         if self.done:
             return
-        for key, new in comparable_rows(block).items():
-            old = self._expected.pop(key, None)
-            if old is not None:
-                self._compare(key, old, new)
-        self.done = not self._expected or self._passed(block)
+        self.done = True
+        last = self._was.first + self.steps
+        for (_, step, phase, name, _), old in self._was.rows.items():
+            missing = phase == "step" and step <= last and step in self._was.traced and name in self._seen
+            if missing and old is not None and not self._why:
+                self._differs(step, name, _show(old, old), "missing")
 
-    def _compare(self, key: Key, old: tuple[int, int], new: tuple[int, int]) -> None:
-        epoch, step, phase, name, _ = key
-        self._steps.add(step)
-        if old == new:
-            self.equal += 1
-            return
+    def _compare(self, key: Key, old: Found | None, new: Found) -> None:
+        _, step, _, name, _ = key
+        if old is None or self._why:
+            self.uncompared[name] += 1
+        elif old == new:
+            self.equal[name] += 1
+        else:
+            self._differs(step, name, _show(old, new), _show(new, old))
+
+    def _differs(self, step: int, component: str, old: str, new: str, *, in_data: bool = False) -> None:
         self.differing += 1
-        if self.difference is None or (epoch, step) < self.difference[:2]:
-            self.difference = Difference(epoch, step, phase, name, old, new)
+        if self.difference is None or step < self.difference.step:
+            self.difference = Difference(step, component, old, new, in_data)
 
-    def _passed(self, block: Block) -> bool:
-        """Whether a metric went beyond the last step for the second time: the first time, blocks of
-        other metrics with rows to compare may still follow."""
-        if max(block.steps, default=-1) <= self._last:
-            return False
-        series = (block.phase, block.name)
-        passed = series in self._beyond
-        self._beyond.add(series)
-        return passed
+    # ------------------------------------------------------------------------------- what it says
 
     def report(self) -> str:
         """What came of it, in one line."""
+        equal = _counted(self.equal)
         if self.difference is not None:
-            _, step, _, name, old, new = self.difference
-            total = self.equal + self.differing
-            what = f"step {step} {name} was {_show(old, new)} and is {_show(new, old)} now"
-            return f"resume differs: {what} ({self.differing} of {total} rows differ)"
-        if not self.equal:
-            return "nothing to verify"
-        steps = len(self._steps)
-        return f"resume verified: {steps} step{'s' * (steps != 1)} executed again, all equal"
+            total = self.equal.total() + self.differing
+            return f"resume differs: {self.difference} ({self.differing} of {total} compared differ)"
+        if not self.steps and not equal:
+            return "resume not verified: nothing was executed again"
+        found = [f"{equal} equal"] if equal else []
+        if uncompared := _counted(self.uncompared):
+            found.append(f"{uncompared} not compared{f' ({self._why})' if self._why else ''}")
+        again = f"{self.steps} step{'s' * (self.steps != 1)} executed again"
+        verified = "verified" if equal else "not verified"
+        return f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"
 
     def advice(self) -> str:
-        """What may be at fault where rows differ, and how to find it."""
+        """What may be at fault where something differs, and how to find it."""
         return (
             "the same steps gave other numbers: something that they read is not in state= (a counter, a "
-            "learning rate or an average in a variable, a generator of your own), the data depends on the "
-            "clock or on the order of a set, or a kernel is not deterministic. `everstep drill SCRIPT` names "
-            "the component"
+            "learning rate or an average in a variable, a generator of your own, a batch drawn ahead), the "
+            "data or a metric depends on the clock (a metric that does is named ..._time) or on the order of "
+            "a set, or a kernel is not deterministic. `everstep drill SCRIPT` names the component"
         )
 
 
-def _show(row: tuple[int, int], other: tuple[int, int]) -> str:
+def _counted(found: Counter[str]) -> str:
+    """Such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
+    kinds = [_several(found[kind], kind) for kind in (BATCHES, RANDOM) if found[kind]]
+    metrics = [name for name, count in found.items() if count and name not in (BATCHES, RANDOM)]
+    if metrics:
+        total = sum(found[name] for name in metrics)
+        what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"
+        kinds.append(f"{_several(total, 'value')} {what}")
+    return _listed(kinds)
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = [*words] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _show(row: Found, other: Found) -> str:
     bits, count = row
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
     text = repr(value)

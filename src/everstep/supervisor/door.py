@@ -67,6 +67,9 @@ class Supervisor(Run):
             is (kind, length, batch size, order) differs from what is given: "error" shows both and
             refuses, "override" goes on with what is given; a pass that was open over other data begins
             anew.
+        on_divergence: where steps that are executed again find something else than the first time: "stop" or
+            "warn"; None: other batches stop the run, other numbers are a warning.  It is a mark of the run
+            in any case.
         config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
             command line: recorded (queries find it as config.NAME) and compared at a resume.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
@@ -128,9 +131,10 @@ class Supervisor(Run):
             self._begun_step = self._progress.step + 1
             self._announce(Moment.BEFORE_STEP, batch)
 
-    def _handed_out(self, name: str, batch: Any) -> None:
-        """A stream has given a batch to the program."""
-        self._batches[name] = batch
+    def _handed_out(self, slot: StreamSlot, batch: Any) -> None:
+        """A stream gives a batch to the program."""
+        self._verifier.drew(self._progress.step + 1, slot.name, slot.pass_index, batch)
+        self._batches[slot.name] = batch
         self._step_data = batch if len(self._endless) == 1 else self._batches
         if self._synchronous:
             self._begin_step(self._step_data)
@@ -209,6 +213,7 @@ class Supervisor(Run):
             lambda: self._stream_ended(name, passes or 0),
             self._clock,
             self._handed_out,
+            lambda pass_index: self._verifier.pass_ended(self._progress.step, name, pass_index),
         )
         self._endless.append(endless)
         witness = self._board.find(Witness)

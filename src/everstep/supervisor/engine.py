@@ -48,7 +48,7 @@ from everstep.errors import (
 from everstep.keywords import checked_keywords, number, whole
 from everstep.metrics.collector import Collector, Rows, is_scalar
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import Block, Position, located, user_path
+from everstep.record import CHOSEN, Block, Position, located, user_path
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Every, Schedule, When
 from everstep.services.best import Best
@@ -78,6 +78,7 @@ from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import whole_tree
 from everstep.supervisor.user_state import UserState
+from everstep.supervisor.verifying import OnDivergence, Verifier
 from everstep.supervisor.watched import WatchedMetrics
 
 GRACE = 120.0
@@ -124,6 +125,7 @@ class Run:
         ready: Callable[[], object] | None = None,
         default_services: bool = True,
         on_change: Literal["error", "override"] = "error",
+        on_divergence: OnDivergence = None,
         config: Mapping[str, Any] | Configuration | None = None,
         lock: bool = True,
         clock: Clock = time.monotonic,
@@ -143,6 +145,12 @@ class Run:
             )
         if on_change not in ("error", "override"):
             raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
+        if on_divergence not in ("stop", "warn", None):
+            raise ConfigError(
+                f'on_divergence={on_divergence!r}: give "stop" or "warn", or leave it out: then other '
+                "batches stop the run, and other numbers are a warning"
+            )
+        self._on_divergence = on_divergence
         self._start = Start(
             path=located(user_path(run_dir, "run_dir")),
             seed=seed,
@@ -418,6 +426,8 @@ class Run:
         self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
+        self._verifier = self._opened_verifier(recovered, stack)
+        self._streams.changed = self._verifier.waive
         recovery = self._board.find(Recovery)
         self._rollbacks = Rollbacks(
             opening.rollbacks,
@@ -431,7 +441,7 @@ class Run:
         if recovery is not None:
             self._streams.drew = lambda *batch: recovery.drew(self._progress.step + 1, *batch)
         if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
-            self._say_replay()  # there is nothing to verify
+            self._verifier.say()  # there is nothing to verify
         retention = self._board.need(Checkpoints).retention
         self._saver = Saver(opening, self._journal, retention, self._wake, self._warn)
         stack.callback(self._saver.close)
@@ -452,6 +462,23 @@ class Run:
             self._resume_state = encode(self._user.save())
             self._saver.tidy()
         self._lines = Lines(self._user, recovered.lines)
+
+    def _opened_verifier(self, recovered: Recovered, stack: ExitStack) -> Verifier:
+        if recovered.chosen:  # at once in the file: a later start must not compare with what is left behind
+            decision = {"what": CHOSEN, "why": recovered.chosen, "step": recovered.step}
+            self._journal.event("decision", decision)
+            self._journal.flush()
+        trail = self._opening.trail(recovered, self._warn)
+        stack.callback(trail.close)
+        return Verifier(
+            trail,
+            recovered.replay,
+            self._on_divergence,
+            self._collector,
+            self._journal,
+            self.println,
+            self._warn,
+        )
 
     def _limits(self) -> dict[str, int | None]:
         return {"max_step": self.max_step, "max_epoch": self.max_epoch}
@@ -534,6 +561,7 @@ class Run:
         current = self._progress
         current.step = step = current.step + 1
         self._open_step = 0
+        self._verifier.step_done(step, current.epoch)
         if step >= self._next_due:
             self._boundary(Moment.AFTER_STEP, can_save=can_save)
 
@@ -547,7 +575,7 @@ class Run:
         limit = NEVER if self._max_step is None else max(self._max_step, step + 1)
         left = self._steps_left()
         before_last = NEVER if left is None or left < 2 else step + left - 1
-        self._next_due = min(self._board.next_step(step), limit, before_last)
+        self._next_due = min(self._board.next_step(step), limit, before_last, self._verifier.next_due(step))
         self._ticker.set(self._board.next_time())
         if self._woken:
             self._next_due = 0
@@ -571,6 +599,7 @@ class Run:
         asked = self._clock()
         self._collector.read()
         self._spent.in_steps(self._clock() - asked)  # until the device is done with them
+        self._verifier.boundary(self._progress.step)
         at_epoch_end = moment is Moment.AFTER_EPOCH
         current = self._progress
         self._estimator.update(current.step)
@@ -871,6 +900,7 @@ class Run:
         )
         guard = self._board.find(NaNGuard)
         encoded = self._saver.encode(tree)
+        self._verifier.snapshot(current.step, phase, encoded)
         position = self._flush()
         meta = {
             "controllers": self._board.controllers(),
@@ -919,6 +949,7 @@ class Run:
             self._apply([(guard, action) for action in guard.tripped(str(error), error.step).actions])
         for committed in self._saver.take_committed():
             name = str(committed.name)
+            self._verifier.committed(committed.name.step)
             self._journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             self._fire(Moment.AFTER_CHECKPOINT, name)
 
@@ -968,22 +999,7 @@ class Run:
             self._last_values[rows.name] = rows.values[-1]
             self._last_steps[rows.name] = rows.steps[-1]
         self._journal.append(block)
-        replay = self._recovered.replay
-        if not replay.done:
-            replay.check(block)
-            if replay.done:
-                self._say_replay()
-
-    def _say_replay(self) -> None:
-        replay = self._recovered.replay
-        report = replay.report()
-        self._journal.event("verified", {"report": report}, wall=True)
-        if replay.difference is None:
-            self.println(report)
-        elif not self._recovered.same_numbers:
-            self.println(f"{report}; they were computed on another machine, or under other settings of it")
-        else:
-            self._warn(f"{report}\n{replay.advice()}")
+        self._verifier.rows(block)
 
     def _fire(self, moment: Moment, payload: Any = None) -> None:
         """Announce a moment that is no boundary to the services that asked for it."""
@@ -1100,10 +1116,8 @@ class Run:
             self._check_updates()
         self._save_last()
         self._await_commit()
-        replay = self._recovered.replay
-        if not replay.done:
-            self._say_replay()
         self._collector.read()
+        self._verifier.end()
         reports = [s for s in self._board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
         self._spent.begin_boundary()
         self._board.run(reports, self._viewer(Moment.EXIT_LOOP), finish=True)
@@ -1156,6 +1170,7 @@ class Run:
         except Exception as error:  # of a broken device, say: the one that ended the run is the one to raise
             self._warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         self._open_step = 0
+        self._verifier.end()
         self._announce_commits(wait=True)
         self._journal.flush()
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
 from everstep.contracts import Json
 from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
+from everstep.metrics.collector import is_wall
 from everstep.record import (
     Journal,
     Position,
+    Reference,
     Replay,
     Rollback,
     RunDir,
     RunJournal,
     RunLock,
+    Trail,
+    read_trail,
+    reference,
     to_read,
     trust,
     user_path,
@@ -35,6 +41,7 @@ from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
+from everstep.supervisor.verifying import incomparable
 
 Say = Callable[[str], None]
 
@@ -67,7 +74,8 @@ class Recovered:
         random: random state to put back at the resume point, None for a fresh start.
         lines: random state for the program's lines that run again before that point.
         parent: the journal's end as the checkpoint knows it.
-        replay: compares the rows of steps that are executed again.
+        replay: compares what steps find that are executed again.
+        chosen: what a person chose otherwise, so that earlier executions are not compared with; else "".
         collector: saved metric windows, None for a fresh start.
         finished: the run was complete and nothing reopened it.
         digest: of the checkpoint's state.
@@ -88,7 +96,7 @@ class Recovered:
     random: Any = None
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
-    replay: Replay = field(default_factory=lambda: Replay({}))
+    replay: Replay = field(default_factory=lambda: Replay(Reference(0)))
     collector: Any = None
     services: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +109,7 @@ class Recovered:
     kept: dict[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=dict)
     same_numbers: bool = True
+    chosen: str = ""
     one_fingerprint: bool = True
 
     def __post_init__(self) -> None:
@@ -139,6 +148,7 @@ class Opening:
         trial_write(self.run_dir.path)
         self._journal = RunJournal(self.run_dir.path)
         self.rollbacks: list[Rollback] = []
+        self._chosen = ""
 
     # -------------------------------------------------------------------------------- recovery
 
@@ -201,6 +211,8 @@ class Opening:
         checkpoint, notes = self.store.find(asked)
         for note in notes:
             self._say(note)
+        if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
+            self._chosen = "another checkpoint than the newest"
         return checkpoint
 
     def _initialise(self, user: UserState) -> Recovered:
@@ -272,7 +284,8 @@ class Opening:
             random=tree["rng"]["rank0"],
             lines=tree["rng"]["lines0"],
             parent=parent,
-            replay=Replay({} if parent is None else self._journal.superseded_after(parent)),
+            replay=self._replay(parent, progress, same_numbers=about_numbers["same_numbers"]),
+            chosen=self._chosen,
             collector=tree["services"]["metrics"]["state"],
             services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
             streams=tree["streams"],
@@ -285,6 +298,13 @@ class Opening:
             kept=kept,
             **about_numbers,
         )
+
+    def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
+        """What earlier executions found after the checkpoint, to compare with."""
+        if parent is None or self._chosen:
+            return Replay(Reference(progress.step))
+        found = reference(self._journal, parent, progress.step, tail=progress.phase == "step")
+        return Replay(found, partial(incomparable, same_numbers))
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
         """The checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
@@ -343,6 +363,8 @@ class Opening:
             self._say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
             stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
             return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
+        if found or controllers.free or options.free:
+            self._chosen = self._chosen or "another configuration"
         if found or free:
             changes = told([*found, *free]).rstrip(". \n")
             self._say(f"changed since the checkpoint, and used as given:{changes}")
@@ -410,6 +432,15 @@ class Opening:
         if not self._start.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         return journal
+
+    def trail(self, recovered: Recovered, warn: Say) -> Trail:
+        """This start's trail; those of earlier starts go, as far as no resume can need them."""
+        folder = self.run_dir.journal
+        for path in folder.glob("segment-*.trail"):
+            found = read_trail(path)
+            if found is None or found.last < recovered.step:
+                path.unlink(missing_ok=True)
+        return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, warn)
 
     def check_disk(self, encoded: Encoded) -> None:
         """Refuse to start where two checkpoints of the state as it is now would not fit.

@@ -108,11 +108,14 @@ class StreamSlot:
         self._resuming = False
         """Whether the program has yet to bind what the checkpoint read."""
 
-    def bind(self, stream: Stream, *, override: bool = False) -> None:
+    def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on.
 
         Args:
             override: go on with it though it is not what the checkpoint read.
+
+        Returns:
+            Whether that is so.
 
         Raises:
             NotResumableError: no checkpoint could be made while it is read.
@@ -121,16 +124,19 @@ class StreamSlot:
         if refusal := getattr(stream, "unsaveable", None):
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._seed)
+        accepted = False
         changes = "" if self._what is None else _changes(self._what, what, inside=self._saved is not None)
         if changes:
             if self._resuming:
                 self._accept(changes, override)
+                accepted = override
                 if self._states is not None and len(self._states) != len(getattr(stream, "generators", ())):
                     self._states = None
             self._varies = True
         if stream is not self.stream:
             reused_data.enter(stream)
         self.stream, self._what, self._resuming = stream, what, False
+        return accepted
 
     def _accept(self, changes: str, override: bool) -> None:
         """Let go of what belongs to the data of the checkpoint, or refuse."""
@@ -366,6 +372,7 @@ class Streams:
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
+        changed: called when a person has chosen to go on with other data.
     """
 
     def __init__(
@@ -377,6 +384,7 @@ class Streams:
         quarantined: Iterable[Batch] = (),
     ) -> None:
         self.drew: Callable[[str, int, int], None] | None = None
+        self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
@@ -413,7 +421,8 @@ class Streams:
                     'data a name of its own, as in name="train2"'
                 )
             stream = as_stream(data)
-        slot.bind(stream, override=self._override)
+        if slot.bind(stream, override=self._override):
+            self.changed()
         self._sources[name] = data
         return slot
 
@@ -527,7 +536,8 @@ class Endless:
         may_draw: raises where drawing a batch is an error.
         ended: called once when the passes are used up.
         clock: monotonic seconds.
-        handed_out: called with the stream's name and each batch.
+        handed_out: called with the stream and each batch.
+        pass_ended: called with each pass that has given its last batch.
     """
 
     def __init__(
@@ -537,11 +547,12 @@ class Endless:
         may_draw: Callable[[], None],
         ended: Callable[[], None],
         clock: Clock,
-        handed_out: Callable[[str, Any], None],
+        handed_out: Callable[[StreamSlot, Any], None],
+        pass_ended: Callable[[int], None],
     ) -> None:
         self._slot, self._passes = slot, passes
         self._may_draw, self._ended, self._clock = may_draw, ended, clock
-        self._handed_out = handed_out
+        self._handed_out, self._pass_ended = handed_out, pass_ended
         self.drawn = 0
         self.waited = 0.0
         """Seconds waited for batches."""
@@ -569,10 +580,11 @@ class Endless:
                 batch = next(self._slot.open())
             except StopIteration:
                 ended += not self._slot.skipped
+                self._pass_ended(self._slot.pass_index)
                 self._slot.end_pass()
                 continue
             self.drawn += 1
             self.waited += self._clock() - began
-            self._handed_out(self._slot.name, batch)
+            self._handed_out(self._slot, batch)
             return batch
         raise DataError(f"stream {self._slot.name!r} gave no batch in a whole pass; give it data")

@@ -1,0 +1,127 @@
+"""What earlier executions found of the steps that a start executes again: from the journal and the trails.
+
+Of several executions of a step the first one counts, so that a difference does not launder itself.  What was
+superseded on purpose (by a rollback, by a checkpoint or a configuration that a person chose, by an accepted
+divergence) is no execution to compare with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from everstep.record.frames import Position, float_bits
+from everstep.record.reading import Key, RunJournal
+from everstep.record.trail import ABSENT, FOLDED, Mark, read_trail, trail_path
+from everstep.record.trail import Found as Trail
+
+Found = tuple[int, int]
+"""(bits of a value, how many values were folded into it)."""
+
+
+@dataclass
+class Reference:
+    """What is known of the steps after a checkpoint.
+
+    Attributes:
+        first: the checkpoint's step.
+        last: the last step that was complete; `first` if none was.
+        rows: metrics by key; None where one was collected and its value is not known.
+        batches: by step, (stream, place in the step) -> (pass, digest); the digest is None where nothing of
+            the batch could be told.
+        ends: (stream, pass) -> the last complete step when the pass ended.
+        lasts: (stream, pass) -> the last step that read from it.
+        random: (step, phase of the snapshot) -> digest of the random state.
+        traced: steps of which all is known that was on the host.
+        names: metrics that any step of the run has collected.
+    """
+
+    first: int
+    last: int = 0
+    rows: dict[Key, Found | None] = field(default_factory=dict)
+    batches: dict[int, dict[tuple[str, int], tuple[int, int | None]]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    lasts: dict[tuple[str, int], int] = field(default_factory=dict)
+    random: dict[tuple[int, str], int] = field(default_factory=dict)
+    traced: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.last = max(self.last, self.first)
+
+
+def reference(journal: RunJournal, position: Position | None, step: int, *, tail: bool = False) -> Reference:
+    """What a start that goes on from `step` will do again.
+
+    Args:
+        position: the end of the journal as the checkpoint knows it.
+        tail: whether that includes what follows the last step of an epoch, if `step` is one.
+    """
+    found = Reference(step)
+    superseded = journal.superseded(position)
+    for segment in journal.segments():
+        end = journal.compared_until(segment.number, step)
+        _add_rows(found, superseded.get(segment.number, {}), end)
+        trail = read_trail(trail_path(journal.run_dir, segment.number))
+        if trail is not None:
+            _add_trail(found, trail, end, step if tail else step + 1)
+    found.names |= journal.step_metrics()
+    return found
+
+
+def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
+    for key, row in rows.items():
+        _, step, phase, _, _ = key
+        in_step = phase == "step"
+        if found.first + in_step <= step < end and phase != "head" and not (in_step and step in found.traced):
+            found.rows.setdefault(key, row)
+            if in_step:
+                found.last = max(found.last, step)
+
+
+def _add_trail(found: Reference, trail: Trail, end: float, begin: int) -> None:
+    new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
+    for mark in trail.marks:
+        if mark.phase == "batch" and mark.step in new:
+            digest = None if mark.flags & ABSENT else mark.value
+            found.batches.setdefault(mark.step, {})[mark.name, mark.seq] = (mark.epoch, digest)
+            found.lasts[mark.name, mark.epoch] = max(mark.step, found.lasts.get((mark.name, mark.epoch), 0))
+        elif mark.phase == "pass" and begin <= mark.step < end:
+            found.ends.setdefault((mark.name, mark.epoch), mark.step)
+        elif mark.phase == "random" and found.first < mark.step < end:
+            found.random.setdefault((mark.step, mark.name), mark.value)
+    for key, row in _folded(trail.marks):
+        _, step, phase, name, _ = key
+        if phase == "step":
+            found.names.add(name)
+        if step in new if phase == "step" else begin <= step < end and phase != "head":
+            if row is None:
+                found.rows.setdefault(key, None)
+            elif found.rows.get(key) is None:
+                found.rows[key] = row
+    found.traced |= new
+    found.last = max(found.last, *new, 0)
+
+
+def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
+    """The metrics among the marks; those of a step are folded as the collector folds them."""
+    sums: dict[Key, tuple[float, int]] = {}
+    rows: dict[Key, Found | None] = {}
+    for mark in marks:
+        if mark.phase in ("batch", "pass", "random"):
+            continue
+        key = (mark.epoch, mark.step, mark.phase, mark.name, mark.seq)
+        if mark.flags & ABSENT:
+            rows[key] = None
+            sums.pop(key, None)
+        elif mark.phase != "step" or mark.flags & FOLDED:
+            rows[key] = (mark.value, mark.count)
+        elif key not in rows or key in sums:
+            (value,) = struct.unpack("=d", struct.pack("=Q", mark.value))
+            total, count = value, mark.count
+            if key in sums:
+                total, count = sums[key][0] + total, sums[key][1] + count
+            sums[key] = (total, count)
+            rows[key] = (float_bits([total / count])[0] if count > 1 else mark.value, count)
+    return iter(rows.items())

@@ -1,0 +1,183 @@
+"""What the steps find, kept and compared: the trail, the replay of steps executed again, a divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from everstep import backends
+from everstep.errors import DivergenceError
+from everstep.metrics.collector import Collector
+from everstep.record import CHOSEN, DIVERGED, Block, Difference, Journal, Replay, Trail, batch_digest
+from everstep.schedule import NEVER
+from everstep.state import Encoded, digest
+
+OnDivergence: TypeAlias = Literal["stop", "warn"] | None
+
+
+class Verifier:
+    """One start's trail and replay.
+
+    Args:
+        trail: takes what the steps find.
+        replay: has what they found before, if they are executed again.
+        on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
+        collector: of the run's metrics.
+        say, warn: take sentences for the user.
+    """
+
+    def __init__(
+        self,
+        trail: Trail,
+        replay: Replay,
+        on_divergence: OnDivergence,
+        collector: Collector,
+        journal: Journal,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
+        self._collector, self._journal, self._say, self._warn = collector, journal, say, warn
+        self._places: dict[str, int] = {}
+        """By stream, how many batches the open step has drawn."""
+        self._noted: Difference | None = None
+        self._error: DivergenceError | None = None
+
+    def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
+        """A batch is handed out for `step`; nobody has changed it yet.
+
+        Raises:
+            DivergenceError: the step got another one before, and that is to stop the run.
+        """
+        place = self._places.get(stream, 0)
+        self._places[stream] = place + 1
+        found = batch_digest(batch, pass_index)
+        self._trail.batch(step, stream, pass_index, place, found)
+        if not self._replay.done:
+            self._replay.batch(step, stream, pass_index, place, found)
+            self._notice()
+            self.require_agreement()
+
+    def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
+        """A pass gave its last batch.
+
+        Raises:
+            DivergenceError: it ended elsewhere before, and that is to stop the run.
+        """
+        self._trail.mark(step, "pass", stream, epoch=pass_index)
+        if not self._replay.done:
+            self._replay.pass_ended(step, stream, pass_index)
+            self._notice()
+            self.require_agreement()
+
+    def step_done(self, step: int, epoch: int) -> None:
+        """A step is complete."""
+        self._places.clear()
+        self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
+        if not self._replay.done:
+            self._replay.step_done(step)
+            self._notice()
+
+    def rows(self, block: Block) -> None:
+        """Rows of metrics were read."""
+        self._trail.rows(block)
+        if not self._replay.done:
+            self._replay.rows(block)
+            self._notice()
+
+    def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
+        """The state was copied, to be saved."""
+        structure: Any = encoded.structure
+        arrays = {name: array for name, array in encoded.arrays.items() if name.startswith("rng/rank0/")}
+        found = int(digest(Encoded({"rng": {"rank0": structure["rng"]["rank0"]}}, arrays))[:16], 16)
+        self._trail.mark(step, "random", phase, found)
+        if not self._replay.done:
+            self._replay.random(step, phase, found)
+            self._notice()
+
+    def committed(self, step: int) -> None:
+        """A checkpoint is committed."""
+        self._trail.committed(step)
+
+    def boundary(self, step: int) -> None:
+        """Between two steps, everything read.
+
+        Raises:
+            DivergenceError: something came out otherwise, and that is to stop the run.
+        """
+        self._trail.tidy()
+        if not self._replay.done:
+            self._replay.reached(step)
+            if self._replay.done:
+                self.say()
+        self.require_agreement()
+
+    def next_due(self, step: int) -> int:
+        """The step after which the replay is over, or may be."""
+        return NEVER if self._replay.done else max(self._replay.last, step + 1)
+
+    def waive(self) -> None:
+        """A person chose to go on with other data: earlier executions are not compared with any more."""
+        self._journal.event("decision", {"what": CHOSEN, "why": "other data", "step": self._replay.first})
+        self._journal.flush()
+        self._replay.done = True
+
+    def end(self) -> None:
+        """The loop ends: say what has been compared, if that is not said yet."""
+        if not self._replay.done:
+            self._replay.end()
+            self.say()
+
+    def say(self) -> None:
+        """Tell the user and the journal what came of the replay."""
+        self._notice()
+        replay = self._replay
+        report = replay.report()
+        self._journal.event("verified", {"report": report, "steps": replay.steps}, wall=True)
+        if replay.difference is None:
+            self._say(report)
+        else:
+            self._warn(f"{report}\n{replay.advice()}")
+
+    def require_agreement(self) -> None:
+        """Leave the loop if a divergence is to stop the run.
+
+        Raises:
+            DivergenceError: says what came out otherwise, and what to do.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _notice(self) -> None:
+        """Record a divergence as soon as it is known: in the journal's file, whatever comes next."""
+        found = self._replay.difference
+        if found is None or found == self._noted:
+            return
+        self._noted = found
+        self._journal.event(DIVERGED, found._asdict())
+        self._journal.flush()
+        if self._on_divergence == "stop" or (self._on_divergence is None and found.in_data):
+            self._error = DivergenceError(
+                f"resume differs: {found}; {_CAUSES[found.in_data]}. If it is meant to be so: everstep "
+                f"accept RUN --divergence {found.step}, and start again; or go on in any case with "
+                'on_divergence="warn"',
+                step=found.step,
+            )
+
+
+_CAUSES = {
+    True: "the data gives other batches than before the run was stopped: its order or its contents depend "
+    "on what is not restored (a source that does not keep its place, a generator of its own, a set, the "
+    "clock)",
+    False: "`everstep drill SCRIPT` names the component",
+}
+
+
+def incomparable(same_numbers: bool) -> str:
+    """Why equal steps need not give equal numbers here; "" if they must."""
+    if not same_numbers:
+        return "they were computed on another machine, or under other settings of it"
+    if not all(backend.is_deterministic() for backend in backends.active()):
+        return "kernels are not deterministic here"
+    return ""

@@ -1,0 +1,184 @@
+"""The trail: what steps found survives SIGKILL, without a system call in a step."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from everstep import hazard
+from everstep.metrics.collector import is_wall
+from everstep.record import Block, Trail, read_trail, trail_path
+from everstep.record.trail import ABSENT, LARGEST, SMALLEST
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def trail(tmp_path: Path, told: list[str]) -> Trail:
+    (tmp_path / "journal").mkdir()
+    return Trail(tmp_path, 1, 0, is_wall, told.append)
+
+
+def walk(trail: Trail, first: int, last: int, names: int = 1) -> None:
+    for step in range(first, last + 1):
+        trail.batch(step, "train", 0, 0, step)
+        trail.step(step, 1, [(step, f"m{i}", step + i / 64) for i in range(names)], {})
+
+
+def number(bits: int) -> float:
+    (value,) = struct.unpack("=d", struct.pack("=Q", bits))
+    return float(value)
+
+
+def test_it_is_read_while_it_is_written(trail: Trail) -> None:
+    walk(trail, 1, 3)
+    trail.batch(4, "train", 0, 0, 4)  # its step is not complete
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last) == (0, 3)
+    assert [(m.phase, m.name, m.step) for m in found.marks[:2]] == [("batch", "train", 1), ("step", "m0", 1)]
+    assert [number(m.value) for m in found.marks if m.phase == "step"] == [1.0, 2.0, 3.0]
+
+
+def test_values_on_a_device_are_marked_and_noted_when_they_are_read(trail: Trail) -> None:
+    trail.step(1, 1, [(1, "loss", object()), (1, "step_time", 0.1)], {})
+    trail.rows(Block(1, "step", "loss", False, [1], [0.5], [1], [0]))
+    trail.rows(Block(1, "tail", "valid", False, [1], [0.25], [1], [0]))
+    trail.rows(Block(1, "tail", "valid_time", True, [1], [0.25], [1], [0]))
+    found = read_trail(trail.path)
+    assert found is not None
+    absent, loss, valid = found.marks
+    assert absent.flags == ABSENT
+    assert (loss.phase, number(loss.value), valid.phase, number(valid.value)) == ("step", 0.5, "tail", 0.25)
+
+
+def writes() -> str:
+    """How many system calls of this process have written so far."""
+    return next(line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("syscw"))
+
+
+def test_a_step_writes_without_a_system_call(trail: Trail) -> None:
+    walk(trail, 1, 2)
+    before = writes()
+    walk(trail, 3, 100)
+    assert writes() == before
+    found = read_trail(trail.path)
+    assert found is not None and found.last == 100
+
+
+def test_it_grows_at_boundaries_and_keeps_two_intervals(trail: Trail, told: list[str]) -> None:
+    walk(trail, 1, 3000)
+    trail.tidy()
+    assert trail.path.stat().st_size > SMALLEST
+    walk(trail, 3001, 3010)
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, len(found.marks)) == (0, 3010, 2 * 3010)
+    for step in (2000, 3000):
+        trail.committed(step)
+    walk(trail, 3011, 9000)
+    trail.tidy()
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, found.marks[0].step) == (2000, 9000, 2001)
+    assert not told
+
+
+def test_what_finds_no_room_is_known_to_be_missing(trail: Trail) -> None:
+    walk(trail, 1, 5000)
+    found = read_trail(trail.path)
+    assert found is not None
+    assert found.last == found.whole == 5000  # of no step since is all there
+
+
+def test_at_its_largest_it_says_so_and_goes_on(
+    trail: Trail, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstep.record.trail.LARGEST", SMALLEST)
+    walk(trail, 1, 3000)
+    trail.tidy()
+    walk(trail, 3001, 3005)
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, found.marks[0].step) == (3000, 3005, 3001)
+    assert len(told) == 1 and "is full at" in told[0]
+    assert LARGEST > SMALLEST
+
+
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "ENODEV", "EROFS"])
+def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
+    tmp_path: Path, told: list[str], code: str
+) -> None:
+    (tmp_path / "journal").mkdir()
+    hazard.arm(f"{code}:trail.create:1-9")
+    trail = Trail(tmp_path, 1, 0, is_wall, told.append)
+    hazard.arm(None)
+    walk(trail, 1, 3)
+    trail.rows(Block(1, "tail", "valid", False, [1], [0.25], [1], [0]))
+    trail.mark(3, "pass", "train")
+    trail.tidy()
+    trail.close()
+    assert len(told) == 1 and "what the steps find is not kept" in told[0]
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+def test_damage_is_no_trail(trail: Trail) -> None:
+    walk(trail, 1, 5)
+    trail.close()
+    whole = trail.path.read_bytes()
+    found = read_trail(trail.path)
+    assert found is not None and len(found.marks) == 10
+    for cut in range(0, len(whole), 7):
+        trail.path.write_bytes(whole[:cut])
+        assert read_trail(trail.path) is None
+    for at in range(64, len(whole), 32):  # pages that a power cut has not let reach the disk
+        trail.path.write_bytes(whole[:at] + bytes(32) + whole[at + 32 :])
+        torn = read_trail(trail.path)
+        assert torn is None
+    trail.path.unlink()
+    assert read_trail(trail.path) is None
+    trail.path.mkdir()
+    assert read_trail(trail.path) is None
+
+
+def test_a_forked_child_leaves_it_alone(trail: Trail) -> None:
+    walk(trail, 1, 2)
+    child = os.fork()
+    if child == 0:
+        try:
+            walk(trail, 3, 5)
+            trail.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    walk(trail, 3, 3)
+    found = read_trail(trail.path)
+    assert found is not None and found.last == 3
+    trail.close()
+
+
+def test_it_lets_go_of_the_file_and_of_what_it_has_too_much(trail: Trail) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    trail.close()
+    trail.close()
+    assert len(set(os.listdir("/proc/self/fd"))) < len(before)
+    assert trail_path(trail.path.parent.parent, 1).stat().st_size < 1000
+
+
+def test_values_of_one_name_are_folded_as_the_journal_folds_them(trail: Trail) -> None:
+    from everstep.record.reference import _folded
+
+    values = [0.1, 0.2, 0.7]
+    trail.step(1, 1, [(1, "loss", value) for value in values], {"loss": (1, 0.3, 2)})
+    found = read_trail(trail.path)
+    assert found is not None
+    ((key, row),) = _folded(found.marks)
+    assert key == (1, 1, "step", "loss", 0)
+    assert row == (int(np.float64((0.3 + 0.1 + 0.2 + 0.7) / 5).view(np.uint64)), 5)
