@@ -6,7 +6,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo demo-again test test-all test-long check torture bench clean
+.PHONY: demo demo-again test test-all test-long check torture bench proof-gpu clean
 .DEFAULT_GOAL := demo
 
 # A signal reaches this shell, too: then the demo has said what there is to say, and make need not.
@@ -39,6 +39,10 @@ torture: .venv/.test
 
 bench: .venv/.test
 	@$(BIN)/python bench/overhead.py $(ARGS)
+
+# Ten minutes on a machine with CUDA; it writes a table with the device's name.  ARGS="--device cpu" tries the program.
+proof-gpu: .venv/.demo
+	@$(BIN)/python bench/proof_gpu.py $(ARGS)
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

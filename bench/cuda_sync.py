@@ -1,18 +1,15 @@
-"""On a GPU: a step with nothing due waits for nothing, a resume is exact, and what a step and a save cost.
+"""On a GPU: a step with nothing due waits for nothing, and what a step and a save cost.
 
     python bench/cuda_sync.py            prints one JSON line
 
 Law 6 is asked of torch itself: `torch.cuda.set_sync_debug_mode("error")` raises at any call that
-synchronises, around every step in which nothing is due.
+synchronises, around every step in which nothing is due.  `bench/proof_gpu.py` has the kills.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,11 +23,11 @@ from everstep.record import RunJournal
 from everstep.testing import ManualClock
 
 
-def net(width: int = 256, depth: int = 3) -> nn.Sequential:
+def net(width: int = 256, depth: int = 3, device: str = "cuda") -> nn.Sequential:
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1)]
-    return nn.Sequential(*layers, nn.Linear(width, 1)).cuda()
+    return nn.Sequential(*layers, nn.Linear(width, 1)).to(device)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -41,10 +38,22 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
     return loss
 
 
-def zero_synchronisation(folder: Path, steps: int = 500) -> dict[str, Any]:
+def synchronise(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def guard(device: str, mode: str) -> None:
+    """Torch's word on calls that synchronise; a CPU has none."""
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def zero_synchronisation(folder: Path, steps: int = 500, device: str = "cuda") -> dict[str, Any]:
     """Steps with all services on and none due under torch's own guard, then the metrics, read at once."""
     torch.manual_seed(0)
-    model, x = net(), torch.randn(64, 256, device="cuda")
+    model, x = net(device=device), torch.randn(64, 256, device=device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(3):
         train_step(model, optimizer, x)  # allocations, library handles
@@ -58,27 +67,29 @@ def zero_synchronisation(folder: Path, steps: int = 500) -> dict[str, Any]:
         for _epoch in loop.iter_epochs():
             for step in loop.iter_steps():
                 if step == 20:  # the step-0 checkpoint is announced: from here on nothing is due
-                    torch.cuda.set_sync_debug_mode("error")
+                    guard(device, "error")
                 loss = train_step(model, optimizer, x)
                 loop.collect_metrics(loss=loss)
                 expected.append(loss.detach().clone())
                 if step == steps - 1:
-                    torch.cuda.set_sync_debug_mode("default")
+                    guard(device, "default")
     _, found = RunJournal(folder / "sync").series("loss")
     return {"steps_without_sync": steps - 21, "metrics_equal": found == torch.stack(expected).tolist()}
 
 
-def overhead(folder: Path, repeats: int = 7, steps: int = 300) -> dict[str, Any]:
+def overhead(
+    folder: Path, repeats: int = 7, steps: int = 300, device: str = "cuda", width: int = 2048
+) -> dict[str, Any]:
     """Wall time of a step under a TrainLoop with a metric, against the bare loop, in turns."""
-    model, x = net(2048, 6), torch.randn(512, 2048, device="cuda")
+    model, x = net(width, 6, device), torch.randn(512, width, device=device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
 
     def bare() -> float:
-        torch.cuda.synchronize()
+        synchronise(device)
         began = time.perf_counter()
         for _ in range(steps):
             train_step(model, optimizer, x)
-        torch.cuda.synchronize()
+        synchronise(device)
         return (time.perf_counter() - began) / steps
 
     def ours(number: int) -> float:
@@ -89,11 +100,11 @@ def overhead(folder: Path, repeats: int = 7, steps: int = 300) -> dict[str, Any]
             for _epoch in loop.iter_epochs():
                 for step in loop.iter_steps():
                     if step == 51:
-                        torch.cuda.synchronize()
+                        synchronise(device)
                         began = time.perf_counter()
                     loop.collect_metrics(loss=train_step(model, optimizer, x))
                     if step == steps + 50:
-                        torch.cuda.synchronize()
+                        synchronise(device)
                         took = (time.perf_counter() - began) / steps
         return took
 
@@ -145,55 +156,14 @@ def snapshot(folder: Path) -> dict[str, Any]:
     }
 
 
-def resumable(run: Path, die_at: int) -> None:
-    """The child: dropout, Adam, shuffled data on the GPU with deterministic kernels."""
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    data = everstep.data.arrays(torch.randn(640, 256), batch_size=32, shuffle=True, seed=1)
-    services = [everstep.Checkpoints(everstep.Every(steps=7))]
-    state = {"model": model, "optimizer": optimizer}
-    with everstep.TrainLoop(
-        run, state, max_epoch=4, seed=3, services=services, default_services=False
-    ) as loop:
-        for _epoch in loop.iter_epochs():
-            for step, (x,) in loop.iter_steps(data):
-                noise = 0.1 * torch.randn(32, 256, device="cuda")
-                loop.collect_metrics(loss=train_step(model, optimizer, x.cuda() + noise))
-                if step == die_at:
-                    os._exit(9)
-    print(loop.ending.digest)
-
-
-def exact_resume(folder: Path) -> dict[str, Any]:
-    """Killed twice and started again, against never killed: digests of every leaf of the last state."""
-
-    def child(run: str, die_at: int) -> str:
-        command = [sys.executable, __file__, str(folder / run), str(die_at)]
-        environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # else cuBLAS is refused
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if done.returncode not in (0, 9):
-            raise RuntimeError(done.stderr)
-        return done.stdout.strip().rpartition("\n")[2]
-
-    undisturbed = child("undisturbed", 0)
-    child("killed", 33), child("killed", 58)
-    killed = child("killed", 0)
-    return {"undisturbed": undisturbed, "killed_twice": killed, "exact": undisturbed == killed}
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        for part in (zero_synchronisation, exact_resume, overhead, snapshot):
+        for part in (zero_synchronisation, overhead, snapshot):
             result[part.__name__] = part(folder)
     print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        resumable(Path(sys.argv[1]), int(sys.argv[2]))
-    else:
-        main()
+    main()

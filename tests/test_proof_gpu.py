@@ -1,0 +1,56 @@
+"""`make proof-gpu`, tried on the CPU as far as it goes: kills, comparisons, the table."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.mark.parametrize(
+    ("path", "promised"),
+    [
+        ("leaf/rng/rank0/torch", True),
+        ("leaf/streams/train/position", True),
+        ("row/1/3/step/batch/0", True),
+        ("row/1/3/step/noise/0", True),
+        ("row/1/3/step/loss/0", False),
+        ("leaf/user/model/body.0.weight", False),
+        ("leaf/services/metrics/state/readers", False),
+    ],
+)
+def test_what_no_kernel_has_a_part_in_is_promised_with_any(
+    path: str, promised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    import proof_gpu
+
+    assert proof_gpu.is_promised(path) == promised
+
+
+@pytest.mark.long
+def test_on_a_cpu_it_kills_compares_and_writes_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "table.md"
+    size = ("--minutes", "0.01", "--steps", "60", "--repeats", "1", "--width", "8", "--seed", "1")
+    command = [sys.executable, str(BENCH / "proof_gpu.py"), "--device", "cpu", "--out", str(out), *size]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = out.read_text()
+    assert re.match(r"# Proof on .+, \d{4}-\d\d-\d\d\n", table)
+    assert "| 6 | any | 39 steps" in table and "all metrics equal" in table
+    assert "| 1 | deterministic | 2 kills; every leaf and row equal in 1 of 1 runs |" in table
+    assert "| 1 | other | 2 kills; batches, noise and random state equal in 1 of 1 runs |" in table
+    assert table.count("| overhead |") == 2
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    command = [sys.executable, str(BENCH / "proof_gpu.py")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2 and "there is no CUDA device here; --device cpu" in done.stderr
