@@ -26,6 +26,9 @@ from everstep.supervisor.board import listed
 from everstep.supervisor.engine import Abandoned
 from everstep.supervisor.streams import StreamSlot
 
+IDLE_AT_MOST = 100
+"""Epochs in a row without a step, where nothing says how many there are to be."""
+
 
 class TrainLoop(Supervisor):
     """A `Supervisor` with epochs, steps and metrics; you write the two `for` loops.
@@ -108,6 +111,8 @@ class TrainLoop(Supervisor):
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
         self._epoch_updates = 0
         """Optimizer updates when it began."""
+        self._idle_epochs = 0
+        """How many without a step have come since one with a step."""
         self._epoch_data: dict[str, Any] = {}
         """By stream, the data that its first step loop in this epoch reads."""
         self._told_of_second_data = False
@@ -278,6 +283,13 @@ class TrainLoop(Supervisor):
 
     def _check_epoch(self) -> None:
         super()._check_epoch()
+        self._idle_epochs = 0 if self._progress.step > self._progress.epoch_start else self._idle_epochs + 1
+        if self._progress.stop is None and self._max_epoch is None and self._idle_epochs >= IDLE_AT_MOST:
+            raise ProgressError(
+                f"no step was completed in {IDLE_AT_MOST} epochs in a row, and max_epoch is not set, so they "
+                "may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, or "
+                "give max_epoch= if epochs without steps are meant"
+            )
         made = self.updates - self._epoch_updates
         if made and not (self._progress.step or self._calls):
             raise ProgressError(
@@ -678,9 +690,23 @@ class TrainLoop(Supervisor):
         super().make_checkpoint()
 
     def should_stop(self) -> bool:
-        """Whether a stop has been decided; the iterators end by themselves."""
+        """Whether a stop has been decided; the iterators end by themselves.
+
+        Raises:
+            ProgressError: asked 100,000 times, without waiting between, while no step and no epoch ended.
+            Interrupted: a signal, where no step is open.
+        """
         self._require_open("should_stop")
-        return self._progress.stop is not None
+        if self._progress.stop is not None:
+            return True
+        self._poll()
+        self._count_round()
+        return False
+
+    _never_done = "no step and no epoch was completed"
+    _to_be_done = (
+        "let the loop count them: for epoch in loop.iter_epochs(): for step, batch in loop.iter_steps(data):"
+    )
 
     def advance(self, **metrics: Any) -> None:
         """Not in a TrainLoop: `iter_steps` completes the steps.

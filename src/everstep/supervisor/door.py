@@ -18,9 +18,6 @@ from everstep.supervisor.progress import StopRecord
 from everstep.supervisor.streams import Endless, StreamSlot
 from everstep.supervisor.threads import PeriodicThread
 
-ASKED_AT_MOST = 100
-"""After so many `should_stop()` of one step in which something trains, `advance()` is missing."""
-
 
 class Handle:
     """What `on` returns: `remove()` ends the registration."""
@@ -92,18 +89,16 @@ class Supervisor(Run):
     _begun_step = 0
     """The newest step that was announced."""
 
-    _asked = 0
-    """Calls of `should_stop()` since `_asked_since`."""
-    _asked_since = (0, 0)
-    """Steps and updates at that time."""
-
     # ------------------------------------------------------------------------------ the user's
 
     def should_stop(self) -> bool:
         """Whether the loop is to end.  Its first call is where the run begins, or goes on.
 
         Raises:
-            ProgressError: asked 100 times in one step, while an optimizer of the state made updates.
+            ProgressError: the loop does not get anywhere: in one step it asked 100 times while an optimizer
+                of the state made updates, 1,000 times with a batch drawn each time, or 100,000 times
+                without waiting between.
+            Interrupted: a signal has come to a loop that does not get anywhere.
         """
         self._require_open("should_stop")
         if not self._begun:
@@ -114,16 +109,14 @@ class Supervisor(Run):
                 )
             self._streams.require_bound()
             self._begin_loop()
-            self._asked_since = (self._progress.step, self.updates)
         for endless in self._endless:
             endless.look_ahead()
-        self._asked += 1
-        if self._asked == ASKED_AT_MOST:
-            self._require_advance()
-        stops = self._progress.stop is not None
-        if self._synchronous and not (stops or self._endless):
+        if self._progress.stop is not None:
+            return True
+        self._count_round()
+        if self._synchronous and not self._endless:
             self._begin_step(None)
-        return stops
+        return False
 
     def _begin_step(self, batch: Any) -> None:
         """Announce the step that comes: with its first batch; without data, where the loop goes on."""
@@ -139,20 +132,23 @@ class Supervisor(Run):
         if self._synchronous:
             self._begin_step(self._step_data)
 
-    def _require_advance(self) -> None:
-        """Judge the last so many `should_stop()`: they may all be of one step if nothing trained in it.
+    _never_done = "sv.advance() was not called"
+    _to_be_done = "call it at the end of each step: while not sv.should_stop(): ...; sv.advance()"
 
-        Raises:
-            ProgressError: none of them was in another step, and an optimizer of the state stepped.
-        """
-        now = (self._progress.step, self.updates)
-        (step, updates), self._asked, self._asked_since = self._asked_since, 0, now
-        if now[0] == step and now[1] > updates:
-            raise ProgressError(
-                f"sv.advance() was not called in {ASKED_AT_MOST} rounds of the loop, in which the "
-                f"optimizers of the state made {now[1] - updates} updates; call it at the end of each step: "
-                "while not sv.should_stop(): ...; sv.advance()"
+    def _count_round(self) -> None:
+        """Notice a loop that asks and never gets anywhere; a signal ends it at the last checkpoint."""
+        current = self._progress
+        spent_on = self._rounds.asked((current.step, current.epoch))
+        if spent_on is not None:
+            rounds = f"{self._rounds.count:,} rounds of the loop"
+            raise ProgressError(f"{self._never_done} in {rounds}, {spent_on}; {self._to_be_done}")
+        if self._signals.received is not None and self._rounds.in_vain and not self._open_step:
+            self._notice_signal()
+            assert self._interruption is not None
+            self.println(
+                f"no step was completed after step {current.step}: what the loop did since is not saved"
             )
+            self._leave(self._interruption)
 
     def advance(self, **metrics: Any) -> None:
         """A step is complete; every batch handed out so far is finished.

@@ -71,6 +71,7 @@ from everstep.supervisor.processes import require_one
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.restoring_best import restore_best
 from everstep.supervisor.rolling_back import Rollbacks
+from everstep.supervisor.rounds import Rounds, Work
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.spent import Spent
@@ -448,6 +449,7 @@ class Run:
         opening.check_disk(self._saver.encode(self._user.save()))
         self._estimator.start(self._progress.step)
         self._phase = "open"
+        self._rounds = Rounds(lambda: Work(self.updates, sum(endless.drawn for endless in self._endless)))
         self._spent.begin()
         stack.callback(self._close_services)
         if recovered.checkpoint is not None:

@@ -1,0 +1,75 @@
+"""A loop that asks whether to stop and never gets anywhere: no step is counted, so nothing ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import NamedTuple
+
+UPDATING, DRAWING, BUSY = 100, 1_000, 100_000
+"""After so many rounds in one step: if an optimizer made updates meanwhile; if each round drew a batch; if
+the loop did not wait between them.  One that waits for something (sleeps, or reads) may ask for ever."""
+
+_WAITING = 0.1
+"""A thread that uses the processor for less than this part of the time waits."""
+
+
+class Work(NamedTuple):
+    """What a loop has done so far: updates of the state's optimizers, and batches drawn."""
+
+    updates: int
+    drawn: int
+
+
+class Rounds:
+    """Counts the rounds of the thread that made it.
+
+    Args:
+        work: tells what the loop has done; asked only where there is more than one round in a step.
+
+    Attributes:
+        count: rounds since the loop got anywhere.
+    """
+
+    def __init__(self, work: Callable[[], Work]) -> None:
+        self.count = 0
+        self._most = 1
+        self._work = work
+        self._thread = get_ident()
+        self._place = (-1, -1)
+        self._second = self._judged = Work(0, 0)
+        self._began = self._used = 0.0
+
+    def asked(self, place: tuple[int, int]) -> str | None:
+        """One more round: what it was spent on, in words, once there were too many; else None.
+
+        Args:
+            place: the step and the epoch, of which a loop that gets anywhere changes one.
+        """
+        if get_ident() != self._thread:
+            return None
+        if place != self._place:
+            self._place, self._most, self.count = place, max(self._most, self.count), 0
+        self.count += 1
+        if self.count == 2:
+            self._second = self._judged = self._work()
+            self._began, self._used = time.monotonic(), time.thread_time()
+        return self._verdict() if self.count % UPDATING == 0 else None
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the loop has never needed so many rounds to get anywhere."""
+        return get_ident() == self._thread and self.count > self._most
+
+    def _verdict(self) -> str | None:
+        before, self._judged = self._judged, self._work()
+        if made := self._judged.updates - before.updates:
+            return f"in which the optimizers of the state made {made} updates"
+        if self.count >= DRAWING and self._judged.drawn - self._second.drawn >= self.count - 2:
+            return "each of which drew a batch"
+        return "between which it did not wait" if self.count >= BUSY and not self._waits() else None
+
+    def _waits(self) -> bool:
+        passed = time.monotonic() - self._began
+        return time.thread_time() - self._used < _WAITING * passed
