@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from everstep.errors import ConfigError, MetricError, nearest
@@ -77,8 +78,22 @@ def checked_init(cls: C) -> C:
     return cls
 
 
+def plain(value: Any) -> Any:
+    """A number of another library's (NumPy's, say) as Python's own; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def plain_tree(tree: Any) -> Any:
+    """`plain` for each value in dictionaries and lists."""
+    if isinstance(tree, Mapping):
+        return {name: plain_tree(part) for name, part in tree.items()}
+    return [plain_tree(part) for part in tree] if isinstance(tree, list | tuple) else plain(tree)
+
+
 def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
-    """`value`, which is an int of `least` or more.
+    """`value` as an int, which is a whole number (NumPy's, too) of `least` or more.
 
     Args:
         none: what None means, where it may be given: "for no limit".
@@ -86,6 +101,7 @@ def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
     Raises:
         ConfigError: it is not.
     """
+    value = plain(value)
     right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
     if not (right or (none and value is None)):
         wanted = "a whole number" + ("" if least is None else f", {least} or more")
@@ -94,7 +110,7 @@ def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
 
 
 def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
-    """`value`, which is an int or a float of more than 0, or with `zero` of 0 or more.
+    """`value` as an int or a float, which is more than 0, or with `zero` 0 or more.
 
     Args:
         of: its unit, in the plural.
@@ -103,6 +119,7 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
     Raises:
         ConfigError: it is not.
     """
+    value = plain(value)
     real = isinstance(value, int | float) and not isinstance(value, bool)
     right = real and (value >= 0 if zero else value > 0)  # type: ignore[operator]  # which NaN is not
     if not (right or (none and value is None)):

@@ -98,9 +98,9 @@ class Every(Schedule):
                 "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
             )
         if self.seconds is None:
-            whole(given[0], getattr(self, given[0]))
+            setattr(self, given[0], whole(given[0], getattr(self, given[0])))
         else:
-            number("seconds", self.seconds)
+            self.seconds = number("seconds", self.seconds)
 
     def due(self, when: When) -> bool:
         if self.steps is not None:
@@ -139,9 +139,7 @@ class At(Schedule):
     def __init__(self, *steps: int) -> None:
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
-        for step in steps:
-            whole("step", step)
-        self.steps = tuple(sorted(set(steps)))
+        self.steps = tuple(sorted({whole("step", step) for step in steps}))
 
     def due(self, when: When) -> bool:
         return not when.at_epoch_end and when.step in self.steps

@@ -651,3 +651,21 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
 def test_what_cannot_be_right_names_its_place(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train(**changes)
+
+
+def test_an_array_among_the_targets_of_training_is_refused_by_name(tmp_path: Path) -> None:
+    def targets(inputs: Any, outputs: Any) -> dict[str, Any]:
+        return {"scores": outputs}
+
+    with pytest.raises(
+        ConfigError, match=r"targets: 'scores' is an array of shape \(\d+, 10\).*its mean.*valid"
+    ):
+        train("torch", train_params__targets={"func": targets})
+    with pytest.raises(ConfigError, match=r"save_to_gfs is gone: .*save_intermediate_freq.*service"):
+        train("gfs", save_params__save_to_gfs=["scores"])
+
+
+def test_numpys_integers_are_whole_numbers_in_params() -> None:
+    ending = train("numpy", train_params__num_steps=np.int64(3), save_params__save_valid_freq=np.int32(2))
+    assert ending.step == 3
+    assert train("numpy", train_params__num_steps=3).step == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -41,7 +42,7 @@ def apart(run_dir: Path) -> list[int]:
         ("train_and_eval", {"max_step": 6}, [4, 6], []),
         ("train_then_eval", {}, [], [8]),
         ("continuous_train_and_eval", {"steps_per_iteration": 2}, [2, 4, 6, 8], []),
-        ("continuous_train_and_eval", {"steps_per_iteration": 3}, [3, 6], [8]),
+        ("continuous_train_and_eval", {"steps_per_iteration": 3}, [3, 6, 8], []),
         ("continuous_train_and_eval", {"max_step": 8}, list(range(1, 9)), []),
     ],
 )
@@ -59,6 +60,27 @@ def test_modes_that_train(
         assert result.metrics == {}
     else:
         assert result.metrics == trainer(run_dir).evaluate("valid")
+
+
+def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Path) -> None:
+    def door(run_dir: Path) -> everstep.Trainer:
+        services = [everstep.Evaluate("valid", everstep.Every(steps=6)), everstep.services.JSONLines()]
+        return trainer(run_dir, services=services, max_epoch=9, max_step=10)
+
+    run_dir = tmp_path / "run"
+    result = door(run_dir).run("train_and_eval")
+    assert evaluated(run_dir) == [6, 10] and apart(run_dir) == []
+    lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
+    written = {line["step"]: line["valid/loss"] for line in lines if "valid/loss" in line}
+    assert written.keys() == {6, 10} and written[10] == result.metrics["valid/loss"]
+    for number, struck in enumerate(("EIO:loop.tail:3", "EIO:loop.tail_end:3", "SIGTERM:loop.tail_end:3")):
+        cut = tmp_path / str(number)
+        hazard.arm(struck)
+        with pytest.raises((OSError, SystemExit)):
+            door(cut).run("train_and_eval")
+        hazard.arm(None)
+        again = door(cut).run("train_and_eval")
+        assert again.metrics == result.metrics and evaluated(cut) == [6, 10] and apart(cut) == []
 
 
 @pytest.mark.parametrize("mode", ["eval", "train_and_eval", "train_then_eval", "watch", "continuous_eval"])

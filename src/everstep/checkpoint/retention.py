@@ -80,7 +80,8 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        whole("keep_last", self.keep_last, none="to keep every checkpoint")
+        keep_last = whole("keep_last", self.keep_last, none="to keep every checkpoint")
+        object.__setattr__(self, "keep_last", keep_last)
         if self.keep_every is not None and not isinstance(self.keep_every, Every):
             raise ConfigError(f"keep_every={self.keep_every!r}: give a schedule such as Every(steps=1000)")
         if self.keep_best is not None:

@@ -67,7 +67,7 @@ def checked(
     for name, policy in policies.items():
         if policy not in get_args(Policy):
             raise ConfigError(f"{name}={policy!r}: give one; {nearest(str(policy), get_args(Policy))}")
-    whole("fixed_batch_size", fixed_batch_size, none="for any length")
+    fixed_batch_size = whole("fixed_batch_size", fixed_batch_size, none="for any length")
     if isinstance(sources, str):
         raise ConfigError(f"sources={sources!r}: give a list of keys, as in [{sources!r}]")
     return CheckedStream(as_stream(data), _Checks(sources, fixed_batch_size, policies))

@@ -73,15 +73,15 @@ class Sampling:
     keyed: bool = False
 
     def __post_init__(self) -> None:
-        whole("batch_size", _as_int(self.batch_size))
-        whole("seed", _as_int(self.seed), None, none="for the run's seed")
+        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
+        object.__setattr__(self, "seed", whole("seed", self.seed, None, none="for the run's seed"))
         if self.length == 0:
             raise DataError("the data holds 0 samples; give it at least one")
 
     @property
     def batches(self) -> int:
         """Number of batches in a pass."""
-        whole, rest = divmod(self.length, int(self.batch_size))
+        whole, rest = divmod(self.length, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def describe(self, seed: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Sampling:
         return {
             "kind": self.kind,
             "length": self.length,
-            "batch_size": int(self.batch_size),
+            "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._seed(seed) if seeded else None,
@@ -101,11 +101,7 @@ class Sampling:
         return Plan(self, purpose, pass_index, self._seed(seed))
 
     def _seed(self, run_seed: int) -> int:
-        return run_seed if self.seed is None else int(self.seed)
-
-
-def _as_int(value: Any) -> Any:
-    return int(value) if isinstance(value, np.integer) else value
+        return run_seed if self.seed is None else self.seed
 
 
 class Plan:

@@ -34,7 +34,7 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
         ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
             random state and prefetches in processes of its own.
     """
-    whole("buffer", buffer)
+    buffer = whole("buffer", buffer)
     stream = as_stream(data)
     refusal = getattr(stream, "no_thread", None)
     if refusal is not None:

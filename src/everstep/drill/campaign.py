@@ -60,8 +60,8 @@ def drill(
     path = Path(script)
     if not path.is_file():
         raise ConfigError(f"{path} is no file; give the path of a Python script")
-    whole("kills", kills, 0)
-    number("timeout", timeout, of="seconds")
+    kills = whole("kills", kills, 0)
+    timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards)
     folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()
     if keep is not None and folder.exists():

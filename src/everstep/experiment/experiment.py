@@ -184,7 +184,9 @@ class Experiment:
             min_eval_frequency: steps from one evaluation to the next; None: when the `Evaluate` services
                 say; 0: only at the end.
         """
-        whole("min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules")
+        min_eval_frequency = whole(
+            "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
+        )
         trainer = self._to_train()
         if min_eval_frequency is None:
             return trainer.run("train_and_eval")
@@ -207,8 +209,7 @@ class Experiment:
             every: "newest", or "each".
             timeout: seconds after which a run is given up that nobody trains; None: never.
         """
-        number("delay_secs", delay_secs, of="seconds", zero=True)
-        time.sleep(delay_secs)
+        time.sleep(number("delay_secs", delay_secs, of="seconds", zero=True))
         metrics: dict[str, float] = {}
         for found in self.continuously(throttle_secs, every, timeout):
             print(found, flush=True)

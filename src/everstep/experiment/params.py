@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import misfits
+from everstep.keywords import plain
 
 Params = dict[str, Any]
 
@@ -127,7 +128,9 @@ SAVE = Section(
         "cache_max_num": _whole(6),
     },
     gone={
-        "save_to_gfs": "return it from the targets: save_intermediate_freq of test_from_params keeps arrays",
+        "save_to_gfs": "a training step records numbers, so return the mean of an array; arrays are kept of "
+        "validations, by save_intermediate_freq of test_from_params, and of training steps by a service of a "
+        "Trainer that names them in outputs",
         "save_intermediate_freq": "it is test_from_params's: training records every step",
     },
 )
@@ -209,6 +212,7 @@ def checked(what: Key | FunctionSection | Section, given: Any, place: str) -> An
     if given is None and what.default is not NEEDED:
         return what.default
     if isinstance(what, Key):
+        given = plain(given)
         if given is NEEDED or not what.right(given):
             missing = given is NEEDED
             raise ConfigError(f"{place} {'is missing' if missing else f'is {given!r}'}; give {what.wanted}")

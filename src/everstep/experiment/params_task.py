@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
@@ -143,12 +144,11 @@ class ParamsTask(contracts.Task):
         found = targets["func"](
             inputs, self.model(inputs) if outputs is None else outputs, **arguments(targets)
         )
-        for name in RESERVED:
-            if name in found:
+        for name in found:
+            if name in RESERVED:
                 raise ConfigError(f"train_params.targets: {name!r} is taken; give that target another name")
-        return {
-            name: value if self._torch is None else self._torch.mean(value) for name, value in found.items()
-        }
+            _require_number(name, found[name])
+        return dict(found)
 
     def _learning_rate(self, step: int) -> float | None:
         call = self._params["learning_rate_params"]
@@ -170,6 +170,17 @@ class ParamsTask(contracts.Task):
     def evaluating(self) -> Iterator[None]:
         with nullcontext() if self._torch is None else self._torch.without_gradients():
             yield
+
+
+def _require_number(name: str, value: Any) -> None:
+    """Refuse an array, whose mean would be something else than what the target says."""
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ConfigError(
+            f"train_params.targets: {name!r} is an array of shape {shape}, and a training step records "
+            "numbers; return its mean, or another number of it. Arrays are kept of validations: return it "
+            "from validation_params' targets, with an agg_func, or save_intermediate_freq of test_from_params"
+        )
 
 
 def _named(inputs: Mapping[str, Any], name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from everstep.contracts import Json
 from everstep.errors import ConfigError
 from everstep.experiment.layers import CALL
 from everstep.experiment.paths import imported
+from everstep.keywords import plain
 from everstep.record.provenance import git_facts
 
 _ABOUT = ("source", "version", "commit", "dirty")
@@ -45,6 +47,8 @@ class ParamsRecord:
         self.tree: dict[str, Json] = self._json(dict(tree), "")  # type: ignore[assignment]
 
     def _json(self, value: Any, place: str) -> Json:
+        if isinstance(value, numbers.Integral):  # a float of NumPy's may compute otherwise than Python's
+            value = plain(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{place} is {value}, which JSON lacks; give None, or a text")
         if value is None or isinstance(value, bool | int | float | str):

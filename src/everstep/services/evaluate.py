@@ -64,6 +64,8 @@ class Evaluate(Service):
         self.online_agg_func, self.agg_func = online_agg_func, agg_func
         self.evaluator: Evaluator | None = None
         """What evaluates; the Trainer sets it."""
+        self.ends: Callable[[], bool] | None = None
+        """Whether the run ends at this epoch's end, if the end is to be evaluated in any case."""
         self.is_default = False
         """Whether nobody asked for it; then what the program evaluates itself is left to the program."""
         self.left_out_at = -1
@@ -79,7 +81,14 @@ class Evaluate(Service):
             )
 
     def due(self, when: When) -> bool:
-        return when.step != self.left_out_at and super().due(when)
+        if when.step == self.left_out_at:
+            return False
+        return super().due(when) or (when.at_epoch_end and self._is_end_left(when))
+
+    def _is_end_left(self, when: When) -> bool:
+        """Whether the run ends here, and its last step was not evaluated."""
+        last_step = when._replace(at_epoch_end=False)
+        return self.ends is not None and self.ends() and not super().due(last_step)
 
     def run(self, boundary: Boundary) -> Outcome | None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
@@ -90,4 +99,4 @@ class Evaluate(Service):
 
 def steps(num_steps: int) -> int:
     """`num_steps`, which is -1 or more than 0."""
-    return num_steps if num_steps == -1 else whole("num_steps", num_steps)
+    return -1 if num_steps == -1 else whole("num_steps", num_steps)

@@ -56,7 +56,7 @@ class LossBound(Service):
             raise ConfigError(f"LossBound({metric!r}) has no bound: give bound= or times=")
         if policy not in ("raise", "stop"):
             raise ConfigError(f'LossBound(policy={policy!r}): give "raise" or "stop"')
-        number("times", times, none="for an absolute bound")
+        times = number("times", times, none="for an absolute bound")
         if times is not None and times <= 1:
             raise ConfigError(
                 f"LossBound(times={times!r}): give more than 1, or the median itself is too large"

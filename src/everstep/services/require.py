@@ -52,8 +52,8 @@ class Require(Service):
     ) -> None:
         if (step is None) == (epoch is None):
             raise ConfigError(f"Require({metric!r}) needs one deadline: give step= or epoch=")
-        whole("step", step, none="for a deadline in epochs")
-        whole("epoch", epoch, none="for a deadline in steps")
+        step = whole("step", step, none="for a deadline in epochs")
+        epoch = whole("epoch", epoch, none="for a deadline in steps")
         deadline = Every(epochs=epoch) if step is None else At(step)
         super().__init__(
             name or f"require {metric}".replace("/", "."),

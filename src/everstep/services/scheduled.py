@@ -42,7 +42,7 @@ class Annealing:
     most: float = math.inf
 
     def __post_init__(self) -> None:
-        whole("every", self.every)
+        object.__setattr__(self, "every", whole("every", self.every))
         if not self.least <= self.initial <= self.most:  # which NaN is not
             raise ConfigError(
                 f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from everstep.contracts import Boundary, Interrupt, Json, Moment, Outcome, RunView, Service, Stage, Stop
 from everstep.errors import ConfigError
+from everstep.keywords import plain
 from everstep.schedule import At, Every, Schedule, When
 
 
@@ -35,6 +36,7 @@ class StopAfter(Service):
         seconds: float | None = None,
         name: str = "stop_after",
     ) -> None:
+        steps, epochs, seconds = plain(steps), plain(epochs), plain(seconds)
         schedules: list[Schedule] = []
         if steps is not None:
             schedules.append(At(steps))

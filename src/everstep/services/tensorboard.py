@@ -102,9 +102,11 @@ class TensorBoard(Sink):
                 "pip install 'everstep[tensorboard]'"
             )
         self._prefix, self._skip = prefix, (skip,) if isinstance(skip, str) else tuple(skip)
-        self._throttle = throttle
-        for count in throttle.values() if isinstance(throttle, Mapping) else (throttle,):
-            whole("throttle", count)
+        self._throttle: int | dict[str, int]
+        if isinstance(throttle, Mapping):
+            self._throttle = {metric: whole("throttle", count) for metric, count in throttle.items()}
+        else:
+            self._throttle = whole("throttle", throttle)
         self._file: BinaryIO | None = None
         self._last_step = -1
 
@@ -232,7 +234,7 @@ class TensorBoard(Sink):
         if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
             return
         name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
-        thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, Mapping) else self._throttle
+        thin = self._throttle.get(block.name, 1) if isinstance(self._throttle, dict) else self._throttle
         for step, value in zip(block.steps, block.values, strict=True):
             if block.phase != "step" or step % thin == 0:
                 yield _Point(time, step, self._prefix + name, value)

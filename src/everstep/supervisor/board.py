@@ -20,6 +20,7 @@ from everstep.contracts import (
     Stage,
 )
 from everstep.errors import ConfigError, ServiceError, UsageError
+from everstep.keywords import plain_tree
 from everstep.metrics.collector import Collector, Reader, to_scalar
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Schedule, When, earliest
@@ -200,7 +201,7 @@ class ServiceBoard:
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison on resume."""
         told = {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
-        without_credentials: dict[str, Json] = redacted(told)
+        without_credentials: dict[str, Json] = redacted(plain_tree(told))
         return without_credentials
 
     def state(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from everstep import backends
 from everstep.contracts import Json, Service
 from everstep.errors import ChangedError, ConfigError
+from everstep.keywords import plain
 from everstep.record import facts as run_facts
 from everstep.redaction import redacted
 
@@ -152,6 +153,7 @@ def _shown(value: object) -> str:
 
 
 def _json(value: Any, where: str) -> Json:
+    value = plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}, which JSON lacks; give None, or a text")
     if value is None or isinstance(value, bool | int | float | str):

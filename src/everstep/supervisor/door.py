@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.contracts import SCHEDULED, Moment, ServiceFunction
 from everstep.errors import ConfigError, ProgressError, UsageError, nearest
-from everstep.keywords import checked_keywords, number, whole
+from everstep.keywords import checked_keywords, number, plain, whole
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import Schedule
 from everstep.services.function import FunctionService
@@ -197,7 +197,7 @@ class Supervisor(Run):
         if data is None:
             self._reads_no_data = True
             return _no_batches()
-        whole("passes", passes, none="for no limit")
+        passes = whole("passes", passes, none="for no limit")
         if self._streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._streams.bind(data, name)
@@ -263,7 +263,7 @@ class Supervisor(Run):
             fn: called without arguments; must not touch the state.
         """
         self._require_open("loop")
-        number("seconds", seconds, zero=True)
+        seconds = number("seconds", seconds, zero=True)
         self._threads.append(PeriodicThread(seconds, fn, self._report_error))
 
     @contextmanager
@@ -297,6 +297,7 @@ class Supervisor(Run):
             if moment not in names:
                 raise ConfigError(f"no moment {moment!r}; {nearest(str(moment), [m.name for m in Moment])}")
             moment = names[moment]
+        every = plain(every)
         if every is not None and moment not in SCHEDULED:
             raise ConfigError(f"{moment.name} happens when it happens; leave out every={every!r}")
         self._require_moments([moment], "on()")

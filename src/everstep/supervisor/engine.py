@@ -45,7 +45,7 @@ from everstep.errors import (
     UsageError,
     nearest,
 )
-from everstep.keywords import checked_keywords, number, whole
+from everstep.keywords import checked_keywords, number, plain, whole
 from everstep.metrics.collector import Collector, Rows, is_scalar
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import CHOSEN, Block, Position, located, user_path
@@ -132,8 +132,9 @@ class Run:
         clock: Clock = time.monotonic,
     ) -> None:
         self._max_step = whole("max_step", max_step, none="for no limit")
-        whole("seed", seed, 0, none="to draw one")
-        number("max_time", max_time, of="seconds", none="for no limit")
+        seed = whole("seed", seed, 0, none="to draw one")
+        max_time = number("max_time", max_time, of="seconds", none="for no limit")
+        resume = plain(resume)
         if not isinstance(resume, bool | int | str | Path):
             raise ConfigError(f"resume={resume!r}: give True, False, a step, a checkpoint's name or a path")
         services = listed(services)
@@ -266,8 +267,8 @@ class Run:
             missing -= {Moment.AFTER_EPOCH}  # a schedule's own choice
             if Moment.AFTER_EPOCH not in self._moments and isinstance(every, Every) and every.epochs:
                 raise ConfigError(
-                    f"{who} is due Every(epochs={every.epochs}), and a {type(self).__name__} has no epochs; give "
-                    "every=Every(steps=...), or take a TrainLoop"
+                    f"{who} is due Every(epochs={every.epochs}), and a {type(self).__name__} has no epochs; "
+                    "give every=Every(steps=...), or take a TrainLoop"
                 )
         for moment in sorted(missing, key=lambda each: each.value):
             raise ConfigError(

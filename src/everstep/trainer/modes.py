@@ -43,7 +43,7 @@ def evaluate(trainer: Trainer, /) -> RunResult:
 
 
 def train_and_evaluate(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
-    return RunResult(trainer.run_training(max_step=max_step), trainer.evaluate_all())
+    return RunResult(trainer.run_training(max_step=max_step, evaluate_end=True), trainer.evaluate_all())
 
 
 def train_then_evaluate(trainer: Trainer, /, max_step: int | None = None) -> RunResult:
@@ -53,10 +53,10 @@ def train_then_evaluate(trainer: Trainer, /, max_step: int | None = None) -> Run
 def train_in_iterations(
     trainer: Trainer, /, steps_per_iteration: int | None = None, max_step: int | None = None
 ) -> RunResult:
-    whole("steps_per_iteration", steps_per_iteration, none="for a tenth of max_step")
+    steps_per_iteration = whole("steps_per_iteration", steps_per_iteration, none="for a tenth of max_step")
     limit = max_step or trainer.max_step
     steps = steps_per_iteration or (max(limit // 10, 1) if limit else 1000)
-    ending = trainer.run_training(max_step=max_step, evaluate=Every(steps=steps))
+    ending = trainer.run_training(max_step=max_step, evaluate=Every(steps=steps), evaluate_end=True)
     return RunResult(ending, trainer.evaluate_all())
 
 

@@ -172,7 +172,9 @@ class Trainer:
         """
         return run_mode(self, mode, arguments)
 
-    def run_training(self, *, max_step: int | None = None, evaluate: bool | Schedule = True) -> Ending:
+    def run_training(
+        self, *, max_step: int | None = None, evaluate: bool | Schedule = True, evaluate_end: bool = False
+    ) -> Ending:
         """Train, or go on training, until a limit or a stop; a finished run runs no step.
 
         Where a `Recovery` goes back, the training goes on in this call; what of the task is not in its
@@ -182,12 +184,14 @@ class Trainer:
             max_step: total number of steps of the run, instead of the Trainer's own limit.
             evaluate: False to leave out every `Evaluate` (another process watches the run); a schedule, to
                 have them at other times than their own.
+            evaluate_end: whether each evaluates where a limit ends the training, too, if it was not due
+                there.
 
         Raises:
             ConfigError: `evaluate` is none of these.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        began, services = self._clock(), _evaluating(self._services, evaluate)
+        began, services = self._clock(), self._evaluating(evaluate, evaluate_end)
         first = True
         while True:
             try:
@@ -201,6 +205,25 @@ class Trainer:
                 self.go_back(began)
             else:
                 return loop.ending
+
+    def _evaluating(self, when: bool | Schedule, end: bool) -> list[Service]:
+        """The services with no evaluation among them, or with each at other times; True: as they are."""
+        if not isinstance(when, bool | Schedule):
+            raise ConfigError(f"evaluate={when!r}: give True, False or a schedule, such as Every(epochs=5)")
+        chosen: list[Service] = []
+        for service in self._services:
+            if isinstance(service, Evaluate):
+                if when is False:
+                    continue
+                service = copy.copy(service)
+                service.schedule = copy.deepcopy(when) if isinstance(when, Schedule) else service.schedule
+                service.ends = self._ends if end else None
+            chosen.append(service)
+        return chosen
+
+    def _ends(self) -> bool:
+        """Whether the loop that is open has come to its end."""
+        return self._loop is not None and self._loop.should_stop()
 
     def introduce(self, loop: TrainerLoop) -> None:
         """Say at the start of a training what is trained, and what may have been forgotten."""
@@ -425,7 +448,7 @@ class Trainer:
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
-        whole("max_step", max_step, none="for no limit")
+        max_step = whole("max_step", max_step, none="for no limit")
         watched = Watched(located(self.run_dir), every, throttle, timeout, print)
         if streams is None:
             streams = self._evaluated()
@@ -581,21 +604,6 @@ def _require_one_each(services: Sequence[Evaluate]) -> None:
                 "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
                 "Every(epochs=1), or give the data a second name as a stream"
             )
-
-
-def _evaluating(services: Sequence[Service], when: bool | Schedule) -> list[Service]:
-    """The services with no evaluation among them, or with each at other times; True: as they are."""
-    if not isinstance(when, bool | Schedule):
-        raise ConfigError(f"evaluate={when!r}: give True, False or a schedule, such as Every(epochs=5)")
-    chosen: list[Service] = []
-    for service in services:
-        if not isinstance(service, Evaluate) or when is True:
-            chosen.append(service)
-        elif isinstance(when, Schedule):
-            other = copy.copy(service)
-            other.schedule = copy.deepcopy(when)
-            chosen.append(other)
-    return chosen
 
 
 def _prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class Watched:
     ) -> None:
         if which not in get_args(Which):
             raise ConfigError(f"every={which!r}: give one of two; {nearest(str(which), get_args(Which))}")
-        number("throttle", throttle, of="seconds", zero=True)
-        number("timeout", timeout, of="seconds", zero=True, none="for no limit")
+        throttle = number("throttle", throttle, of="seconds", zero=True)
+        timeout = number("timeout", timeout, of="seconds", zero=True, none="for no limit")
         self.run_dir, self._say = run_dir, say
         self._which, self._throttle, self._timeout = which, throttle, timeout
         self._store = Store(run_dir, 0, lambda _: None)

@@ -37,7 +37,7 @@ class Clip:
         if len(given) != 1:
             raise ConfigError(f"Clip() takes exactly one of value, norm, global_norm; got {given}; give one")
         for name, limit in given.items():
-            number(name, limit)
+            object.__setattr__(self, name, number(name, limit))
 
     def _given(self) -> dict[str, float]:
         return {name: limit for name, limit in vars(self).items() if limit is not None}

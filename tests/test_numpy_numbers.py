@@ -1,0 +1,84 @@
+"""NumPy's numbers are numbers, in every option; what is recorded of them are Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from everstep import At, EarlyStop, Every, services
+from everstep.errors import ConfigError
+from everstep.keywords import number, plain_tree, whole
+from tiny_runs import Tiny, rows
+
+SIX: Any = np.int64(6)
+HALF: Any = np.float32(0.5)
+
+OPTIONS: dict[str, Callable[[], Any]] = {
+    "Every steps": lambda: Every(steps=SIX).steps,
+    "Every epochs": lambda: Every(epochs=SIX).epochs,
+    "Every seconds": lambda: Every(seconds=SIX).seconds,
+    "At": lambda: At(SIX).steps[0],
+    "Checkpoints": lambda: everstep.Checkpoints(Every(steps=1), keep_last=SIX).retention.keep_last,
+    "Best": lambda: everstep.Best("loss", keep=SIX).keep,
+    "EarlyStop": lambda: EarlyStop("loss", patience=SIX).patience,
+    "StopAfter": lambda: everstep.StopAfter(steps=SIX).steps,
+    "Evaluate": lambda: everstep.Evaluate(num_steps=SIX).num_steps,
+    "Annealing": lambda: services.Annealing(1.0, 0.5, every=SIX).every,
+    "Require": lambda: services.Require("loss", 1.0, epoch=SIX).epoch,
+    "arrays": lambda: everstep.data.arrays(np.zeros(9), batch_size=SIX).describe(0)["batch_size"],
+    "arrays, seed": lambda: everstep.data.arrays(
+        np.zeros(9), batch_size=2, shuffle=True, seed=SIX
+    ).describe(0)["seed"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", OPTIONS.values(), ids=OPTIONS)
+def test_an_option_takes_them(made: Callable[[], Any]) -> None:
+    assert made() == 6 and type(made()) is int
+
+
+def test_what_is_a_number_and_what_is_none() -> None:
+    for six in (np.int8(6), np.uint64(6), 6):
+        assert whole("n", six) == 6 and type(whole("n", six)) is int
+    assert number("n", HALF) == 0.5 and type(number("n", HALF)) is float
+    assert plain_tree({"a": [np.int64(1), (HALF,)], "b": "6"}) == {"a": [1, [0.5]], "b": "6"}
+    for wrong in (np.float64(6), np.bool_(True), True, np.array(6), "6"):
+        with pytest.raises(ConfigError, match="whole number"):
+            whole("n", wrong)
+    for wrong in (np.float32("nan"), np.float32(-1), np.bool_(True)):
+        with pytest.raises(ConfigError, match="positive number"):
+            number("n", wrong)
+
+
+def test_a_run_given_numpys_numbers_is_that_of_pythons(tmp_path: Path) -> None:
+    def start(run_dir: Path, whole: Callable[[int], Any], real: Callable[[float], Any], **more: Any) -> Tiny:
+        stop = EarlyStop("loss", min_steps=whole(3), threshold=real(-2.5), min_delta=real(0.5))
+        return Tiny(
+            run_dir,
+            max_epoch=whole(6),
+            max_step=whole(11),
+            seed=whole(7),
+            max_time=real(600),
+            services=[stop, everstep.Checkpoints(Every(steps=whole(3)))],
+            config={"layers": [whole(2)], "rate": real(0.5)},
+            **more,
+        )
+
+    run_dir, straight = tmp_path / "numpy", start(tmp_path / "python", int, float).train()
+
+    def stop_at(loop: Any, step: int) -> None:
+        if step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(run_dir, np.int64, np.float32).train(inside=stop_at)
+    tiny = start(run_dir, np.int64, np.float32, resume=np.int64(6)).train()
+    assert tiny.loop.ending.step == 11 and tiny.seen[0][1] == 7
+    assert rows(run_dir) == rows(tmp_path / "python") and tiny.w.tobytes() == straight.w.tobytes()
+    again = start(run_dir, int, float)  # nothing has changed
+    assert not any("changed" in line for line in again.train().lines)
