@@ -83,6 +83,7 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     assert "use --on-change keep" in said and "--run-dir" not in said
 
 
+@pytest.mark.long
 def test_compare_shows_where_the_configs_differ(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     everstep(*line, cwd=here)
@@ -109,6 +110,7 @@ def test_queries_find_the_config(trained: Path) -> None:
     assert "tiny-" in said and "0.01" in said
 
 
+@pytest.mark.long
 def test_the_index_is_the_one_that_is_named(here: Path, server: Server) -> None:
     """By the config, by --index, by EVERSTEP_INDEX: trainings and queries alike."""
     line = ("train", "tiny.yaml", "trainer.max_step=1")

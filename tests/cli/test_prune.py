@@ -111,6 +111,7 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
     assert row["deleted"] and there(tmp_path) == set()
 
 
+@pytest.mark.long
 def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     Tiny(run_dir, max_epoch=1).train()

@@ -10,10 +10,7 @@ import pytest
 from law_support.campaign import SCENARIOS, Campaign
 from law_support.forkserver import ForkServer
 
-SHORT = (
-    *("arrays, early stop", "loader, 2 workers", "plain DataLoader", "Supervisor", "Supervisor, NumPy"),
-    "Trainer, every service",
-)
+SHORT = ("loader, 2 workers", "plain DataLoader", "Supervisor, NumPy", "Trainer, every service")
 
 
 Strike = Callable[..., None]

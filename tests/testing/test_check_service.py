@@ -54,10 +54,14 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     "a function after epochs": lambda: FunctionService(Moment.AFTER_EPOCH, looks, None, "mine"),
     "a function before steps": lambda: FunctionService(Moment.BEFORE_STEP, looks, None, "mine"),
 }
+SHORT = ("Checkpoints", "Console", "EarlyStop", "Best by the steps' mean", "Record", "a function after steps")
 
 
-@pytest.mark.parametrize("make", BUILT_IN.values(), ids=list(BUILT_IN))
-def test_built_in_services_pass(make: Callable[[], Service]) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in SHORT)) for n in BUILT_IN]
+)
+def test_built_in_services_pass(name: str) -> None:
+    make = BUILT_IN[name]
     check_service(make)
 
 

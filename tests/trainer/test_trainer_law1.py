@@ -59,7 +59,12 @@ def start(run_dir: Path, every: everstep.schedule.Schedule, crash: int = 0) -> C
 
 
 @pytest.mark.parametrize(
-    "every", [everstep.Never(), everstep.Every(steps=1), everstep.Every(steps=3)], ids=str
+    "every",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in (everstep.Never(), everstep.Every(steps=1))),
+        everstep.Every(steps=3),
+    ],
+    ids=str,
 )
 def test_a_run_that_crashed_anywhere_is_the_run_that_did_not(
     tmp_path: Path, every: everstep.schedule.Schedule
@@ -103,6 +108,7 @@ def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
     return task
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_an_evaluation_within_a_batch_and_loses_no_step(tmp_path: Path) -> None:
     batches = evaluated_twice(tmp_path / "straight").batches
     assert batches > 20
