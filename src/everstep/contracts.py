@@ -294,8 +294,9 @@ class Stream(Protocol):
     `holds_state`: objects that tell their place at any time; the contexts `place_kept()` and
     `drawn_again()`, after which the data stands where it stood, or what was drawn comes again; `spent`:
     this object cannot be read from an earlier place any more; `unsaveable`: why no run can be saved while
-    it reads this, and the remedy, in words, or None; `end_workers()`; `no_thread`: why no other thread may
-    draw, in words.
+    it reads this, and the remedy, in words, or None; `on_word`: whether its state is taken at its word,
+    which is tried; `resumes`: "state", or "replay" where batches are drawn and discarded;
+    `end_workers()`; `no_thread`: why no other thread may draw, in words.
     """
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:

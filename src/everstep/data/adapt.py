@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from everstep.contracts import Stream
 from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
+from everstep.data.known import class_names, refusal
 from everstep.errors import DataError
 
-_ACCELERATE = "accelerate.data_loader.DataLoaderAdapter"
 # By name, so that nothing is imported for data that does not need it.
 _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.dataloader"}
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
@@ -36,7 +36,7 @@ def as_stream(data: Any) -> Stream:
     """
     if isinstance(data, Stream) and not isinstance(data, os.PathLike):
         return data
-    if (told := _no_state(data)) is not None:
+    if (told := refusal(data)) is not None:
         raise DataError(told)
     adapter = _loader_adapter(data)
     if adapter is not None:
@@ -67,23 +67,8 @@ def describe(stream: Stream, seed: int) -> dict[str, Any]:
     return {"kind": type(stream).__qualname__} if own is None else cast(dict[str, Any], own(seed))
 
 
-def _names(data: Any) -> list[str]:
-    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__]
-
-
-def _no_state(data: Any) -> str | None:
-    """Why data that has a `state_dict` cannot say its place all the same, and what to give instead."""
-    if _ACCELERATE in _names(data):
-        return (
-            f"a {type(data).__name__} that accelerate has prepared reads a batch ahead and cannot say its "
-            "place; prepare the model and the optimizer only, give the loop the DataLoader itself, and bring "
-            "each batch to accelerator.device with accelerate.utils.send_to_device"
-        )
-    return None
-
-
 def _loader_adapter(data: Any) -> str | None:
-    names = _names(data)
+    names = class_names(data)
     if is_stateful(data) and _STATEFUL not in names:
         return None  # a loader whose state is a mystery to the adapter, but not to itself
     return next((_LOADERS[name] for name in names if name in _LOADERS), None)

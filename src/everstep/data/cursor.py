@@ -5,6 +5,7 @@ And what streams over samples share: they can be iterated by themselves, too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -22,10 +23,12 @@ class PassCursor:
         ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
         fetch_error_may_be_signal: an error while fetching may come from a signal that killed a worker.
+        first_took: seconds that the first batch took, None before it.
     """
 
     note: str | None = None
     fetch_error_may_be_signal: bool = False
+    first_took: float | None = None
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class PassCursor:
     def __next__(self) -> Any:
         if self._batches is None:
             return self._refuse()
+        began = time.perf_counter() if self.first_took is None else 0.0
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -67,6 +71,8 @@ class PassCursor:
             self.close()
             raise
         self._count += 1
+        if self.first_took is None:
+            self.first_took = time.perf_counter() - began
         return batch
 
     def _refuse(self) -> Any:

@@ -17,14 +17,18 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from everstep.contracts import Cursor
 from everstep.data.cursor import PassCursor
+from everstep.data.known import shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 from everstep.keywords import checked_keywords
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+Resumes: TypeAlias = Literal["state", "replay"]
+"""How data goes on inside a pass: by its state, or by drawing and discarding."""
 
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
@@ -70,6 +74,8 @@ class IterableStream:
 
     Attributes:
         keeps_place: the data, if it is an iterator.
+        on_word: that the state of its iterators brings them back is the data's own word, which may be tried.
+        resumes: how its iterators go on inside a pass, if they have state.
         unsaveable: why no checkpoint can be made inside a pass, where that is sure, and the remedy; or None.
     """
 
@@ -77,10 +83,17 @@ class IterableStream:
         self._data, self._replay = data, replay
         self.keeps_place = data if isinstance(data, Iterator) else None
         self.unsaveable = None if replay else _unsaveable(data)
+        self.on_word = not replay and self.keeps_place is None
+        self.resumes: Resumes = "state"
         self._used = False
         self._keeping = self._failed = False
         self._drawn: list[Any] = []
         """Of an iterator, what is to be drawn again."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether it goes to a place by drawing and discarding."""
+        return self._replay or self.resumes == "replay"
 
     @property
     def spent(self) -> bool:
@@ -103,11 +116,11 @@ class IterableStream:
         what = f"data {purpose!r} ({type(self._data).__name__})"
         done = 0 if position is None else position["batches"]
         if position is not None and position["ended"]:
-            return _IterableCursor(what, self._data, iter(()), None, done=done, ended=True)
+            return _IterableCursor(what, self._data, iter(()), None, stream=self, done=done, ended=True)
         batches = self._iterate(what, pass_index)
         state = _accessors(batches)
         note = None if not done else self._go_to(what, batches, state, position)
-        cursor = _IterableCursor(what, self._data, batches, state, replay=self._replay, done=done)
+        cursor = _IterableCursor(what, self._data, batches, state, stream=self, done=done)
         cursor.note = note
         return cursor
 
@@ -142,10 +155,10 @@ class IterableStream:
             raise
 
     def _go_to(self, what: str, batches: Iterator[Any], state: Accessors | None, position: Any) -> str | None:
-        if state is not None and position["state"] is not None:
+        if state is not None and position["state"] is not None and self.resumes == "state":
             state[1](copy.deepcopy(position["state"]))
             return None
-        if self._replay:
+        if self.replays:
             return skip(what, batches, position["batches"])
         raise DataError(
             f"{what}: the checkpoint stands after {position['batches']} batches, and this iterable "
@@ -246,22 +259,23 @@ class _IterableCursor(PassCursor):
         batches: Iterator[Any],
         state: Accessors | None,
         *,
-        replay: bool = False,
+        stream: IterableStream,
         done: int = 0,
         ended: bool = False,
     ) -> None:
         total, closer = length_of(data), _closer(batches, data)
         super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
-        self._state, self._replay = state, replay
+        self._state, self._stream = state, stream
+        self.on_word = state is not None
 
     def position(self) -> dict[str, Any]:
         here = {"kind": "iterable", "batches": self.done, "ended": self.ended, "state": None}
         if self.ended or not self.done:
             return here
+        if self._stream.replays:
+            return here
         if self._state is not None:
             return {**here, "state": copy.deepcopy(self._state[0]())}
-        if self._replay:
-            return here
         raise NotResumableError(
             f"{self.what} cannot tell its position after {self.done} batches, so no checkpoint can be made "
             "inside its pass; use everstep.data.arrays or everstep.data.loader, give it "
@@ -276,16 +290,23 @@ class StatefulStream:
     The state belongs to the object: use an object of its own for each purpose.
 
     Attributes:
-        carries_over: the next pass depends on the state that this one leaves behind.
+        on_word: that its state brings it back is the data's own word, which may be tried.
+        resumes: how it goes on inside a pass.
         keeps_place: the data.
         holds_state: the objects that know their place, if they tell it at any time.
     """
 
-    carries_over = True
+    on_word = True
 
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
         self.holds_state = [] if _is_told(data) else [data]
+        self.resumes: Resumes = "replay" if shuffle_buffers(data) else "state"
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether the next pass depends on the state that this one leaves behind."""
+        return self.resumes == "state"
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
@@ -302,33 +323,46 @@ class StatefulStream:
         if callable(set_epoch):
             set_epoch(pass_index)
         if position is None:
-            return _StatefulCursor(what, self._data, iter(self._data))
+            return _StatefulCursor(what, self, iter(self._data))
+        if position["state"] is None or self.resumes == "replay":
+            return self._replay(what, position)
         done = position["batches"]
         self._data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
             if _is_told(self._data):  # it stands after the last sample, and ends the pass when asked
                 next(iter(self._data), None)
-            return _StatefulCursor(what, self._data, iter(()), done, ended=True)
+            return _StatefulCursor(what, self, iter(()), done, ended=True)
         batches = iter(self._data)
         if batches is self._data:  # its __iter__ may have gone back to the start
             self._data.load_state_dict(copy.deepcopy(position["state"]))
-        return _StatefulCursor(what, self._data, batches, done)
+        return _StatefulCursor(what, self, batches, done)
+
+    def _replay(self, what: str, position: Any) -> Cursor:
+        done, ended = position["batches"], position["ended"]
+        batches = iter(()) if ended else iter(self._data)
+        note = None if ended or not done else skip(what, batches, done)
+        cursor = _StatefulCursor(what, self, batches, done, ended=ended)
+        cursor.note = note
+        return cursor
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "stateful"}
+        return {"kind": "stateful", **shuffle_buffers(self._data)}
 
 
 class _StatefulCursor(PassCursor):
     def __init__(
-        self, what: str, data: Any, batches: Iterator[Any], done: int = 0, *, ended: bool = False
+        self, what: str, stream: StatefulStream, batches: Iterator[Any], done: int = 0, *, ended: bool = False
     ) -> None:
+        data = stream.keeps_place
         total, closer = length_of(data), _closer(batches, data)
         super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
-        self._state = _state_getter(data)
+        self._stream, self._state = stream, _state_getter(data)
 
     def position(self) -> dict[str, Any]:
-        state = copy.deepcopy(self._state(self.done))
-        return {"batches": self.done, "ended": self.ended, "state": state}
+        here = {"batches": self.done, "ended": self.ended, "state": None}
+        if self._stream.resumes == "state":
+            return {**here, "state": copy.deepcopy(self._state(self.done))}
+        return here
 
 
 def _is_told(data: Any) -> bool:

@@ -598,6 +598,7 @@ class Run:
         self._woken = False
         self._require_no_error()
         self._await_trial()
+        self._try_streams()
         self._announce_commits()
         asked = self._clock()
         self._collector.read()
@@ -931,6 +932,15 @@ class Run:
 
     def _is_partial(self) -> bool:
         return False
+
+    def _try_streams(self) -> None:
+        """Data that is taken at its word is tried once, when it has given its first batch."""
+        for name, verdict in self._streams.try_words():
+            found = {"kept": verdict.kept, "replays": verdict.replays, "why": verdict.why}
+            self._journal.event("tried", {"stream": name, **found}, wall=True)
+            if verdict.kept is False:
+                say = self.println if verdict.replays else self._warn
+                say(f"stream {name!r}: {verdict}")
 
     def _await_trial(self) -> None:
         """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""

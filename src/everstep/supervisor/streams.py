@@ -14,6 +14,7 @@ from everstep.record import Batch
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor import reused_data
 from everstep.supervisor.quarantine import Sieve
+from everstep.supervisor.trial import KNOWN, SLOWEST, Verdict, innermost, on_word, pristine, try_stream
 
 
 class Generators:
@@ -107,6 +108,10 @@ class StreamSlot:
         """Whether that has changed during the run: the program gives other data from pass to pass."""
         self._resuming = False
         """Whether the program has yet to bind what the checkpoint read."""
+        self._untried: Stream | str | None = None
+        """A copy of what is taken at its word, or why there is none, until it is tried."""
+        self._refusal: str | None = None
+        """Why no position inside a pass can be saved."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on.
@@ -135,6 +140,7 @@ class StreamSlot:
             self._varies = True
         if stream is not self.stream:
             reused_data.enter(stream)
+            self._untried = pristine(stream) if on_word(stream) else None
         self.stream, self._what, self._resuming = stream, what, False
         return accepted
 
@@ -338,8 +344,42 @@ class StreamSlot:
         self._what, self._varies, self._resuming = tree["data"], tree["varies"], True
         self._opened, self._given = tree["opened"], tree["given"]
 
+    def try_word(self) -> Verdict | None:
+        """Try what is taken at its word, once it has given a batch; None where there is nothing to try."""
+        if self._untried is None or self.cursor is None or getattr(self.cursor, "done", 1) == 0:
+            return None
+        untried, self._untried = self._untried, None
+        if not getattr(self.cursor, "on_word", True):
+            return None
+        verdict = self._tried(untried)
+        if verdict.kept is False and verdict.replays:
+            innermost(self.stream).resumes = "replay"
+        elif verdict.kept is False:
+            self._refusal = (
+                f"stream {self.name!r}: {verdict}; use everstep.data.arrays or everstep.data.loader, mend "
+                "its state_dict (everstep check tries it), or wrap it as everstep.data.replay(...) if every "
+                "iteration gives the same batches"
+            )
+        return verdict
+
+    def _tried(self, untried: Stream | str) -> Verdict:
+        took = getattr(self.cursor, "first_took", None) or 0.0
+        if getattr(self.stream, "resumes", None) == "replay":
+            return KNOWN
+        if isinstance(untried, str):
+            return Verdict(None, untried)
+        if took > SLOWEST:
+            return Verdict(None, f"its first batch took {took:.1f} s")
+        return try_stream(untried, self.name, self._seed)
+
     def _position(self) -> Any:
-        return self._saved if self.cursor is None else self.cursor.position()
+        cursor: Any = self.cursor
+        if cursor is None:
+            return self._saved
+        inside = getattr(cursor, "done", None) != 0 and not getattr(cursor, "ended", False)
+        if inside and self._refusal:
+            raise NotResumableError(self._refusal)
+        return cursor.position()
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -446,6 +486,11 @@ class Streams:
             )
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
         return Sieve(cursor, out, drew)
+
+    def try_words(self) -> list[tuple[str, Verdict]]:
+        """What was tried now, by the name of the stream."""
+        found = [(name, slot.try_word()) for name, slot in self._slots.items()]
+        return [(name, verdict) for name, verdict in found if verdict is not None]
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """The numbers of the samples in a batch; None where the stream cannot tell them."""

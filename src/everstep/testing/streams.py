@@ -6,12 +6,13 @@ import multiprocessing
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from everstep.contracts import Cursor, Stream
+from everstep.supervisor.trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3
@@ -151,17 +152,8 @@ def _equal_events(expected: list[Any], got: list[Any], where: str) -> None:
 
 
 def fingerprint(tree: Any) -> Any:
-    """A comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit."""
-    if isinstance(tree, Mapping):
-        return [
-            (key, fingerprint(value)) for key, value in sorted(tree.items(), key=lambda item: str(item[0]))
-        ]
-    if isinstance(tree, list | tuple):
-        return type(tree).__name__, [fingerprint(value) for value in tree]
-    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
-        array = np.asarray(tree)
-        return type(tree).__name__, str(array.dtype), array.shape, array.tobytes()
-    return type(tree).__name__, repr(tree)
+    """`comparable`; other objects by their repr."""
+    return comparable(tree, lambda value: (type(value).__name__, repr(value)))
 
 
 _END = object()

@@ -33,7 +33,8 @@ from everstep.backends.torch import randomness
 from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
 from everstep.data.cursor import PassCursor
-from everstep.data.iterables import is_stateful, length_of, skip
+from everstep.data.iterables import Resumes, is_stateful, length_of, skip
+from everstep.data.known import shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 
@@ -52,8 +53,16 @@ class DataLoaderStream:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self.generators = _generators(loader)
+        self.resumes: Resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
+
+    @property
+    def on_word(self) -> bool:
+        """Whether its own state is used, which brings it back on the word of its dataset."""
+        dataset = self._loader.dataset
+        stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)
+        return stateful and is_stateful(self._loader) and self._loader.num_workers == 0
 
     @property
     def keeps_place(self) -> Any:
@@ -100,9 +109,9 @@ class DataLoaderStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self._loader).__name__})"
         if position is None:
-            return DataLoaderCursor(what, self._loader, self.generators)
-        saved = _Saved(what, len(self.generators), position)
-        return DataLoaderCursor(what, self._loader, self.generators, saved)
+            return DataLoaderCursor(what, self, self._loader)
+        saved = _Saved(what, len(self.generators), position, by_state=self.resumes == "state")
+        return DataLoaderCursor(what, self, self._loader, saved)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """What decides which batches come; the number of workers counts inside a pass only."""
@@ -115,6 +124,7 @@ class DataLoaderStream:
             "drop_last": loader.drop_last,
             # A DataLoader's shuffle= is a choice between two of torch's samplers.
             **_facts(_samplers(loader)),
+            **shuffle_buffers(loader.dataset),
             "inside": {"num_workers": loader.num_workers},
         }
 
@@ -222,7 +232,7 @@ def _own_state(loader: Any) -> Any:
 class _Saved:
     """A position, of a loader that holds `have` generators."""
 
-    def __init__(self, what: str, have: int, position: Any) -> None:
+    def __init__(self, what: str, have: int, position: Any, *, by_state: bool) -> None:
         self.done: int = position["batches"]
         self.generators, self.now = position["generators"], position["now"]
         if have != len(self.now):
@@ -231,7 +241,8 @@ class _Saved:
                 f"checkpoint and hold {have} now; give generator= as it was then"
             )
         self.ended: bool = position["ended"]
-        self.start, self.first, self.own = position["start"], position["first"], position["own"]
+        self.start, self.first = position["start"], position["first"]
+        self.own = position["own"] if by_state else None
 
 
 def _states(generators: list[Generator]) -> list[Any]:
@@ -259,11 +270,12 @@ class DataLoaderCursor(PassCursor):
     def __init__(
         self,
         what: str,
+        stream: DataLoaderStream,
         loader: DataLoader[Any],
-        generators: list[Generator],
         saved: _Saved | None = None,
     ) -> None:
-        self._loader, self._generators = loader, generators
+        self._stream, self._loader, self._generators = stream, loader, stream.generators
+        generators = stream.generators
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
             self._began, self._start, self._first = _states(generators), randomness.get_state(), None
@@ -340,5 +352,5 @@ class DataLoaderCursor(PassCursor):
             "first": self._first,
             "generators": self._began,
             "now": _states(self._generators),
-            "own": _own_state(self._loader),
+            "own": _own_state(self._loader) if self._stream.resumes == "state" else None,
         }

@@ -1,0 +1,285 @@
+"""Whether data comes back to its place as its `state_dict` promises: tried on copies, before it counts.
+
+A stream whose place is a number (arrays, lists, samplers) needs no trial.  One that is taken at its word
+does: batches are drawn from a copy, its position is taken, two more are drawn; a second copy, in another
+random state, is opened at that position, as by a new process, and must draw the same two.  One that does not
+is opened by drawing and discarding, if a pass of it follows from its number.
+
+Nothing of the run is touched: the data is copied, the global random state put back.  What would take long is
+not tried, and what cannot be copied (open files, connections, iterators) is read by nobody else.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from everstep.contracts import Cursor, Stream
+from everstep.errors import NotResumableError
+from everstep.state import capture, isolated, restore, seed_all
+
+BATCHES = 2
+"""That are drawn after a position, and compared."""
+BEFORE = 32
+"""Batches that are drawn before it, if that takes no longer than `SLOWEST`: what reads ahead in blocks tells
+the start of a block first."""
+LARGEST = 64 << 20
+"""Bytes up to which data is copied; large arrays of NumPy are shared, and cannot be written to."""
+MOST = 20_000
+"""Objects up to which it is looked through."""
+SLOWEST = 0.25
+"""Seconds up to which the first batch of the run may have taken."""
+SECONDS = 1.0
+"""After which a trial is given up."""
+
+
+class Verdict(NamedTuple):
+    """What a trial has found.
+
+    Attributes:
+        kept: whether the word holds; None: it was not tried.
+        why: how that is known, or why it was not tried.
+        replays: where it does not hold: whether drawing and discarding brings it back.
+    """
+
+    kept: bool | None
+    why: str
+    replays: bool = False
+
+    def __str__(self) -> str:
+        if self.kept is None:
+            return f"not tried: {self.why}"
+        if self.kept:
+            return f"comes back by its state: {self.why}"
+        how = (
+            "a resume draws its batches again and discards them"
+            if self.replays
+            else "no checkpoint can be made inside a pass"
+        )
+        return f"its state does not bring it back: {self.why}; {how}"
+
+
+KNOWN = Verdict(False, "its shuffle buffer is no part of its state", replays=True)
+"""Of a Hugging Face `IterableDataset.shuffle(...)`, which is recognized."""
+
+
+class _GivenUpError(Exception):
+    """The trial ends without a verdict."""
+
+
+def innermost(stream: Any) -> Any:
+    """The stream inside those that are around it."""
+    while hasattr(stream, "stream"):
+        stream = stream.stream
+    return stream
+
+
+def on_word(stream: Stream) -> bool:
+    """Whether it is taken at its word: data with state of its own, and streams that others have written."""
+    ours = type(innermost(stream)).__module__.startswith("everstep.")
+    return bool(getattr(stream, "on_word", not ours))
+
+
+def pristine(stream: Stream) -> Stream | str:
+    """A copy of a stream as it was given, or why it is not copied."""
+    if getattr(stream, "spent", False) or isinstance(getattr(stream, "keeps_place", None), Iterator):
+        return "it is an iterator, which can be read once only"
+    try:
+        copied: Stream = _copy(stream)
+        return copied
+    except _GivenUpError as reason:
+        return str(reason)
+    except Exception as error:
+        return f"it cannot be copied ({type(error).__name__}: {error})"
+
+
+def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
+    """Try a stream, of which copies are read.
+
+    Args:
+        stream: a copy of the data as it was given.
+        name: the purpose under which it is opened.
+        seed: the run's.
+    """
+    subject = _Subject(stream, name, seed, time.monotonic())
+    with isolated(), _quiet():
+        try:
+            if _comes_back(subject):
+                return Verdict(True, f"{BATCHES} batches drawn again were the same")
+            replays = hasattr(stream, "resumes") and _can_replay(subject)
+            return Verdict(False, "batches drawn again from a position were others", replays)
+        except _GivenUpError as reason:
+            return Verdict(None, str(reason))
+        except Exception as error:
+            return Verdict(None, f"the trial failed ({type(error).__name__}: {error})")
+
+
+_END = object()
+
+
+class _Subject(NamedTuple):
+    stream: Stream
+    name: str
+    seed: int
+    began: float
+
+    def open(self, stream: Stream, pass_index: int = 0, position: Any = None) -> closing[Cursor]:
+        return closing(stream.open(self.name, pass_index, position, seed=self.seed))
+
+    def late(self) -> bool:
+        return time.monotonic() - self.began > SECONDS
+
+    def draw(self, cursor: Cursor, count: int = BATCHES, seconds: float = SECONDS) -> list[Any]:
+        batches: list[Any] = []
+        until = time.monotonic() + seconds
+        while len(batches) < count and (not batches or time.monotonic() < until):
+            if self.late():
+                raise _GivenUpError(f"it takes longer than {SECONDS:g} s")
+            try:
+                batches.append(comparable(next(cursor)))
+            except StopIteration:
+                break
+        if batches and all(batch == _UNKNOWN for batch in batches):
+            raise _GivenUpError("its batches hold nothing that can be compared")
+        return batches
+
+
+def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
+    """Whether what follows a position follows again; in a pass that ends there, an earlier one."""
+    first, second = _copy(subject.stream), _copy(subject.stream)
+    seed_all(1)
+    with subject.open(first) as cursor:
+        if not subject.draw(cursor, before, SLOWEST):
+            raise _GivenUpError("it gave no batch")
+        position, state = _position(cursor), capture()
+        expected = subject.draw(cursor)
+    if not expected and before > 1:
+        return _comes_back(subject, before // 2)
+    if not expected:
+        raise _GivenUpError("it gave one batch only")
+    seed_all(2)
+    with subject.open(second, 0, position) as cursor:
+        restore(state)
+        return expected == subject.draw(cursor)
+
+
+def _position(cursor: Cursor) -> Any:
+    if not getattr(cursor, "on_word", True):
+        raise _GivenUpError("its iterators have no state")
+    try:
+        return cursor.position()
+    except NotResumableError as error:
+        raise _GivenUpError(str(error)) from None
+
+
+def _can_replay(subject: _Subject) -> bool:
+    try:
+        return _follows_from_number(subject._replace(began=time.monotonic()))
+    except Exception:  # whatever it is: that the word does not hold is known, and a way out is not
+        return False
+
+
+def _follows_from_number(subject: _Subject) -> bool:
+    """Whether the second pass is the same where it is the first that an object gives."""
+    first, second = _copy(subject.stream), _copy(subject.stream)
+    state = capture()
+    with subject.open(first) as cursor:
+        while not subject.late() and next(cursor, _END) is not _END:
+            pass
+    subject, drawn = subject._replace(began=time.monotonic()), []
+    for stream in (first, second):
+        restore(state)
+        with subject.open(stream, 1) as cursor:
+            drawn.append(subject.draw(cursor))
+    return drawn[0] == drawn[1]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What data says when it is loaded is said of the trial, not of the run."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+_OUTSIDE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
+_SHARED = 1 << 20
+
+
+def _copy(obj: Any) -> Any:
+    """A copy; arrays of more than 1 MiB are shared, as views that cannot be written to.
+
+    Raises:
+        _GivenUpError: it would take long.
+    """
+    arrays, others = _contents(obj)
+    if others > LARGEST:
+        raise _GivenUpError(f"it holds more than {LARGEST >> 20} MiB")
+    memo = {id(array): array.view() for array in arrays}
+    for view in memo.values():
+        view.flags.writeable = False
+    return copy.deepcopy(obj, memo)
+
+
+def _contents(obj: Any) -> tuple[list[Any], int]:
+    """Large arrays in it, and the bytes of all other data, looked through as far as the limits go."""
+    seen: dict[int, Any] = {}
+    todo, arrays, others = [obj], [], 0
+    while todo and others <= LARGEST:
+        each = todo.pop()
+        if id(each) in seen or isinstance(each, _OUTSIDE):
+            continue
+        seen[id(each)] = each
+        if len(seen) > MOST:
+            raise _GivenUpError(f"it holds more than {MOST} objects")
+        if type(each) is np.ndarray and each.nbytes > _SHARED and not each.dtype.hasobject:
+            arrays.append(each)
+            continue
+        others += _bytes(each)
+        todo.extend(gc.get_referents(each))
+    return arrays, others
+
+
+def _bytes(obj: Any) -> int:
+    if isinstance(obj, bytes | bytearray | str):
+        return len(obj)
+    size = getattr(obj, "nbytes", 0) if hasattr(type(obj), "nbytes") else 0
+    return size if isinstance(size, int) else 0
+
+
+def _unknown(value: Any) -> str:
+    return _UNKNOWN
+
+
+_UNKNOWN = "unknown"
+
+
+def comparable(tree: Any, other: Callable[[Any], Any] = _unknown) -> Any:
+    """A comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
+
+    Args:
+        other: what stands for an object of another type.
+    """
+    if isinstance(tree, Mapping):
+        return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]
+    if isinstance(tree, list | tuple):
+        return type(tree).__name__, [comparable(value, other) for value in tree]
+    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
+        array = np.asarray(tree)
+        return type(tree).__name__, str(array.dtype), array.shape, array.tobytes()
+    plain = isinstance(tree, type(None) | bool | int | float | complex | str | bytes)
+    return (type(tree).__name__, repr(tree)) if plain else other(tree)

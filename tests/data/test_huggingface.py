@@ -1,0 +1,76 @@
+"""Hugging Face's `IterableDataset`: its state lacks its shuffle buffer; a resume is exact all the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import everstep
+from everstep.data import as_stream, known
+from everstep.errors import DataError
+from everstep.supervisor.trial import pristine, try_stream
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+
+
+def source(shuffle: bool = True, seed: int | None = 1) -> Any:
+    whole = datasets.Dataset.from_dict({"x": list(range(100))}).to_iterable_dataset(num_shards=4)
+    return whole.shuffle(seed=seed, buffer_size=30) if shuffle else whole
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "itself": lambda: source().batch(5),
+    "mapped": lambda: source().map(lambda row: {"x": row["x"] + 1}).batch(5),
+    "interleaved": lambda: datasets.interleave_datasets([source(), source(seed=2)]).batch(5),
+    "not shuffled": lambda: source(shuffle=False).batch(5),
+    "in a StatefulDataLoader": lambda: StatefulDataLoader(source(), batch_size=5),
+    "in a DataLoader": lambda: DataLoader(source(), batch_size=5),
+}
+
+
+def program(run_dir: Path, data: Any, *, stop_at: int = 0) -> list[list[int]]:
+    seen: list[list[int]] = []
+    saves = everstep.Checkpoints(everstep.Every(steps=1))
+    with everstep.TrainLoop(run_dir, services=[saves], max_epoch=2, seed=1, default_services=False) as loop:
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps(data):
+                if step == stop_at:
+                    raise InterruptedError
+                seen.append(list(map(int, batch["x"])))
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sample_is_lost_or_given_twice_by_a_resume(kind: str, tmp_path: Path) -> None:
+    whole = program(tmp_path / "whole", KINDS[kind]())
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", KINDS[kind](), stop_at=33)
+    assert program(tmp_path / "cut", KINDS[kind]()) == whole[32:]
+
+
+def test_a_shuffle_without_a_seed_is_another_one_at_the_resume_and_refused(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "run", source(seed=None).batch(5), stop_at=8)
+    with pytest.raises(DataError, match=r"shuffle\.0 was '30 samples, generator \w+' at the checkpoint"):
+        program(tmp_path / "run", source(seed=None).batch(5))
+
+
+@pytest.mark.parametrize(("shuffle", "kept"), [(False, True), (True, False)])
+def test_a_trial_finds_the_buffer_out_without_knowing_its_name(
+    shuffle: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "_BUFFERED", "unknown")
+    stream = pristine(as_stream(source(shuffle).batch(5)))
+    assert not isinstance(stream, str)
+    verdict = try_stream(stream)
+    assert (verdict.kept, verdict.replays) == (kept, not kept)
+    assert re.match(
+        "comes back" if kept else "its state does not bring it back: .*discards them", str(verdict)
+    )
