@@ -14,7 +14,7 @@ from urllib.parse import unquote
 MARK = "***"
 """Stands where a credential was."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S+)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://(\S+)")
 _DATABASE = re.compile(r"(postgres|mysql|mariadb|mssql|oracle)", re.IGNORECASE)
 _USER_IS_A_NAME = re.compile(rf"{_DATABASE.pattern}|(git\+)?ssh|sftp|rsync", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&;#])([^=&;#?\s]+)=([^&\s]*)")
@@ -23,10 +23,11 @@ _SECRET_NAME = re.compile(
     r"^(sig|key|auth|authorization)$",
     re.IGNORECASE,
 )
-_REMOTE = re.compile(r"([\w.+%-]+):(?!//)(\S+)@([\w.-]+)(?=[:/])")
-"""As git and scp take it: user:token@host:path."""
+_REMOTE = re.compile(r"([\w.+%-]{1,128}):(?!//)(\S{1,1024})@([\w.-]{1,255})(?=[:/])")
+"""As git and scp take it: user:token@host:path.  Bounded, as all here: a text may be a megabyte."""
 
-_patterns: list[re.Pattern[str]] = []
+_Pattern = re.Pattern[str]
+_patterns: list[_Pattern] = []
 
 
 def redact(pattern: str | re.Pattern[str]) -> None:
@@ -47,14 +48,22 @@ def redact(pattern: str | re.Pattern[str]) -> None:
 
 
 def redacted(value: Any) -> Any:
-    """`value`, a text or a tree of JSON values, without credentials; applied again, it changes nothing."""
-    return _redacted(value, "")
+    """`value`, a text or a tree of JSON values, without credentials and what patterns of the user find.
+
+    Applied again, it changes nothing.
+    """
+    return _redacted(value, "", _patterns)
+
+
+def without_credentials(value: Any) -> Any:
+    """As `redacted`, by their form alone: of what everstep itself goes by, a pattern must hide nothing."""
+    return _redacted(value, "", ())
 
 
 def redacted_line(arguments: Sequence[str]) -> list[str]:
     """The arguments of a command line without credentials."""
     clean = [_by_form(str(each)) for each in arguments]
-    hidden = _found(" ".join(clean))
+    hidden = _found(" ".join(clean), _patterns)
     told, at = [], 0
     for each in clean:
         told.append(_without(each, [(a - at, b - at) for a, b in hidden]))
@@ -62,36 +71,33 @@ def redacted_line(arguments: Sequence[str]) -> list[str]:
     return told
 
 
-def _redacted(value: Any, name: str) -> Any:
+def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
     if isinstance(value, str):
-        return _told(_by_form(value), name)
+        return _told(_by_form(value), name, patterns)
     if isinstance(value, Mapping):
-        return {key: _redacted(part, str(key)) for key, part in value.items()}
+        return {key: _redacted(part, str(key), patterns) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_redacted(part, name) for part in value]
-    if _patterns and isinstance(value, int | float) and not isinstance(value, bool):
-        told = _told(str(value), name)
+        return [_redacted(part, name, patterns) for part in value]
+    if patterns and isinstance(value, int | float) and not isinstance(value, bool):
+        told = _told(str(value), name, patterns)
         return value if told == str(value) else told
     return value
 
 
-def _told(text: str, name: str) -> str:
-    """By the patterns that were given, of a value by its name."""
-    if not _patterns:
-        return text
+def _told(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
+    """A value without what patterns find in it, by its name."""
     before = f"{name}=" if name else ""
-    hidden = _found(before + text)
+    hidden = _found(before + text, patterns) if patterns else []
     return _without(text, [(a - len(before), b - len(before)) for a, b in hidden])
 
 
-def _found(text: str) -> list[tuple[int, int]]:
-    """The parts of a text that the given patterns hide, from left to right."""
+def _found(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
+    """The parts of a text that patterns hide, from left to right."""
     spans: list[tuple[int, int]] = []
-    for pattern in _patterns:
+    for pattern in patterns:
         for match in pattern.finditer(text):
-            spans += [
-                match.span(group) for group in (range(1, pattern.groups + 1) if pattern.groups else (0,))
-            ]
+            groups = range(1, pattern.groups + 1) if pattern.groups else (0,)
+            spans += [match.span(group) for group in groups]
     return sorted(span for span in spans if span[0] < span[1])
 
 
@@ -110,9 +116,13 @@ def _by_form(text: str) -> str:
     text = _PARAMETER.sub(_parameter, text)
     told, at = [], 0
     for match in _URL.finditer(text):
-        told += [_REMOTE.sub(rf"\1:{MARK}@\3", text[at : match.start()]), _url(match[1], match[2])]
+        told += [_remotes(text[at : match.start()]), _url(match[1], match[2])]
         at = match.end()
-    return "".join([*told, _REMOTE.sub(rf"\1:{MARK}@\3", text[at:])])
+    return "".join([*told, _remotes(text[at:])])
+
+
+def _remotes(text: str) -> str:
+    return _REMOTE.sub(rf"\1:{MARK}@\3", text) if "@" in text else text
 
 
 def _url(scheme: str, rest: str) -> str:

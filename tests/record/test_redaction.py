@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everstep import redaction
-from everstep.record import redact
+from everstep.record import RunJournal, redact
 from everstep.record.provenance import facts
 from everstep.redaction import redacted, redacted_line
 from everstep.supervisor.configuration import Configuration
@@ -109,6 +110,28 @@ def test_what_a_run_says_and_why_it_ended_have_none(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         run.train(inside=fail)
     assert "asking postgresql://me:***@host/db" in run.lines
-    found = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    stopped = Tiny(tmp_path / "stopped", max_epoch=1)
+    stopped.train(inside=lambda loop, step: loop.request_stop(f"{url} is away"))
+    found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert [path for path, data in found.items() if b"hunter2" in data] == []
     assert any(b"***@host/db is away" in data for data in found.values())
+
+
+def test_a_pattern_of_ones_own_does_not_reach_what_everstep_goes_by(tmp_path: Path) -> None:
+    """A pattern for hexadecimal tokens finds digests, too."""
+    straight = Tiny(tmp_path / "a", max_epoch=2).train()
+    redact("[0-9a-f]{6,}")
+    redact(r"\d+")
+    Tiny(tmp_path / "b", max_epoch=1, config={"pin": 1234}).train()
+    again = Tiny(tmp_path / "b", max_epoch=2, config={"pin": 1234}).train()
+    assert again.result() == straight.result()
+    assert not any("differ" in line for line in again.lines)
+    facts = RunJournal(tmp_path / "b").facts()
+    assert facts["config"] == {"pin": "***"} and facts["resumed_from"] == "epoch-0001-step-00000004"
+
+
+def test_a_long_text_takes_no_time() -> None:
+    begun = time.perf_counter()
+    for text in ("a" * 200_000 + "=@", "a." * 100_000 + "=@", "a:" * 100_000 + "@=", "?a" * 100_000 + "=@"):
+        redacted(text)
+    assert time.perf_counter() - begun < 5

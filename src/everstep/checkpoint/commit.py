@@ -12,7 +12,7 @@ from everstep.checkpoint.format import CheckpointName, Phase
 from everstep.contracts import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import DamagedCheckpointError, NonFiniteError
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,12 @@ def writing(
     name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
 ) -> Callable[[Path], int]:
     """What fills a checkpoint's folder; `facts` are the rest of the manifest's body, credentials left out."""
-    body: dict[str, Json] = {"name": str(name), "step": name.step, **redacted(facts), "structure": structure}
+    body: dict[str, Json] = {
+        "name": str(name),
+        "step": name.step,
+        **without_credentials(facts),
+        "structure": structure,
+    }
     return lambda folder: format.write(folder, body, arrays)
 
 

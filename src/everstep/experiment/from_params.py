@@ -23,7 +23,7 @@ from everstep.experiment.tested import recording_test
 from everstep.keywords import checked_keywords
 from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 from everstep.schedule import Every
 from everstep.services import LossBound
 from everstep.services.checkpoints import Checkpoints
@@ -320,7 +320,7 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> Params:
     run_dir = to_read(run_dir)
     start = RunJournal(run_dir).newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
-    tree = redacted(facts.get("config") or {})
+    tree = without_credentials(facts.get("config") or {})
     if "model_params" not in tree:
         raise ConfigError(
             f"the run in {run_dir} was not made by train_from_params; start it by its own program"

@@ -19,7 +19,7 @@ from everstep.experiment.foreign import admit, without
 from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.trust import distrust, distrust_config
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
 from everstep.supervisor.configuration import told
 from everstep.trainer import Trainer
@@ -263,7 +263,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     """
     start = RunJournal(run_dir).newest_start()
     recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
-    tree: dict[str, Any] = redacted(recorded.get("config") or {})
+    tree: dict[str, Any] = without_credentials(recorded.get("config") or {})
     if start is None or "task" not in tree or "streams" not in tree:
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "

@@ -20,7 +20,7 @@ from everstep.errors import ConfigError, RunIndexError
 from everstep.index.faults import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import lacks_credential
 from everstep.index.schema import VERSION, metadata
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 
 OLDEST = 15
 """The oldest major version of the server."""
@@ -180,7 +180,7 @@ class PostgreSQL:
                 f"the index {self.name} is being written by another process for more than "
                 f"{self._patience:g} s; run everstep sync later"
             )
-        said = redacted(" ".join(str(error).split()))
+        said = without_credentials(" ".join(str(error).split()))
         if state in ("42501", "25006"):  # insufficient_privilege, read_only_sql_transaction
             return UnwritableIndexError(
                 f"this user may not write the index {self.name} ({said}); whoever may brings it up to date "

@@ -16,7 +16,7 @@ from everstep.index.fields import MARK, leads, named, short, values_at
 from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 
 if TYPE_CHECKING:
     from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
@@ -315,7 +315,7 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
     return [
         {
             **{name: value for name, value in row._mapping.items() if name not in ("run", "begun")},
-            "facts": redacted(json.loads(row.facts)),
+            "facts": without_credentials(json.loads(row.facts)),
             "problems": json.loads(row.problems),
         }
         for row in found

@@ -22,7 +22,7 @@ from everstep.index.faults import RefusedError
 from everstep.index.fields import clean, rows_of, short
 from everstep.index.loading import load
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 
 ALIVE_SECONDS = 120.0
 """How long after its last sign of life a run on another machine still counts as running."""
@@ -382,7 +382,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         step, epoch = event.completed
         segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
         if event.kind == "segment":
-            facts = redacted(event.data.get("facts", {}))  # older versions recorded what they were given
+            facts = without_credentials(event.data.get("facts", {}))  # older versions recorded them
             segment["started"], segment["facts"] = event.time, json.dumps(facts)
         elif event.kind == "ended":
             segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))

@@ -33,7 +33,7 @@ from everstep.record.frames import (
     pack_header,
 )
 from everstep.record.reading import segment_path
-from everstep.redaction import redacted
+from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20
 """Bytes of rows that are kept in memory while they cannot be written."""
@@ -115,7 +115,8 @@ class Journal:
             JournalError: the segment exists; `facts` are not JSON.
             RunDirError: the file cannot be created.
         """
-        event = pack_event("segment", {"parent": parent, "facts": redacted(facts)}, True, time.time())
+        told = {"parent": parent, "facts": without_credentials(facts)}
+        event = pack_event("segment", told, True, time.time())
         path = segment_path(run_dir, segment)
         try:
             require_no_link(path.parent, run_dir)
@@ -151,7 +152,7 @@ class Journal:
         Raises:
             JournalError: `data` is not JSON.
         """
-        self._add(EVENT, pack_event(kind, redacted(data), wall, time.time()))
+        self._add(EVENT, pack_event(kind, _recordable(data), wall, time.time()))
 
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
@@ -159,7 +160,7 @@ class Journal:
         Raises:
             OSError: it could not be made durable, so it must not be applied; it is withdrawn.
         """
-        frame = self._add(EVENT, pack_event("decision", redacted(data), False, time.time()))
+        frame = self._add(EVENT, pack_event("decision", _recordable(data), False, time.time()))
         try:
             self.sync()
         except OSError:
@@ -343,6 +344,14 @@ class Journal:
         """Speak while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.popleft())
+
+
+def _recordable(data: dict[str, Any]) -> dict[str, Any]:
+    """An event's data without credentials; in a sentence for people a user's patterns count, too."""
+    return {
+        name: redacted(value) if name == "reason" else without_credentials(value)
+        for name, value in data.items()
+    }
 
 
 def _joined(lost: _Lost | None, frame: _Frame) -> _Lost:

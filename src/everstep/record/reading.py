@@ -23,7 +23,7 @@ from everstep.record import frames
 from everstep.record.frames import Block, Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
-from everstep.redaction import redacted
+from everstep.redaction import without_credentials
 
 DIVERGED = "diverged"
 """The kind of an event: steps that were executed again found something else."""
@@ -287,13 +287,15 @@ class RunJournal:
     def facts(self) -> dict[str, Any]:
         """Where the newest start came from: see `everstep.record.facts`; empty before the first."""
         start = self.newest_start()
-        found: dict[str, Any] = {} if start is None else redacted(start.data.get("facts", {}))
+        found: dict[str, Any] = {} if start is None else without_credentials(start.data.get("facts", {}))
         return found
 
     def facts_since(self, number: int) -> list[dict[str, Any]]:
         """What the starts from this number on recorded of where they came from, superseded ones included."""
         started = self.events("segment", valid=False)
-        return [redacted(event.data.get("facts", {})) for event in started if event.segment >= number]
+        return [
+            without_credentials(event.data.get("facts", {})) for event in started if event.segment >= number
+        ]
 
     def newest_start(self) -> Event | None:
         """The event with which the newest start began; None before the first."""

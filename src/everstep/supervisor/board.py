@@ -201,8 +201,8 @@ class ServiceBoard:
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison on resume."""
         told = {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
-        without_credentials: dict[str, Json] = redacted(plain_tree(told))
-        return without_credentials
+        shown: dict[str, Json] = redacted(plain_tree(told))
+        return shown
 
     def state(self) -> dict[str, Any]:
         """The `services/` branch: the state of each that has one."""

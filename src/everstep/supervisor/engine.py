@@ -49,7 +49,7 @@ from everstep.keywords import checked_keywords, number, plain, whole
 from everstep.metrics.collector import Collector, Rows, is_scalar
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import CHOSEN, Block, Position, located, user_path
-from everstep.redaction import redacted
+from everstep.redaction import redacted, without_credentials
 from everstep.schedule import NEVER, Every, Schedule, When
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
@@ -744,7 +744,7 @@ class Run:
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
     ) -> None:
         """The first reason counts, but for a failure, which an orderly end must not hide."""
-        stop = self._progress.stop
+        stop, reason = self._progress.stop, without_credentials(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):
             self._progress.stop = StopRecord(reason, kind, by, self._limits(), failed, code)
             self._journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": self.step})

@@ -29,7 +29,7 @@ from everstep.record import (
     trust,
     user_path,
 )
-from everstep.redaction import redacted
+from everstep.redaction import redacted, without_credentials
 from everstep.state import Encoded, dropped, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
@@ -351,8 +351,8 @@ class Opening:
         found, free = self._config_changes(meta.get("config"))
         if self._start.seed is not None and self._start.seed != progress.seed:
             found.append(Difference("seed", progress.seed, self._start.seed))
-        controllers = changed_controllers(meta["controllers"], board.controllers(), reopened_by)
-        options = changed_options(meta["options"], user, reopened_by)
+        controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
+        options = changed_options(redacted(meta["options"]), user, reopened_by)
         found += [*controllers.touching, *options.touching]
         free += [*controllers.free, *options.free]
         for place in (*controllers.unknown, *options.unknown):
@@ -426,7 +426,7 @@ class Opening:
         facts["parent"] = self.run_dir.facts.get("parent")
         if not self._start.lock:
             facts["lock"] = False
-        facts = redacted(facts)
+        facts = without_credentials(facts)
         facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
         journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
         if not self._start.lock:

@@ -166,8 +166,8 @@ class UserState:
     def options(self) -> dict[str, dict[str, str]]:
         """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
         told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
-        without_credentials: dict[str, dict[str, str]] = redacted(told)
-        return without_credentials
+        shown: dict[str, dict[str, str]] = redacted(told)
+        return shown
 
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
         """After `load`: go on with these options, by entry, as the program gave them."""
