@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import everstep
 from everstep import Every
 from everstep.checkpoint import read_checkpoint
+from everstep.contracts import Boundary, Service
 from everstep.errors import Interrupted
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events, rows
@@ -85,6 +87,52 @@ def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> Non
     with nothing_left(), pytest.raises(Interrupted, match=r"0\.05 s is used up") as raised:
         train()
     assert raised.value.code == 3 and loop.step > 0
+
+
+class Ticks(Service):
+    """Notes the steps at which it ran, and who else lives then."""
+
+    def __init__(self, every: everstep.schedule.Schedule) -> None:
+        super().__init__("ticks", every)
+        self.ran: list[int] = []
+        self.threads: set[str] = set()
+
+    def run(self, boundary: Boundary) -> None:
+        self.ran.append(boundary.step)
+        self.threads |= {thread.name for thread in threading.enumerate()}
+
+
+def silent() -> everstep.Console:
+    return everstep.Console(sink=lambda line: None)
+
+
+def supervised(run_dir: Path, clock: Any, ticks: Ticks) -> None:
+    with everstep.Supervisor(run_dir, services=[ticks, silent()], clock=clock, max_step=10) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            clock.advance(4)
+            sv.advance()
+
+
+def looped(run_dir: Path, clock: Any, ticks: Ticks) -> None:
+    tiny = Tiny(run_dir, samples=20, max_epoch=1, clock=clock, services=[ticks])
+    tiny.train(inside=lambda loop, step: clock.advance(4))
+
+
+@pytest.mark.parametrize("door", [supervised, looped])
+def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(tmp_path: Path, door: Any) -> None:
+    """At the very step at which its time has come: no thread looks at it, and no other service is due."""
+    ticks = Ticks(everstep.Every(seconds=10))
+    door(tmp_path / "run", ManualClock(), ticks)
+    assert ticks.ran[:3] == [3, 6, 9]
+    assert "everstep-ticker" not in ticks.threads
+
+
+def test_a_clock_of_ones_own_that_stands_still_makes_nothing_due(tmp_path: Path) -> None:
+    ticks = Ticks(everstep.Every(seconds=10))
+    tiny = Tiny(tmp_path / "run", samples=40, max_epoch=1, clock=ManualClock(), services=[ticks])
+    tiny.train()
+    assert not ticks.ran
 
 
 # ------------------------------------------------------------------------------------------- timers

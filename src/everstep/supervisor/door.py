@@ -70,7 +70,8 @@ class Supervisor(Run):
         config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
             command line: recorded (queries find it as config.NAME) and compared at a resume.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
-        clock: monotonic seconds; for tests.
+        clock: monotonic seconds; for tests.  One of your own is asked after each step, so what is due by
+            it runs at the very step, without a thread.
 
     Raises:
         ConfigError: an argument is out of range, unknown or contradicts another.

@@ -177,7 +177,10 @@ class Run:
         """The batch of the open step, or of the last one."""
         self._batches: dict[str, Any] = {}
         """By stream, what the open step has drawn from a Supervisor's."""
-        self._next_due = 0
+        self._next_due = self._due_step = 0
+        """The first step after which there is something to ask; after which a boundary is due by number."""
+        self._due_time: float | None = None
+        """The clock's time at which one is due."""
         self._collector = Collector(self._record_rows, lambda: self._open_step)
         self._board = ServiceBoard(self._collector, self._warn)
         self._add_services(list(services), default_services, max_time)
@@ -565,7 +568,7 @@ class Run:
         current.step = step = current.step + 1
         self._open_step = 0
         self._verifier.step_done(step, current.epoch)
-        if step >= self._next_due:
+        if step >= self._next_due and (step >= self._due_step or self._time_has_come(step)):
             self._boundary(Moment.AFTER_STEP, can_save=can_save)
 
     def _wake(self) -> None:
@@ -578,10 +581,21 @@ class Run:
         limit = NEVER if self._max_step is None else max(self._max_step, step + 1)
         left = self._steps_left()
         before_last = NEVER if left is None or left < 2 else step + left - 1
-        self._next_due = min(self._board.next_step(step), limit, before_last, self._verifier.next_due(step))
-        self._ticker.set(self._board.next_time())
+        self._due_step = min(self._board.next_step(step), limit, before_last, self._verifier.next_due(step))
+        self._next_due, self._due_time = self._due_step, self._board.next_time()
+        if self._clock is time.monotonic:
+            self._ticker.set(self._due_time)
+        elif self._due_time is not None:
+            self._next_due = step + 1  # only who made the clock knows when it moves: it is asked at each step
         if self._woken:
             self._next_due = 0
+
+    def _time_has_come(self, step: int) -> bool:
+        """Asked where no step number is due: whether somebody woke the loop, or the user's own clock did."""
+        if self._woken or (self._due_time is not None and self._clock() >= self._due_time):
+            return True
+        self._next_due = step + 1
+        return False
 
     # ---------------------------------------------------------------------------- the boundary
 
