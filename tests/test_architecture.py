@@ -24,7 +24,7 @@ FLOORS = (
     {"errors"},
     {"keywords", "hazard", "redaction"},
     {"schedule"},
-    {"contracts", "durable"},
+    {"contracts", "durable", "regular"},
     {"progress_estimate", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
     {"index"},

@@ -145,7 +145,7 @@ def discard_leftovers(folder: Path, room: str, name: str = "") -> None:
     """
     for path in list(folder.glob(f"{TMP}{glob.escape(name)}*")):
         pid = path.name.rpartition("-")[2]
-        if not (pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
+        if not (pid.isascii() and pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
             discard(path, room)
 
 

@@ -28,6 +28,7 @@ import xxhash
 from everstep.checkpoint import files
 from everstep.contracts import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
+from everstep.regular import open_regular, parse_json, read_regular
 
 FORMAT = 4
 """The version that is written, of these files and of the state tree in them: raised with every change of
@@ -283,7 +284,7 @@ def verify(folder: Path) -> None:
         _damaged(folder / MANIFEST, f"belongs to {name}")
     digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
     try:
-        with FileIO(path) as file:
+        with open_regular(path) as file:
             _check_size(path, os.fstat(file.fileno()).st_size, record["bytes"])
             while count := file.readinto(buffer):
                 digest.update(buffer[:count])
@@ -300,7 +301,7 @@ def read_body(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         _unreadable(path, error)
     match = _MANIFEST.fullmatch(raw)
@@ -309,9 +310,41 @@ def read_body(folder: Path) -> dict[str, Any]:
     found = xxhash.xxh3_128_hexdigest(match[2])
     if found != match[1].decode():
         _damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
-    body: dict[str, Any] = json.loads(match[2])
+    try:
+        body: dict[str, Any] = parse_json(match[2])
+    except ValueError as error:
+        _damaged(path, f"is no JSON ({error})", error)
+    if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
+        _damaged(path, "does not have the content of a manifest")
     _require_version(folder, body)
+    odd = [name for name, kind in _KINDS.items() if not isinstance(body.get(name), kind)]
+    if odd or not _is_record(body["files"].get(ARRAYS)):
+        _damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd) or ARRAYS})")
     return body
+
+
+_KINDS = {
+    "name": str,
+    "epoch": int,
+    "phase": str,
+    "partial": bool,
+    "digest": str,
+    "created": str,
+    "segment": int,
+    "meta": dict | None,
+    "arrays": dict,
+    "files": dict,
+}
+"""What everybody who reads a manifest needs."""
+
+
+def _is_record(value: object) -> bool:
+    """Whether it says of a file how long it is, and its checksum."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("bytes"), int)
+        and isinstance(value.get("xxh3_128"), str)
+    )
 
 
 def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
@@ -346,7 +379,7 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
 def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, HostArray]:
     """Read each array into memory of its own, in the file's order, which is the manifest's."""
     try:
-        with FileIO(path) as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             _check_size(path, size, record["bytes"])
             digest = xxhash.xxh3_128()

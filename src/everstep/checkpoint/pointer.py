@@ -12,6 +12,7 @@ import xxhash
 
 from everstep.checkpoint import files
 from everstep.checkpoint.format import CheckpointName
+from everstep.regular import open_regular
 
 _LONGEST = 4096  # bytes that are looked at: a path at most
 
@@ -50,7 +51,7 @@ def read(path: Path, known: Collection[str]) -> Pointer:
         known: the names of the checkpoints that there are.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(_LONGEST)
     except FileNotFoundError:
         return Pointer(Kind.ABSENT, "", "")

@@ -30,6 +30,7 @@ from everstep.errors import (
     NoCheckpointError,
     nearest,
 )
+from everstep.regular import read_note
 
 
 class Store:
@@ -540,7 +541,7 @@ class Store:
             CheckpointError: the file of pins is no list of names.
         """
         try:
-            return {CheckpointName.parse(text) for text in json.loads(self._pins.read_bytes())}
+            return {CheckpointName.parse(text) for text in read_note(self._pins)}
         except FileNotFoundError:
             return set()
         except (ValueError, TypeError) as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import traceback
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from everstep.errors import nearest
+from everstep.errors import EverstepError, RunDirError, nearest
 
 COMMANDS = {
     "train": "Train what a config file says, or go on with it.",
@@ -33,8 +35,34 @@ COMMANDS = {
 """Name -> what it does.  `everstep.cli.NAME` has it as `command`."""
 
 
+_LOOKING = ("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "sync", "config")
+"""Commands that read what a run directory holds, whoever wrote it, and call nothing of a user's."""
+
+_ODD = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values that are not what they should be."""
+
+
 class _Commands(click.Group):
     """Knows its commands without importing them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (EverstepError, BrokenPipeError):
+            raise
+        except _ODD as error:
+            if ctx.invoked_subcommand not in _LOOKING:
+                raise
+            raise RunDirError(f"what was read there is not as everstep writes it: {_told(error)}") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -64,6 +92,14 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _told(error: Exception) -> str:
+    """An error in one line, and where it arose."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}); check the run's files"
+    )
 
 
 @click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")

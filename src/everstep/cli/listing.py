@@ -37,7 +37,9 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     except CheckpointError:
         pins = set()
     names = store.names()
-    named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
+    named = ""
+    with contextlib.suppress(OSError):  # it is no file, or cannot be read: the next start says so
+        named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
     return [_describe(store, name, name in pins, str(name) == named) for name in names]
 
 
@@ -57,10 +59,16 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "interim": is_interim(body),
         "digest": body["digest"],
         "bytes": body["files"][ARRAYS]["bytes"],
-        "created": datetime.fromisoformat(body["created"]).timestamp(),
+        "created": _timestamp(body["created"]),
         "metrics": (body["meta"] or {}).get("metrics", {}),
         "one_fingerprint": (body["meta"] or {}).get("one_fingerprint", True),
     }
+
+
+def _timestamp(text: str) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:

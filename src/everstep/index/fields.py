@@ -22,6 +22,9 @@ LONGEST_LIST = 1000
 LONGEST_NAME = 250
 """So many characters of a metric's name are in the index; of a longer one a hash, too."""
 
+DEEPEST = 64
+"""So many levels of objects and lists can be asked for."""
+
 MARK = "\x1f"
 """In a path of the table, what comes before the number of a list's element."""
 
@@ -43,14 +46,16 @@ def fields_of(tree: dict[str, Any]) -> Iterator[Field]:
         yield from _walk(named(str(key)), value)
 
 
-def _walk(path: str, value: Any) -> Iterator[Field]:
+def _walk(path: str, value: Any, depth: int = 1) -> Iterator[Field]:
     yield Field(path, *typed(value))
+    if depth == DEEPEST:
+        return
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _walk(f"{path}.{named(str(key))}", item)
+            yield from _walk(f"{path}.{named(str(key))}", item, depth + 1)
     elif isinstance(value, list):
         for at, item in enumerate(value[:LONGEST_LIST]):
-            yield from _walk(f"{path}{MARK}{at}", item)
+            yield from _walk(f"{path}{MARK}{at}", item, depth + 1)
 
 
 def leads(path: str, place: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -23,9 +25,16 @@ from everstep.index.fields import clean, rows_of, short
 from everstep.index.loading import load
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
 from everstep.redaction import without_credentials
+from everstep.regular import read_note
 
 ALIVE_SECONDS = 120.0
 """How long after its last sign of life a run on another machine still counts as running."""
+
+_SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
+"""As `everstep.record.reading.segment_path` calls it, which needs NumPy; a list of runs does not."""
+
+_MOST_TOLD = 3
+"""Problems of one run that are told."""
 
 _FOREVER = 1 << 62
 _BATCH = 50_000
@@ -114,7 +123,7 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
         raise
     except (EverstepError, OSError) as error:
         total.problems.append(str(error))
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's run directory holds: the others are listed
         total.problems.append(f"{run_dir} is not in the index: its journal has what none has ({error!r})")
     else:
         total.rows += shipped.rows
@@ -152,8 +161,7 @@ def id_at(folder: str | Path) -> str | None:
     """The id of the run whose directory it is; None if it is none, or one that cannot be read."""
     for name in ("run.json", ".run.json"):
         try:
-            with open(os.path.join(folder, name), "rb") as file:
-                return str(json.load(file)["id"])
+            return str(read_note(os.path.join(folder, name))["id"])
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
@@ -218,16 +226,18 @@ def _sizes(run_dir: Path) -> dict[int, int]:
     try:
         with os.scandir(run_dir / "journal") as entries:
             return {
-                int(entry.name[8:-4]): entry.stat().st_size
-                for entry in entries
-                if entry.name.startswith("segment-")
-                and entry.name.endswith(".evj")
-                and entry.name[8:-4].isdigit()
+                int(entry.name[8:-4]): _size(entry) for entry in entries if _SEGMENT.fullmatch(entry.name)
             }
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise _unreadable(error, run_dir / "journal") from error
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    if not entry.is_file():
+        raise OSError(errno.EINVAL, f"{entry.name} is no regular file")
+    return entry.stat().st_size
 
 
 def _unreadable(error: OSError, path: Path) -> RunDirError:
@@ -267,7 +277,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
                 shipped.rows += _ship_segment(connection, known, run.path, number)
         _link(connection, known.id)
         _conclude(connection, known.id, run.path, alive)
-        shipped.problems += _problems(connection, known.id)
+        shipped.problems += _problems(connection, known.id, run.path)
     return shipped
 
 
@@ -389,7 +399,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         elif event.kind == "interrupted":
             segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
         elif event.kind == "closed":
-            segment["status"], segment["reason"] = event.data["status"], _text(event.data["reason"])
+            segment["status"], segment["reason"] = event.data["status"], _text(event.data.get("reason"))
     load(
         connection,
         events,
@@ -526,7 +536,7 @@ def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> s
     return "killed" if (run_dir / "lock.json").exists() else "failed"
 
 
-def _problems(connection: Connection, run: int) -> list[str]:
+def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
     found = connection.execute(
         select(segments.c.problems, segments.c.torn, runs.c.name, runs.c.status)
         .join(runs, runs.c.id == segments.c.run)
@@ -538,4 +548,8 @@ def _problems(connection: Connection, run: int) -> list[str]:
         told += [f"{name}: {problem}" for problem in json.loads(problems)]
         if torn is not None and status != "running":  # of a running one it is being written
             told.append(f"{name}: {torn}")
+    if len(told) > _MOST_TOLD:
+        told[_MOST_TOLD:] = [
+            f"{name}: {len(told) - _MOST_TOLD} problems more; everstep show {run_dir} has them"
+        ]
     return told

@@ -27,6 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep.errors import JournalError
+from everstep.regular import parse_json
 
 VERSION = 1
 EVENT, METRICS = 1, 2
@@ -40,6 +41,9 @@ _BLOCK = struct.Struct("<dqIIIB")
 _COLUMN = struct.Struct("<Bq")
 _STRIDE = struct.Struct("<q")
 _WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
+_PATIENCE = 16
+"""How often all bytes are hashed to find frames: each of many false ones may claim the rest of the file."""
 
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 FRAME_SIZE = _FRAME.size + _CHECKSUM.size
@@ -127,8 +131,12 @@ def _digest(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
 def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
     """The frames of a file's bytes from `start` on, with a hole wherever bytes are no frame."""
     view = memoryview(data)
+    budget = _PATIENCE * len(data)
     while start < len(data):
-        found = _frame_at(view, start) or Hole(start, _next_frame(data, view, start + 1))
+        found: Frame | Hole | None = _frame_at(view, start)
+        if found is None:
+            end, budget = _next_frame(data, view, start + 1, budget)
+            found = Hole(start, end)
         yield found
         start = found.end
 
@@ -147,12 +155,14 @@ def _frame_at(view: memoryview, start: int) -> Frame | None:
     return Frame(start, body + length, kind, offset, payload)
 
 
-def _next_frame(data: bytes, view: memoryview, start: int) -> int:
-    while (start := data.find(_MARKER, start)) >= 0:
+def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple[int, int]:
+    """Where the next frame begins, and how many bytes may still be hashed in vain."""
+    while budget > 0 and (start := data.find(_MARKER, start)) >= 0:
         if _frame_at(view, start) is not None:
-            return start
+            return start, budget
+        budget -= min(int.from_bytes(data[start + 4 : start + 8], "little"), len(data) - start)
         start += 1
-    return len(data)
+    return len(data), budget
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
@@ -171,8 +181,22 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(bytes(payload))
-    return record
+    """The inverse of `pack_event`: kind, data, wall, time.
+
+    Raises:
+        ValueError: the payload is no event.
+    """
+    record = parse_json(payload)
+    fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
+    if not fits or not 0 <= record["time"] < LATEST:
+        raise ValueError("it is no event")
+    return dict(record)
+
+
+LATEST = 1e11
+"""Seconds since 1970 until the year 5138: no time is later."""
+
+_EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 
 def pack_block(block: Block, time: float) -> bytes:
@@ -214,6 +238,28 @@ def block_names(payload: memoryview) -> tuple[str, str]:
     parts = (payload[at : at + phase], payload[at + phase : at + phase + name])
     first, second = (bytes(part).decode("utf-8", "surrogatepass") for part in parts)
     return first, second
+
+
+def is_block(payload: memoryview) -> bool:
+    """Whether a payload has the bytes, no more and no fewer, of the rows that it claims."""
+    if len(payload) < _BLOCK.size:
+        return False
+    time, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
+    at = _BLOCK.size + phase + name
+    if not 0 <= time < LATEST:
+        return False
+    try:
+        block_names(payload)
+    except UnicodeDecodeError:
+        return False
+    for _ in range(3):
+        if at + _COLUMN.size > len(payload):
+            return False
+        width, _ = _COLUMN.unpack_from(payload, at)
+        if width and width not in _WIDTHS:
+            return False
+        at += _COLUMN.size + (width * rows if width else _STRIDE.size)
+    return bool(rows > 0 and at + 8 * rows == len(payload))
 
 
 def block_time(payload: memoryview) -> float:

@@ -24,6 +24,7 @@ from typing import Any
 from everstep import hazard
 from everstep.durable import write_whole
 from everstep.errors import RunDirError, RunLockedError
+from everstep.regular import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder, which a forked child is not."""
@@ -153,7 +154,7 @@ class RunLock:
 
     def _holder(self) -> dict[str, Any] | None:
         try:
-            holder = json.loads(self._note.read_bytes())
+            holder = read_note(self._note)
         except FileNotFoundError:
             return None
         except ValueError:
@@ -172,7 +173,7 @@ def is_held(run_dir: Path) -> bool:
         status = os.stat(path)
         if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
             return True  # and opening the file here would drop the lock with its closing
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, _flock(fcntl.F_WRLCK))
     except FileNotFoundError:
         return False

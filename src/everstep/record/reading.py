@@ -24,6 +24,7 @@ from everstep.record.frames import Block, Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
 from everstep.redaction import without_credentials
+from everstep.regular import open_regular, require_no_hole
 
 DIVERGED = "diverged"
 """The kind of an event: steps that were executed again found something else."""
@@ -33,8 +34,8 @@ CHOSEN, ACCEPTED = "chosen", "accepted"
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
 
-_FILE_NAME = re.compile(r"segment-(\d{4,})\.evj")
-_CHECKPOINT = re.compile(r"(?:epoch-(\d{4,18})-)?step-(\d{8,18})")
+_FILE_NAME = re.compile(r"segment-([0-9]{4,9})\.evj")
+_CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
 
 
 class Row(NamedTuple):
@@ -70,7 +71,8 @@ class Event(NamedTuple):
         if self.kind == "checkpoint":
             return _in_name(data.get("name"))
         if self.kind == "times":
-            return _count(data["steps"][-1]), _count(data["epoch"])
+            steps = data.get("steps")
+            return _count(steps[-1] if isinstance(steps, list) and steps else 0), _count(data.get("epoch"))
         if self.kind in ("progress", "interrupted", "ended", "closed"):
             return _count(data.get("step")), _count(data.get("epoch"))
         return 0, 0
@@ -83,7 +85,7 @@ def _in_name(checkpoint: object) -> tuple[int, int]:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
+    return value if isinstance(value, int) and _is_count(value) else 0
 
 
 class StoredBlock(NamedTuple):
@@ -155,7 +157,8 @@ def segment_path(run_dir: Path, segment: int) -> Path:
 def segment_number(path: Path) -> int | None:
     """The number in a journal file's name; None for any other file."""
     match = _FILE_NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+    number = int(match[1]) if match else 0
+    return number if number and segment_path(Path(), number).name == path.name else None
 
 
 def read_segment(path: Path, start: int = 0) -> Segment:
@@ -169,7 +172,8 @@ def read_segment(path: Path, start: int = 0) -> Segment:
         OSError: the file cannot be read.
     """
     start = max(start, frames.HEADER_SIZE)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        require_no_hole(file)
         head = file.read(frames.HEADER_SIZE)
         file.seek(start)
         data = file.read()
@@ -187,35 +191,69 @@ def read_segment(path: Path, start: int = 0) -> Segment:
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    end, size = 0, start if len(head) == frames.HEADER_SIZE else len(head)
+    last, end, size = -1, 0, start if len(head) == frames.HEADER_SIZE else len(head)
     for found in frames.scan(data, 0):
         if isinstance(found, Hole):
             hole = Hole(start + found.start, start + found.end)
             problems.append(_describe(path, hole, start + len(data)))
             continue
-        end, size = found.offset + found.end - found.start, start + found.end
+        size, at = start + found.end, start + found.start
+        if found.offset <= last:
+            problems.append(f"{path.name}: the frame at {at} is there twice, or out of order, and skipped")
+            continue
+        last, end = found.offset, found.offset + found.end - found.start
         item = _item(number, found)
         if isinstance(item, Event):
             events.append(item)
-        elif item is not None:
+        elif isinstance(item, StoredBlock):
             blocks.append(item)
         else:
-            at = start + found.start
-            problems.append(f"{path.name}: a frame of unknown kind {found.kind} at {at} is skipped")
+            problems.append(f"{path.name}: the frame at {at} {item}, and is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     started = header is not None or bool(starts)
     return Segment(number, path, end, size, started, parent, events, blocks, problems)
 
 
-def _item(segment: int, frame: Frame) -> Item | None:
-    """What a frame holds; None if its kind is unknown."""
+def _item(segment: int, frame: Frame) -> Item | str:
+    """What a frame holds; or why it holds nothing, in words."""
     if frame.kind == frames.METRICS:
-        return StoredBlock(frame.offset, frame.payload)
+        if frames.is_block(frame.payload):
+            return StoredBlock(frame.offset, frame.payload)
+        return f"claims rows that its {len(frame.payload)} bytes do not hold"
     if frame.kind != frames.EVENT:
-        return None
-    record = frames.unpack_event(frame.payload)
+        return f"is of unknown kind {frame.kind}"
+    try:
+        record = frames.unpack_event(frame.payload)
+    except ValueError:
+        return "is no event"
+    if not _fits(record["kind"], record["data"]):
+        return f"is no event of kind {record['kind'][:40]!r}"
     return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
+
+
+def _fits(kind: str, data: dict[str, Any]) -> bool:
+    """Whether an event has what everybody who reads one of its kind needs."""
+    if any(not isinstance(data.get(name), of) for name, of in _NEEDED.get(kind, {}).items()):
+        return False
+    if kind == "segment":
+        parent = data.get("parent")
+        numbers = isinstance(parent, list) and len(parent) == 2 and all(map(_is_count, parent))
+        return parent is None or numbers
+    if kind == "decision":
+        return Rollback.fits(data)
+    return True
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 63
+
+
+_NEEDED: dict[str, dict[str, type]] = {
+    "segment": {"facts": dict},
+    "checkpoint": {"name": str, "bytes": int},
+    "closed": {"status": str},
+}
 
 
 def _describe(path: Path, hole: Hole, size: int) -> str:
@@ -490,7 +528,7 @@ class Follower:
 
     def news(self) -> Iterator[Item]:
         """What reached the newest segment's file since the last call."""
-        with open(self._path, "rb") as file:
+        with open_regular(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
                 self._at = frames.HEADER_SIZE
             start = file.seek(self._at)
@@ -499,7 +537,7 @@ class Follower:
             if isinstance(found, Hole):
                 continue  # torn, if it is the last: then it is read again next time
             self._at = start + found.end
-            item = _item(self._segment, found) if found.offset >= self._next else None
-            if item is not None:
+            item = _item(self._segment, found) if found.offset >= self._next else ""
+            if not isinstance(item, str):
                 self._next = item.offset + 1
                 yield item

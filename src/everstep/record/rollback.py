@@ -66,6 +66,15 @@ class Rollback(NamedTuple):
         return [cls._of(data, segment) for data, segment in decisions if data.get("what") == KIND]
 
     @classmethod
+    def fits(cls, data: dict[str, Any]) -> bool:
+        """Whether a decision has all that one of its kind has."""
+        try:
+            cls.among([(data, 1)])
+        except (KeyError, TypeError):
+            return False
+        return True
+
+    @classmethod
     def _of(cls, data: dict[str, Any], segment: int) -> Rollback:
         fields = {name: value for name, value in data.items() if name in cls._fields}
         fields["batches"] = tuple(Batch(**batch) for batch in data["batches"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from everstep.durable import require_no_link, write_whole
 from everstep.errors import RunDirError
 from everstep.record import frames
 from everstep.record.reading import segment_number
+from everstep.regular import read_note, read_regular
 
 VERSION = 1
 """Version of the layout of run directories."""
@@ -229,8 +231,16 @@ def _repair(folder: Path, facts: dict[str, Any], rewrite: bool) -> None:
     if rewrite:
         write_whole(folder / "run.json", data, "run.json")
     copy = folder / _COPY
-    if not copy.exists() or copy.read_bytes() != data:
+    if not _holds(copy, data):
         write_whole(copy, data, "run.json")
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file has this content."""
+    try:
+        return read_regular(path) == data
+    except OSError:
+        return False
 
 
 def _encode(facts: dict[str, Any]) -> bytes:
@@ -244,11 +254,29 @@ def _checksum(facts: dict[str, Any]) -> str:
 def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     """The file's facts; or None, and what is wrong with it unless it is missing."""
     try:
-        facts = json.loads(path.read_bytes())
-        if facts.pop("checksum") == _checksum(facts):
+        facts = read_note(path)
+        if facts.pop("checksum") == _checksum(facts) and _is_whole(facts):
             return facts, None
+        how = "its checksum does not fit"
     except FileNotFoundError:
         return None, None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        pass
-    return None, f"{path} is damaged: its checksum does not fit; put it back from a backup"
+    except OSError as error:
+        how = f"it {error.strerror}" if error.errno in _NO_FILE else f"it cannot be read ({error.strerror})"
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        how = "it is not what was written"
+    return None, f"{path} is damaged: {how}; put it back from a backup"
+
+
+_NO_FILE = (errno.EISDIR, errno.EINVAL, errno.EFBIG)
+"""What `everstep.regular` says of what is no small file."""
+
+
+def _is_whole(facts: dict[str, Any]) -> bool:
+    """Whether the facts that every reader needs are there, and what they should be."""
+    kinds = {"id": str, "created": int | float, "seed": int, "versions": dict}
+    return (
+        all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
+        and bool(facts["id"])
+        and 0 <= facts["created"] < frames.LATEST
+        and isinstance(facts["versions"].get("run"), int)
+    )

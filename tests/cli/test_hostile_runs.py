@@ -1,0 +1,293 @@
+"""A run directory that is damaged, or was made to harm: one note, and its neighbours are listed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from everstep.cli import _run
+from everstep.record import RunDir, frames
+from everstep.record.rundir import _encode
+from tiny_runs import Tiny
+
+SECONDS = 20
+ROOM = 1 << 30
+"""Bytes of address space that a command may take."""
+
+LOOKING = (
+    ("runs", "--json"),
+    ("show", "runs/bad"),
+    ("show", "runs/bad", "--json"),
+    ("compare", "runs/bad", "runs/good"),
+    ("plot", "runs/bad", "loss", "--out", "loss.svg"),
+    ("checkpoints", "runs/bad"),
+    ("checkpoints", "runs/bad", "verify"),
+    ("config", "runs/bad"),
+    ("export", "runs/bad", "--out", "exported"),
+    ("prune", "status=failed"),
+    ("sync", "runs"),
+    ("runs", "--json"),
+)
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Little time and memory; more of either is an error."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError(f"it takes more than {SECONDS} s")
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def run(*command: str) -> tuple[int, str, str]:
+    """A command in this process: exit status, standard output, standard error."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["everstep", *command]
+    try:
+        with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = _run()
+            except SystemExit as left:
+                status = int(left.code or 0)
+    finally:
+        sys.argv = before
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs "good" and "bad", each with checkpoints, best weights and two starts."""
+    folder = tmp_path_factory.mktemp("template")
+    for name in ("good", "bad"):
+        for epochs in (1, 2):
+            Tiny(folder / "runs" / name, max_epoch=epochs).train(
+                tail=lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)
+            )
+    (folder / "runs" / "everstep.db").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.fixture
+def here(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(template / "runs", tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERSTEP_INDEX", "")
+    return tmp_path / "runs" / "bad"
+
+
+def all_commands_end_well() -> None:
+    for command in LOOKING:
+        status, out, err = run(*command)
+        assert status in (0, 1, 2), (command, err)
+        if command[0] == "runs":
+            assert status == 0, err
+            names = {name.rpartition("-")[0] for name in (one["name"] for one in json.loads(out))}
+            assert names >= {"good"}, err
+            of_bad = [line for line in err.splitlines() if "bad" in line]
+            assert len(of_bad) <= 4, of_bad
+
+
+def segment(run_dir: Path) -> Path:
+    return run_dir / "journal" / "segment-0001.evj"
+
+
+def frame(run_dir: Path, kind: int, payload: bytes) -> None:
+    """Put a frame with a right checksum at the end of the journal."""
+    path = segment(run_dir)
+    with path.open("ab") as file:
+        file.write(frames.pack_frame(kind, file.tell(), payload))
+
+
+def facts(run_dir: Path, **changed: Any) -> None:
+    """Other facts in both copies of run.json, with a right checksum."""
+    there = dict(RunDir.open(run_dir, create=False).facts) | changed
+    for name in ("run.json", ".run.json"):
+        (run_dir / name).write_bytes(_encode(there))
+
+
+def event(kind: str, data: Any, **more: Any) -> bytes:
+    return json.dumps({"kind": kind, "time": 1.0, "wall": True, "data": data, **more}).encode()
+
+
+def replaced(name: str, how: Callable[[Path], object]) -> Callable[[Path], None]:
+    def harm(run_dir: Path) -> None:
+        path = run_dir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        how(path)
+
+    return harm
+
+
+def sparse(path: Path) -> None:
+    os.truncate(path, 1 << 40) if path.exists() else os.truncate(
+        os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40
+    )
+
+
+def a_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(here)
+
+
+MANY_ROWS = (
+    frames._BLOCK.pack(1.0, 1, 10**8, 4, 4, 0)
+    + b"steploss"
+    + (frames._COLUMN.pack(0, 1) + frames._STRIDE.pack(1)) * 3
+)
+DEEP = b"[" * 200_000
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "10**8 rows in 124 bytes": lambda bad: frame(bad, frames.METRICS, MANY_ROWS),
+    "a block without rows": lambda bad: frame(bad, frames.METRICS, frames._BLOCK.pack(1.0, 1, 0, 0, 0, 0)),
+    "a short block": lambda bad: frame(bad, frames.METRICS, b"\0"),
+    "brackets in an event": lambda bad: frame(bad, frames.EVENT, DEEP),
+    "an event that is a list": lambda bad: frame(bad, frames.EVENT, b"[]"),
+    "an event whose data are a list": lambda bad: frame(bad, frames.EVENT, event("closed", [])),
+    "an event at no time": lambda bad: frame(bad, frames.EVENT, event("closed", {}, time=float("nan"))),
+    "an event far away": lambda bad: frame(
+        bad, frames.EVENT, event("closed", {"status": "x", "reason": 1}, time=1e300)
+    ),
+    "an end without a status": lambda bad: frame(bad, frames.EVENT, event("closed", {})),
+    "a status of its own": lambda bad: frame(
+        bad, frames.EVENT, event("closed", {"status": {}, "reason": []})
+    ),
+    "a checkpoint without a name": lambda bad: frame(bad, frames.EVENT, event("checkpoint", {})),
+    "a rollback without fields": lambda bad: frame(
+        bad, frames.EVENT, event("decision", {"what": "rollback"})
+    ),
+    "a start without facts": lambda bad: frame(bad, frames.EVENT, event("segment", {})),
+    "a start with a list of facts": lambda bad: frame(
+        bad, frames.EVENT, event("segment", {"parent": [1], "facts": []})
+    ),
+    "times of nothing": lambda bad: frame(bad, frames.EVENT, event("times", {})),
+    "a step beyond 64 bits": lambda bad: frame(
+        bad, frames.EVENT, event("ended", {"step": 1 << 80, "reason": ""})
+    ),
+    "the same frame twice": lambda bad: segment(bad).write_bytes(
+        segment(bad).read_bytes() + segment(bad).read_bytes()[frames.HEADER_SIZE :]
+    ),
+    "brackets in run.json": lambda bad: [(bad / n).write_bytes(DEEP) for n in ("run.json", ".run.json")],
+    "a list in run.json": lambda bad: [(bad / n).write_bytes(b"[]") for n in ("run.json", ".run.json")],
+    "a long run.json": lambda bad: [
+        (bad / n).write_bytes(b" " * (2 << 20)) for n in ("run.json", ".run.json")
+    ],
+    "no number in run.json": lambda bad: facts(bad, created="yesterday"),
+    "no seed in run.json": lambda bad: facts(bad, seed=None),
+    "no version in run.json": lambda bad: facts(bad, versions=1),
+    "an id that is a list": lambda bad: facts(bad, id=["good"]),
+    "a far day in run.json": lambda bad: facts(bad, created=1e300),
+    "a segment named ²": lambda bad: segment(bad).rename(bad / "journal" / "segment-².evj"),
+    "a segment named ٣": lambda bad: segment(bad).rename(bad / "journal" / "segment-٣٣٣٣.evj"),
+    "a segment 5 digits long": lambda bad: segment(bad).rename(bad / "journal" / "segment-00001.evj"),
+    "a segment with a large number": lambda bad: segment(bad).rename(
+        bad / "journal" / f"segment-{10**30}.evj"
+    ),
+    "a checkpoint of ²": lambda bad: (bad / "checkpoints" / "step-0000000²").mkdir(),
+    "a leftover of ²": lambda bad: (bad / ".tmp-x-²").mkdir(),
+    "brackets in lock.json": lambda bad: (bad / "lock.json").write_bytes(DEEP),
+    "brackets in pins.json": lambda bad: (bad / "pins.json").write_bytes(DEEP),
+    "brackets in the pointer": lambda bad: (bad / "checkpoint").write_bytes(DEEP),
+    "brackets in a manifest": lambda bad: manifest(bad, DEEP),
+    "a list for a manifest": lambda bad: manifest(bad, b"[]"),
+    "a manifest of nothing": lambda bad: manifest(bad, b'{"format":1}'),
+    "many frames that claim the rest": lambda bad: segment(bad).write_bytes(
+        (frames._MARKER + (1 << 21).to_bytes(4, "little") + bytes(20)) * (1 << 17)
+    ),
+    "a hole in a segment": lambda bad: sparse(segment(bad)),
+    "a hole in run.json": lambda bad: [sparse(bad / n) for n in ("run.json", ".run.json")],
+    "a hole in a manifest": lambda bad: sparse(next((bad / "checkpoints").glob("*/manifest.json"))),
+}
+
+
+def manifest(bad: Path, body: bytes) -> None:
+    """The body of all manifests, with a right checksum."""
+    for path in (bad / "checkpoints").glob("*/manifest.json"):
+        path.write_bytes(b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(body).encode(), body))
+
+
+PLACES = ("run.json", "lock", "lock.json", "checkpoint", "journal", "journal/segment-0001.evj", "checkpoints")
+THINGS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "socket": a_socket,
+    "folder": Path.mkdir,
+    "endless device": lambda path: path.symlink_to("/dev/zero"),
+    "loop of links": lambda path: path.symlink_to(path.name),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+HARMS |= {
+    f"a {what} as {name}": replaced(name, how)
+    for name in PLACES
+    for what, how in THINGS.items()
+    if what in ("fifo", "folder") or name.endswith(".evj")
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=list(HARMS))
+def test_a_hostile_run_is_one_note_and_its_neighbours_are_listed(
+    here: Path, harm: Callable[[Path], object]
+) -> None:
+    harm(here)
+    all_commands_end_well()
+
+
+FILES = (
+    "run.json",
+    "checkpoint",
+    "journal/segment-0001.evj",
+    "journal/segment-0002.evj",
+    "checkpoints/epoch-0002-step-00000008/manifest.json",
+    "checkpoints/epoch-0002-step-00000008/arrays.safetensors",
+)
+
+
+@given(
+    name=st.sampled_from(FILES),
+    at=st.floats(0, 1, exclude_max=True),
+    cut=st.integers(0, 40),
+    put=st.binary(max_size=40) | st.sampled_from(FILES),
+)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+def test_whatever_a_file_holds_its_neighbours_are_listed(
+    template: Path, here: Path, name: str, at: float, cut: int, put: bytes | str
+) -> None:
+    """Bytes of a file are cut out, and others put in: random ones, or those of another file."""
+    shutil.rmtree(here.parent)
+    shutil.copytree(template / "runs", here.parent)
+    data = (here / name).read_bytes()
+    start = int(at * len(data))
+    new = (here / put).read_bytes() if isinstance(put, str) else put
+    (here / name).write_bytes(data[:start] + new + data[start + cut :])
+    all_commands_end_well()
