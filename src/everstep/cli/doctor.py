@@ -20,7 +20,7 @@ import click
 from everstep import backends
 from everstep.cli.options import json_option
 from everstep.cli.output import print_json, size
-from everstep.record import RunLock
+from everstep.record import RunJournal, RunLock
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
 _WRITE = 64 << 20
@@ -39,11 +39,14 @@ class Finding(NamedTuple):
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 @json_option
 def command(folder: Path, as_json: bool) -> None:
-    """Examine this machine, and FOLDER, in which runs are to lie (default: here).
+    """Examine this machine, and FOLDER, in which runs are to lie (default: here); or one run.
+
+    Of a run directory it says, too, what its newest start has taken at its word: whose state_dict was
+    tried, and did or did not bring its object back, and what was not tried, and why.
 
     Exit status 1 if something there would keep a run from being exact or safe.
     """
-    findings = [*_disk(folder), *_environment(), *_determinism()]
+    findings = [*_disk(folder), *_environment(), *_determinism(), *_trials(folder)]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -53,6 +56,22 @@ def command(folder: Path, as_json: bool) -> None:
             click.echo(f"{mark:4}{name:{width}}  {found}")
     if any(finding.ok is False for finding in findings):
         sys.exit(1)
+
+
+def _trials(folder: Path) -> Iterator[Finding]:
+    """What the newest start of a run has tried."""
+    if not (folder / "journal").is_dir():
+        return
+    events = list(RunJournal(folder).events())
+    newest = max((event.segment for event in events), default=0)
+    for event in events:
+        if event.kind == "tried" and event.segment == newest:
+            what = "stream" if "stream" in event.data else "state"
+            kept, replays, why = event.data["kept"], event.data["replays"], event.data["why"]
+            told = "not tried: " if kept is None else "" if kept else "its state does not bring it back: "
+            again = "; its batches are drawn again" if replays else ""
+            ok = None if kept is None or replays else kept
+            yield Finding(f"{what} {event.data[what]}", f"{told}{why}{again}", ok)
 
 
 def _environment() -> Iterator[Finding]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "export": "Write the weights of a run for programs without everstep.",
     "prune": "Delete runs that are not needed any more.",
     "drill": "Kill a script at every hazard: is its resume exact?",
+    "check": "Does what an object saves bring it back?",
     "sync": "Bring the index up to what the journals say.",
     "doctor": "Examine this machine: devices, determinism, disk, locks.",
 }

@@ -78,6 +78,7 @@ from everstep.supervisor.spent import Spent
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import whole_tree
+from everstep.supervisor.trial import Verdict
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import OnDivergence, Verifier
 from everstep.supervisor.watched import WatchedMetrics
@@ -839,6 +840,8 @@ class Run:
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
             return
+        if self._progress.step > self._recovered.step:
+            self._try_state()
         last = phase == "step" and self._is_last()
         if last:
             self._commit_kept(interim=self._interruption is None)
@@ -950,11 +953,24 @@ class Run:
     def _try_streams(self) -> None:
         """Data that is taken at its word is tried once, when it has given its first batch."""
         for name, verdict in self._streams.try_words():
-            found = {"kept": verdict.kept, "replays": verdict.replays, "why": verdict.why}
-            self._journal.event("tried", {"stream": name, **found}, wall=True)
+            self._note_trial("stream", name, verdict)
             if verdict.kept is False:
                 say = self.println if verdict.replays else self._warn
                 say(f"stream {name!r}: {verdict}")
+
+    def _try_state(self) -> None:
+        """State that is taken at its word is tried once, when it is first saved after a step."""
+        for name, verdict in self._user.trial.verdicts():
+            self._note_trial("state", name, verdict)
+            if verdict.kept is False:
+                self._warn(
+                    f"state entry {name!r}: its state does not bring it back: {verdict.why}; a resume begins "
+                    "that anew: save it in state_dict, unless no later step reads it"
+                )
+
+    def _note_trial(self, kind: str, name: str, verdict: Verdict) -> None:
+        found = {"kept": verdict.kept, "replays": verdict.replays, "why": verdict.why}
+        self._journal.event("tried", {kind: name, **found}, wall=True)
 
     def _await_trial(self) -> None:
         """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""

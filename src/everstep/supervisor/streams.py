@@ -108,7 +108,7 @@ class StreamSlot:
         """Whether that has changed during the run: the program gives other data from pass to pass."""
         self._resuming = False
         """Whether the program has yet to bind what the checkpoint read."""
-        self._untried: Stream | str | None = None
+        self._untried: Any = None
         """A copy of what is taken at its word, or why there is none, until it is tried."""
         self._refusal: str | None = None
         """Why no position inside a pass can be saved."""
@@ -362,7 +362,7 @@ class StreamSlot:
             )
         return verdict
 
-    def _tried(self, untried: Stream | str) -> Verdict:
+    def _tried(self, untried: Any) -> Verdict:
         took = getattr(self.cursor, "first_took", None) or 0.0
         if getattr(self.stream, "resumes", None) == "replay":
             return KNOWN

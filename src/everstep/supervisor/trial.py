@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from everstep import backends
 from everstep.contracts import Cursor, Stream
-from everstep.errors import NotResumableError
+from everstep.errors import NotResumableError, StateError
 from everstep.state import capture, isolated, restore, seed_all
 
 BATCHES = 2
 """That are drawn after a position, and compared."""
-BEFORE = 32
+BEFORE = 128
 """Batches that are drawn before it, if that takes no longer than `SLOWEST`: what reads ahead in blocks tells
 the start of a block first."""
 LARGEST = 64 << 20
@@ -89,13 +90,17 @@ def on_word(stream: Stream) -> bool:
     return bool(getattr(stream, "on_word", not ours))
 
 
-def pristine(stream: Stream) -> Stream | str:
-    """A copy of a stream as it was given, or why it is not copied."""
+def pristine(stream: Stream) -> Any:
+    """A copy of a stream as it was given, or why it is not copied, as text."""
     if getattr(stream, "spent", False) or isinstance(getattr(stream, "keeps_place", None), Iterator):
         return "it is an iterator, which can be read once only"
+    return copied(stream)
+
+
+def copied(obj: Any) -> Any:
+    """A copy, or why there is none, as text."""
     try:
-        copied: Stream = _copy(stream)
-        return copied
+        return _copy(obj)
     except _GivenUpError as reason:
         return str(reason)
     except Exception as error:
@@ -111,16 +116,23 @@ def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
         seed: the run's.
     """
     subject = _Subject(stream, name, seed, time.monotonic())
-    with isolated(), _quiet():
+    with isolated(), quiet():
         try:
             if _comes_back(subject):
                 return Verdict(True, f"{BATCHES} batches drawn again were the same")
-            replays = hasattr(stream, "resumes") and _can_replay(subject)
-            return Verdict(False, "batches drawn again from a position were others", replays)
+            return Verdict(False, "batches drawn again from a position were others", _can_replay(subject))
+        except NotResumableError as reason:
+            return Verdict(False, str(reason))
+        except _LiesError as reason:
+            return Verdict(False, str(reason), _can_replay(subject))
         except _GivenUpError as reason:
             return Verdict(None, str(reason))
         except Exception as error:
             return Verdict(None, f"the trial failed ({type(error).__name__}: {error})")
+
+
+class _LiesError(Exception):
+    """Its word does not hold: no position can be taken, or opened."""
 
 
 _END = object()
@@ -167,21 +179,28 @@ def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
     if not expected:
         raise _GivenUpError("it gave one batch only")
     seed_all(2)
-    with subject.open(second, 0, position) as cursor:
+    try:
+        opened = subject.open(second, 0, position)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise _LiesError(f"it cannot be opened at its position ({cause})") from error
+    with opened as cursor:
         restore(state)
         return expected == subject.draw(cursor)
 
 
 def _position(cursor: Cursor) -> Any:
-    if not getattr(cursor, "on_word", True):
-        raise _GivenUpError("its iterators have no state")
     try:
         return cursor.position()
-    except NotResumableError as error:
-        raise _GivenUpError(str(error)) from None
+    except NotResumableError:
+        raise
+    except Exception as error:
+        raise _LiesError(f"its state cannot be saved ({type(error).__name__}: {error})") from error
 
 
 def _can_replay(subject: _Subject) -> bool:
+    if getattr(subject.stream, "resumes", None) is None:
+        return False
     try:
         return _follows_from_number(subject._replace(began=time.monotonic()))
     except Exception:  # whatever it is: that the word does not hold is known, and a way out is not
@@ -204,7 +223,7 @@ def _follows_from_number(subject: _Subject) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What data says when it is loaded is said of the trial, not of the run."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
@@ -278,8 +297,12 @@ def comparable(tree: Any, other: Callable[[Any], Any] = _unknown) -> Any:
         return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]
     if isinstance(tree, list | tuple):
         return type(tree).__name__, [comparable(value, other) for value in tree]
-    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
-        array = np.asarray(tree)
-        return type(tree).__name__, str(array.dtype), array.shape, array.tobytes()
+    home = backends.of(tree)
+    if home is not None and home.pack(tree) is None:
+        try:
+            host = home.to_host(tree, None)
+        except StateError:
+            return other(tree)
+        return type(tree).__name__, host.dtype, host.shape, host.data.tobytes()
     plain = isinstance(tree, type(None) | bool | int | float | complex | str | bytes)
     return (type(tree).__name__, repr(tree)) if plain else other(tree)

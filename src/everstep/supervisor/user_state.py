@@ -13,6 +13,7 @@ from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import Slot, array_name, array_paths, make_entry
+from everstep.supervisor.state_trial import StateTrial
 
 
 class UserState:
@@ -42,6 +43,7 @@ class UserState:
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks go when `stack` closes."""
+        self.trial = StateTrial(self.entries)
         for entry in self.entries.values():
             entry.enter()
             stack.callback(entry.leave)

@@ -1,7 +1,7 @@
 """Tools for tests of your own: a clock to set, crashes on demand, and conformance suites.
 
-Each `check_*` raises `AssertionError` that says which rule is broken and where.  They need no test
-framework.
+`check` tries any object and says what it found.  Each `check_*` raises `AssertionError` that says which
+rule is broken and where.  They need no test framework.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.testing.backends import check_backend
+    from everstep.testing.check import Checked, check
     from everstep.testing.clock import ManualClock
     from everstep.testing.hazards import armed
     from everstep.testing.leftovers import nothing_left
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from everstep.testing.streams import check_stream
 
 _HOMES = {
+    "Checked": "check",
     "ManualClock": "clock",
     "armed": "hazards",
+    "check": "check",
     "check_backend": "backends",
     "check_service": "services",
     "check_stateful": "state",
@@ -29,8 +32,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "Checked",
     "ManualClock",
     "armed",
+    "check",
     "check_backend",
     "check_service",
     "check_stateful",

@@ -1,0 +1,138 @@
+"""`check`: does what an object saves bring it back?  The trial that each start makes, as a tool."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from everstep.contracts import Entry, Stateful, Stream
+from everstep.data import as_stream
+from everstep.data.iterables import StatefulStream, is_stateful
+from everstep.errors import DataError, StateError
+from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore, seed_all
+from everstep.state.entries import StatefulEntry
+from everstep.supervisor.trial import Verdict, comparable, innermost, pristine, quiet, try_stream
+
+_CHANGES = 3
+"""How often a state is changed before it is saved, and after."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check has found.
+
+    Attributes:
+        kind: "data" or "state".
+        word: whether the object's own `state_dict` brings it back; None where it has none.
+        run: whether a run of everstep brings it back.
+    """
+
+    kind: str
+    word: Verdict | None
+    run: Verdict
+
+    def __str__(self) -> str:
+        word = "it has no state_dict" if self.word is None else _said(self.word)
+        return f"its own word: {word}\nin a run of everstep: {_said(self.run)}"
+
+
+def _said(verdict: Verdict) -> str:
+    held = {True: "kept", False: "not kept", None: "not tried"}[verdict.kept]
+    return f"{held}: {verdict.why}"
+
+
+def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
+    """Does what `obj` saves bring it back?  Copies of it are tried; it stays as it is.
+
+    Data (what a loop can take batches from) is read: batches, a position, two more; a second copy that is
+    opened there must give the same two.  Anything else is state: a copy is changed, saved, and must do the
+    same afterwards as another one that was given what was saved.
+
+    Args:
+        obj: as a program makes it, not yet used.
+        change: of state: what training does to it, as `lambda scheduler: scheduler.step()`; what it returns
+            is compared, too.  With it, `obj` is checked as state.  Without it an object that is no data is
+            only saved and loaded.
+
+    Returns:
+        The verdicts; `str` of it is for people.
+    """
+    if change is None and (hasattr(obj, "__iter__") or isinstance(obj, Stream)):
+        return _check_data(obj)
+    return _check_state(obj, change)
+
+
+def _check_data(data: Any) -> Checked:
+    word = _try(_as_it_says(data)) if is_stateful(data) else None
+    try:
+        stream = as_stream(data)
+    except DataError as error:
+        return Checked("data", word, Verdict(False, f"refused: {error}"))
+    if refusal := getattr(stream, "unsaveable", None):
+        return Checked("data", word, Verdict(False, f"refused: {refusal}"))
+    return Checked("data", word, _by(stream, _try(stream)))
+
+
+def _as_it_says(data: Any) -> Stream:
+    """The data by its own state, whatever is known of it."""
+    stream = StatefulStream(data)
+    stream.resumes = "state"
+    return stream
+
+
+def _try(stream: Stream) -> Verdict:
+    copied = pristine(stream)
+    return Verdict(None, copied) if isinstance(copied, str) else try_stream(copied)
+
+
+def _by(stream: Any, verdict: Verdict) -> Verdict:
+    """How a run goes on with it: by drawing and discarding where its state was found wanting."""
+    drawn = "a resume draws the batches before it again and discards them"
+    if verdict.kept is False and verdict.replays:
+        return Verdict(True, drawn)
+    if verdict.kept and getattr(innermost(stream), "resumes", None) == "replay":
+        return verdict._replace(why=drawn)
+    return verdict
+
+
+def _check_state(obj: Any, change: Callable[[Any], Any] | None) -> Checked:
+    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
+    return Checked("state", word, _try_state(obj, change, lambda each: make_entry("state", each)))
+
+
+def _try_state(obj: Any, change: Callable[[Any], Any] | None, entry_of: Callable[[Any], Entry]) -> Verdict:
+    with isolated(), quiet():
+        try:
+            one, other = copy.deepcopy(obj), copy.deepcopy(obj)
+        except Exception as error:
+            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+        try:
+            return _brought_back(one, other, change or (lambda each: None), entry_of)
+        except StateError as error:
+            return Verdict(False, f"refused: {error}")
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {error}")
+
+
+def _brought_back(
+    one: Any, other: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]
+) -> Verdict:
+    first, second = entry_of(one), entry_of(other)
+    for entry in (first, second):
+        entry.enter()
+    seed_all(1)
+    for _ in range(_CHANGES):
+        change(one)
+    saved = encode(first.save())
+    second.load(decode(saved))
+    if digest(encode(second.save())) != digest(saved):
+        return Verdict(False, "a copy that was given its state saves another one")
+    for _ in range(_CHANGES):
+        state = capture()
+        expected = comparable(change(one)), digest(encode(first.save()))
+        restore(state)
+        if expected != (comparable(change(other)), digest(encode(second.save()))):
+            return Verdict(False, "a copy that was given its state goes another way")
+    return Verdict(True, "a copy that was given its state does the same")
