@@ -27,6 +27,7 @@ COMMANDS = {
     "plot": "Draw a metric of one or more runs.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
     "export": "Write the weights of a run for programs without everstep.",
+    "accept": "Take a divergence of a run as it is.",
     "prune": "Delete runs that are not needed any more.",
     "drill": "Kill a script at every hazard: is its resume exact?",
     "check": "Does what an object saves bring it back?",

@@ -141,3 +141,9 @@ def note(problems: Iterable[str]) -> None:
     """Say what is wrong with journals, beside the answer."""
     for problem in problems:
         click.echo(f"note: {redacted(problem)}", err=True)
+
+
+def status_of(run: Mapping[str, Any]) -> str:
+    """The status of a run, and the step at which it diverged, if it did."""
+    diverged = run.get("diverged")
+    return str(run["status"]) if diverged is None else f"{run['status']}, diverged at {diverged}"

@@ -6,7 +6,7 @@ import click
 
 from everstep.cli.finding import search
 from everstep.cli.options import index_option, json_option, where_option
-from everstep.cli.output import print_json, print_table
+from everstep.cli.output import print_json, print_table, status_of
 from everstep.index.filters import ordered
 from everstep.index.queries import FACTS
 
@@ -52,7 +52,7 @@ def command(
         keys = shown if columns else [*FACTS, *(name for name in shown if name not in FACTS)]
         print_json([{key: run.get(key) for key in keys} for run in found])
     elif found:
-        print_table(found, shown)
+        print_table([{**run, "status": status_of(run)} for run in found], shown)
     else:
         said = " ".join([*conditions, *([filter_text] if filter_text else [])])
         click.echo(f"no run matches {said}" if said else "there are no runs")

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from everstep.cli.finding import Found, find
 from everstep.cli.listing import BEST, asked_for, best_values, best_weights, checkpoints_of, digest_of
 from everstep.cli.options import index_option, json_option
-from everstep.cli.output import cell, print_json, print_table
+from everstep.cli.output import cell, print_json, print_table, status_of
 from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
 from everstep.record import Rollback, evaluations
@@ -100,11 +100,14 @@ def _digest(run: dict[str, Any]) -> str | None:
 
 def _print(run: dict[str, Any]) -> None:
     reason = f": {run['reason']}" if run["reason"] else ""
-    click.echo(f"{run['name']}  {run['status']}{reason}")
+    click.echo(f"{run['name']}  {status_of(run)}{reason}")
     if run["status"] == GONE:
         click.echo("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
     facts = run["facts"]
     git = facts.get("git") or {}
+    if run["diverged"] is not None:
+        accept = f"everstep accept {run['name']} --divergence {run['diverged']}"
+        click.echo(f"  steps that were executed again found something else: drill the script, or {accept}")
     lines = {
         "directory": run["path"],
         "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),

@@ -27,8 +27,11 @@ GONE = "gone"
 STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
 """All that there are."""
 
-FACTS = ("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path")
-"""What is known of every run."""
+FACTS = (
+    *("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path"),
+    "diverged",
+)
+"""What is known of every run; `diverged` is the step of a divergence that nobody has accepted, or None."""
 
 TEXTS = ("name", "status", "reason", "path")
 """Those of them that are texts; the others are numbers."""

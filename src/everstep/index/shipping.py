@@ -372,7 +372,7 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
         problems = [problem for problem in problems if "the header" not in problem]
     values["problems"] = json.dumps(json.loads(values["problems"]) + problems)
     values["torn"] = found.problems[-1] if torn and found.problems else None
-    values["size"], values["begun"] = found.size, int(found.started)
+    values["size"], values["begun"] = found.size, max(int(found.started), values.get("begun", 0))
     values["end"] = max(values["end"], found.end)
     if found.parent is not None:
         values["parent"], values["parent_offset"] = found.parent
@@ -398,6 +398,9 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
         elif event.kind == "interrupted":
             segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
+        elif event.kind == "decision" and event.data.get("what") == "accepted":
+            segment["status"], segment["started"] = "accepted", event.time
+            segment["reason"] = f"the divergence at step {event.data['step']}"
         elif event.kind == "closed":
             segment["status"], segment["reason"] = event.data["status"], _text(event.data.get("reason"))
     load(
@@ -508,6 +511,7 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         "started": None if newest is None else newest.started,
         "heartbeat": beat,
         "step": 0 if newest is None else newest.step,
+        "diverged": _diverged(connection, run),
         "epoch": next((segment.epoch for segment in reversed(found) if segment.epoch), 0),
     }
     if newest is not None and newest.started != row.started:
@@ -515,6 +519,26 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
         connection.execute(delete(fields).where(fields.c.run == run))
         load(connection, fields, rows_of(run, facts))
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
+
+
+def _diverged(connection: Connection, run: int) -> int | None:
+    """The first step at which a resume found something else, and that nobody has accepted."""
+    mine = select(events.c.segment, events.c.data).where(events.c.run == run)
+    valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
+    marks = connection.execute(
+        mine.join(segments, valid & (segments.c.run == run)).where(events.c.kind == "diverged")
+    ).all()
+    if not marks:
+        return None
+    decisions = connection.execute(mine.where(events.c.kind == "decision")).all()
+    accepted = [
+        (row.segment, data["step"])
+        for row in decisions
+        if (data := json.loads(row.data)).get("what") == "accepted"
+    ]
+    steps = [(row.segment, int(json.loads(row.data)["step"])) for row in marks]
+    left = [step for at, step in steps if not any(at <= by and step >= first for by, first in accepted)]
+    return min(left, default=None)
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:

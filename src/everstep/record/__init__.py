@@ -1,5 +1,6 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
+from everstep.record.accepting import accept
 from everstep.record.batch_digest import batch_digest
 from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, recording, values_line
 from everstep.record.frames import Block, Position
@@ -47,6 +48,7 @@ __all__ = [
     "RunJournal",
     "RunLock",
     "Trail",
+    "accept",
     "batch_digest",
     "evaluations",
     "facts",

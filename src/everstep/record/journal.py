@@ -96,7 +96,7 @@ class Journal:
         run_dir: Path,
         segment: int,
         parent: Position | None,
-        facts: dict[str, Any],
+        facts: dict[str, Any] | None,
         *,
         warn: Callable[[str], None] = _warn,
         limit: int = PENDING_LIMIT,
@@ -107,7 +107,7 @@ class Journal:
             run_dir: the run directory.
             segment: this start's number, from 1; `RunDir.next_segment()`.
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
-            facts: what is recorded of this start, JSON.
+            facts: what is recorded of this start, JSON; None: it is no start, and gets decisions alone.
             warn: told once when the disk begins to refuse, and once when it is well again.
             limit: bytes kept in memory while the disk refuses.
 
@@ -133,7 +133,8 @@ class Journal:
             ) from error
         journal = cls(descriptor, path, segment, warn, limit)
         journal._push(_Frame(pack_header(segment, parent), 0))
-        journal._add(EVENT, event)
+        if facts is not None:
+            journal._add(EVENT, event)
         return journal
 
     def append(self, block: Block) -> None:

@@ -117,7 +117,8 @@ class Segment:
         path: the file.
         end: the offset after its last whole frame; 0 if there is none.
         size: the bytes of the file up to the end of that frame; what follows is torn, or being written.
-        started: False for a file that was killed before its start was written.
+        started: False for a file that was killed before its start was written, and for one that has a
+            person's decision alone.
         parent: the position that it goes on from; None if it started from nothing.
         events: in the order in which they were written.
         blocks: in the order in which they were written.
@@ -171,7 +172,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    start = max(start, frames.HEADER_SIZE)
+    start_at, start = start > frames.HEADER_SIZE, max(start, frames.HEADER_SIZE)
     with open_regular(path) as file:
         require_no_hole(file)
         head = file.read(frames.HEADER_SIZE)
@@ -211,7 +212,8 @@ def read_segment(path: Path, start: int = 0) -> Segment:
             problems.append(f"{path.name}: the frame at {at} {item}, and is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
-    started = header is not None or bool(starts)
+    alone = bool(events) and all(event.kind == "decision" for event in events) and not (start_at or blocks)
+    started = (header is not None and not alone) or bool(starts)
     return Segment(number, path, end, size, started, parent, events, blocks, problems)
 
 
@@ -444,12 +446,23 @@ class RunJournal:
         """(segment, step): from that step on, that segment and those before it are not compared with."""
         began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
         rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
-        chosen = [
-            (event.segment - (event.data["what"] == CHOSEN), event.data["step"])
-            for event in self.events("decision")
-            if event.data.get("what") in (CHOSEN, ACCEPTED)
+        decisions = [event for event in self.events("decision") if event.data.get("what") == CHOSEN]
+        chosen = [(event.segment - 1, event.data["step"]) for event in decisions]
+        return began + rollbacks + chosen + self._accepted
+
+    def divergences(self) -> list[Event]:
+        """The divergences in what is valid of the run that nobody has accepted, oldest first."""
+        return [
+            event
+            for event in self.events(DIVERGED)
+            if not any(event.segment <= at and event.data["step"] >= step for at, step in self._accepted)
         ]
-        return began + rollbacks + chosen
+
+    @cached_property
+    def _accepted(self) -> list[tuple[int, int]]:
+        """(segment of the decision, step): a person takes what diverged from that step on as it is."""
+        decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
+        return [(event.segment, event.data["step"]) for event in decisions]
 
     def step_metrics(self) -> set[str]:
         """The names of the metrics that any step has collected."""

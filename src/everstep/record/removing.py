@@ -47,7 +47,7 @@ def why_stays(run_dir: Path, run: str) -> str:
 
 def _may_run(run_dir: Path) -> bool:
     """Whether the newest start took no lock, and did not say how it ended."""
-    newest = RunJournal(run_dir).segments()[-1:]
+    newest = [segment for segment in RunJournal(run_dir).segments() if segment.started][-1:]
     said = {event.kind: event.data for start in newest for event in start.events}
     locked = said.get("segment", {}).get("facts", {}).get("lock", True) and (run_dir / "lock").exists()
     return not locked and "closed" not in said
