@@ -71,6 +71,7 @@ def train_from_params(
     dont_run: bool = False,
     skip_check: bool = False,
     on_change: Literal["error", "override"] = "error",
+    on_divergence: Literal["stop", "warn"] | None = None,
 ) -> Any:
     """Train what a tree of parameters describes; called again, it goes on where the run stands.
 
@@ -91,6 +92,7 @@ def train_from_params(
         skip_check: do not look whether the code is committed.
         on_change: where the run was begun with other parameters: "error" shows both and refuses,
             "override" goes on with these.
+        on_divergence: as for `everstep.Supervisor`.
 
     Returns:
         The `Ending`; of several models a list.  With `dont_run` the `Trainer` or `MultiRun`.
@@ -103,7 +105,8 @@ def train_from_params(
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
     models = [_resolved(each) for each in _each(given)]
     with _run_dirs(models) as run_dirs:
-        runs = _Runs(models, run_dirs, skip_check, on_change)
+        chosen = {"on_change": on_change, "on_divergence": on_divergence}
+        runs = _Runs(models, run_dirs, skip_check, chosen)
         if dont_run:
             return runs.built
         return runs.train()
@@ -112,7 +115,9 @@ def train_from_params(
 class _Runs:
     """The runs of some resolved trees."""
 
-    def __init__(self, models: list[Params], run_dirs: list[Path], skip_check: bool, on_change: str) -> None:
+    def __init__(
+        self, models: list[Params], run_dirs: list[Path], skip_check: bool, chosen: Mapping[str, Any]
+    ) -> None:
         first = models[0]["train_params"]["data_params"]
         if any(each["train_params"]["data_params"] != first for each in models):
             raise ConfigError(
@@ -129,7 +134,7 @@ class _Runs:
         data = data_of(first, "train_params.data_params", shuffle=True)
         example = Example(data, 0)
         trainers = [
-            _trainer(each, run_dir, record, data, example, on_change)
+            _trainer(each, run_dir, record, data, example, chosen)
             for each, run_dir, record in zip(models, run_dirs, records, strict=True)
         ]
         self.built: Trainer | MultiRun = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
@@ -142,7 +147,7 @@ class _Runs:
 
 
 def _trainer(
-    tree: Params, run_dir: Path, record: ParamsRecord, data: Any, example: Example, on_change: str
+    tree: Params, run_dir: Path, record: ParamsRecord, data: Any, example: Example, chosen: Mapping[str, Any]
 ) -> Trainer:
     save, training = tree["save_params"], tree["train_params"]
     seed = tree["model_params"]["seed"]
@@ -160,7 +165,7 @@ def _trainer(
         seed=seed,
         max_step=training["num_steps"],
         config=Configuration(record.tree, (*FREE, *record.about), tuple(record.code)),
-        on_change=on_change,
+        **chosen,
         **begin,
     )
 

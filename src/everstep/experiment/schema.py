@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
@@ -78,6 +78,7 @@ class TrainerConfig:
     default_services: bool = field(default=True, metadata=FREE)
     init_from: str | dict[str, Any] | None = field(default=None, metadata=FREE)
     lock: bool = field(default=True, metadata=FREE)
+    on_divergence: Literal["stop", "warn"] | None = field(default=None, metadata=FREE)
 
 
 @dataclass
