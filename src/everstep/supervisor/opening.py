@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -439,7 +439,8 @@ class Opening:
         for path in folder.glob("segment-*.trail"):
             found = read_trail(path)
             if found is None or found.last < recovered.step:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
         return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, warn)
 
     def check_disk(self, encoded: Encoded) -> None:
