@@ -729,8 +729,9 @@ class Service:
         schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
         watches: names of the metrics that it is there for; one of which no value comes is warned about.
         sets: targets of the `SetValue`s that it may return; each must be there when the loop opens.
-        outputs: names of what steps return or collect that it looks at, in `Boundary.outputs`: numbers, or
-            what else a step has for it (arrays of each sample's values, say), which is no metric then.
+        outputs: names of what steps return or collect that it looks at, in `Boundary.outputs` at AFTER_STEP,
+            in the `EvalStep` at AFTER_EVAL_STEP: numbers, or what else a step has for it (arrays of each
+            sample's values, say), which is no metric then.
     """
 
     stage: Stage = Stage.REPORT

@@ -93,7 +93,11 @@ class Store:
 
     def clean(self) -> None:
         """Delete what dead processes left half done.  Call it before the first commit."""
-        apart = [path.parent for top in ("best", "exports") for path in (self.run_dir / top).rglob(f"{TMP}*")]
+        apart = [
+            path.parent
+            for top in ("best", "exports", "dumps")
+            for path in (self.run_dir / top).rglob(f"{TMP}*")
+        ]
         for folder in (
             self.run_dir,
             self._folder,

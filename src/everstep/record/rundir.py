@@ -29,7 +29,7 @@ ROOT = "EVERSTEP_ROOT"
 
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
-_WRITTEN = (*_OURS, _COPY, "pins.json", "best", "damaged", "superseded", "exports", "logs")
+_WRITTEN = (*_OURS, _COPY, "pins.json", "best", "damaged", "superseded", "exports", "dumps", "logs")
 
 
 def located(path: str | os.PathLike[str]) -> Path:

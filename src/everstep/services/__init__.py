@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.services.condition import OnBest as OnBest
+    from everstep.services.dump import Dump as Dump
     from everstep.services.export import Export as Export
     from everstep.services.final_values import FinalValues as FinalValues
     from everstep.services.index import Index as Index
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "condition": ("OnBest",),
+    "dump": ("Dump",),
     "export": ("Export",),
     "final_values": ("FinalValues",),
     "index": ("Index",),

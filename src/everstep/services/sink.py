@@ -23,7 +23,7 @@ Parts = Iterator[tuple[int, list[Item]]]
 
 
 _RUNS = {
-    *("best", "checkpoint", "checkpoints", "damaged", "evaluations", "exports", "journal"),
+    *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "journal"),
     *("lock", "lock.json", "pins.json", "run.json", "superseded"),
 }
 _LOGS = {Path("logs/run.log"), Path("logs/media")}

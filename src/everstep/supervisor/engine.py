@@ -1074,7 +1074,9 @@ class Run:
 
     def _services_changed(self) -> None:
         self._synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
-        self._looked_at = {name for service in self._board for name in _names(service.outputs)}
+        self._looked_at = {
+            name for service in self._board.wanting(Moment.AFTER_STEP) for name in _names(service.outputs)
+        }
         self._wake()
 
     def _taken_out(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:

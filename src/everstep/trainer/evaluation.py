@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
@@ -66,6 +66,7 @@ def evaluate(
     say: Callable[[str], object] = print,
     poll: Callable[[], object] = lambda: None,
     seen: Callable[[EvalStep], object] = lambda step: None,
+    takes: Collection[str] = (),
 ) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
@@ -74,6 +75,7 @@ def evaluate(
         say: takes a line that names the batch in which a metric is not finite.
         poll: called before each batch; what it raises ends the evaluation.
         seen: called after each batch.
+        takes: names of outputs that somebody looks at: what they have of each sample is no metric.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
@@ -86,7 +88,7 @@ def evaluate(
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     reduction = _Reduction(task, how)
-    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all)
+    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes)
     with evaluating(task, seed), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
         state = reduction.begin()
         for inputs, logs in _inputs(task, batches, num_steps, poll):
@@ -190,15 +192,18 @@ class _Metrics:
     Args:
         stats: metric to the statistics that are asked for, besides the mean.
         takes_all: whether there is a reduction for what is no metric.
+        takes: of which names there are values of each sample, for others.
 
     Attributes:
         bad: metric to the first batch, from 1, in which it was not finite, and its value; once it is read.
             Those whose statistics are asked for are left out: they may leave NaN out.
     """
 
-    def __init__(self, stats: Mapping[str, Sequence[str]], takes_all: bool) -> None:
+    def __init__(
+        self, stats: Mapping[str, Sequence[str]], takes_all: bool, takes: Collection[str] = ()
+    ) -> None:
         self.batches = 0
-        self._stats, self._takes_all = stats, takes_all
+        self._stats, self._takes_all, self._takes = stats, takes_all, takes
         self.bad: dict[str, tuple[int, float]] = {}
         self._waiting: list[tuple[str, Any, float, int]] = []
         self._found: dict[str, Aggregate] = {}
@@ -207,6 +212,9 @@ class _Metrics:
     def add(self, outputs: Mapping[str, Any], weight: float) -> None:
         self.batches += 1
         for name, value in outputs.items():
+            if name in self._takes and name not in self._stats and _of_each_sample(value):
+                self._no_metrics.add(name)
+                continue
             try:
                 self._waiting.append((name, to_scalar(name, value), weight, self.batches))
             except MetricError as error:
@@ -262,6 +270,10 @@ class _Metrics:
             if name not in self._no_metrics:
                 read |= aggregate.read(name)
         return read
+
+
+def _of_each_sample(value: Any) -> bool:
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
 def _elements(name: str, value: Any) -> list[float]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.contracts import Service, Stream, Task
+from everstep.contracts import Moment, Service, Stream, Task
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -91,6 +91,10 @@ class Trainer:
         self._options = loop
         self._line = EpochLine()
         self._services = self._with_evaluation(listed(services), loop.get("default_services", True))
+        self._taken = {
+            name for each in self._services if Moment.AFTER_EVAL_STEP in each.moments for name in each.outputs
+        }
+        """Outputs of evaluations that services look at."""
         self._clock = loop.get("clock", time.monotonic)
         self._retry: dict[str, Any] = {}
         """Options of the loop that goes on after a rollback."""
@@ -347,6 +351,7 @@ class Trainer:
                 Evaluate(each.stream, num_steps=1, name=each.name) for each in _evaluates(self._services)
             ]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
+            trainer._taken = self._taken
             trainer.train(1)
             load(f"{folder}/run", task.state())
 
@@ -541,10 +546,11 @@ class Trainer:
         self._require_apart(name, stream)
         comes_again = loop is not None or stream in self.streams.values()
         before = None if loop is None else loop.updates
-        looks = () if loop is None else (loop.poll_evaluation, loop.look_at)
-        say = print if loop is None else loop.println
+        look: dict[str, Any] = {"takes": self._taken}
+        if loop is not None:
+            look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
         with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, say, *looks)
+            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, **look)
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "

@@ -1,0 +1,193 @@
+"""What an evaluation made of each example, in files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from everstep import hazard
+from everstep.checkpoint import CheckpointName, files
+from everstep.contracts import Boundary, EvalStep, Moment, RunView, Service, Stage
+from everstep.durable import require_no_link, temporary
+from everstep.errors import ConfigError, MetricError, nearest
+from everstep.keywords import whole
+
+Format = Literal["jsonl", "csv"]
+
+
+class Dump(Service):
+    """Writes what each evaluation of a stream made of each example: `dumps/NAME/step-00000120.jsonl`.
+
+        Dump(["name", "label", "prediction"], stream="valid")
+
+    One file for each evaluation in the loop, one line for each example, in the order of the stream, with the
+    variables by name: `pandas.read_json(path, lines=True)`.  They are what `eval_step` returns, and the logs
+    of `next_eval_inputs`: arrays, tensors or lists, whose first axis is the examples of the batch; they are
+    no metrics, and need no `eval_reduce`.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a
+    value that is a list is JSON.
+
+    A file is there whole or not at all, and before the checkpoint that comes after its evaluation.  Killed
+    anywhere and started again, the folder ends as if the run had never been killed.
+
+    Args:
+        variables: names of what is written, in this order.
+        stream: of which the evaluations are.
+        format: "jsonl" or "csv".
+        keep: how many of the newest files stay, 1 or more; None for all.
+        name: of the folder, and of the service; default "dump STREAM".
+
+    Raises:
+        ConfigError: an argument is out of its range; in the first evaluation, there is no such variable.
+        MetricError: variables have different lengths, or one is a single value for its batch.
+    """
+
+    stage = Stage.MEASURE
+    isolate = False
+    window = "none"
+    moments = frozenset({Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION})
+
+    def __init__(
+        self,
+        variables: Sequence[str] | str,
+        *,
+        stream: str = "valid",
+        format: Format = "jsonl",
+        keep: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or f"dump {stream}")
+        if self.name.startswith("."):
+            raise ConfigError(f"Dump(name={name!r}): it is a folder's name; give one without a leading '.'")
+        self.outputs = (variables,) if isinstance(variables, str) else tuple(variables)
+        if not self.outputs:
+            raise ConfigError('Dump() needs names of what eval_step returns, as in Dump(["prediction"])')
+        if format not in get_args(Format):
+            raise ConfigError(f"Dump(format={format!r}): {nearest(format, get_args(Format))}")
+        self.stream, self.format = stream, format
+        self.keep = whole("keep", keep, none="for all")
+        self._file: IO[str] | None = None
+        self._run: RunView
+        """While the loop is open."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are, while the loop is open."""
+        return Path(self._run.run_dir) / "dumps" / self.name
+
+    def open(self, run: RunView) -> None:
+        """What was written after the step at which this start begins is going to be written again."""
+        self._run = run
+        for path in self._written():
+            if run.step == 0 or CheckpointName.parse(path.stem).step > run.step:
+                files.unlink(path)
+
+    def _written(self) -> list[Path]:
+        """The files, oldest first."""
+        require_no_link(self.folder, Path(self._run.run_dir))
+        found = self.folder.glob(f"*.{self.format}")
+        return sorted(path for path in found if CheckpointName.matches(path.stem))
+
+    def run(self, boundary: Boundary) -> None:
+        if boundary.moment is Moment.AFTER_EVALUATION:
+            if self._file is not None:
+                self._place(f"{CheckpointName(boundary.step)}.{self.format}")
+        elif boundary.payload.stream == self.stream:
+            self._take(boundary.payload)
+
+    def _take(self, step: EvalStep) -> None:
+        if step.number == 1:  # of an evaluation that was left nothing stays
+            self.close()
+            require_no_link(self.folder, Path(self._run.run_dir))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
+            if self.format == "csv":
+                csv.writer(self._file, lineterminator="\n").writerow(self.outputs)
+        if self._file is not None:
+            _write(self._file, self.format, self.outputs, _examples(self.outputs, step))
+
+    @property
+    def _beside(self) -> Path:
+        return temporary(self.folder / "unfinished")
+
+    def _place(self, name: str) -> None:
+        """Durable before the boundary's checkpoint, which does not evaluate again."""
+        assert self._file is not None
+        file, self._file = self._file, None
+        file.flush()
+        hazard.reach("dump.fsync")
+        os.fsync(file.fileno())
+        file.close()
+        files.rename(self._beside, self.folder / name)
+        files.fsync_folder(self.folder)
+        for old in self._written()[: -self.keep] if self.keep is not None else ():
+            files.unlink(old)
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+            self._beside.unlink()
+
+
+def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]:
+    """The values of each example of a batch."""
+    columns = [_column(name, step) for name in variables]
+    lengths = {name: len(column) for name, column in zip(variables, columns, strict=True)}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise MetricError(
+            f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
+            f"{told}; return one value for each example"
+        )
+    return list(zip(*columns, strict=True))
+
+
+def _column(name: str, step: EvalStep) -> list[Any]:
+    if name not in step.outputs:
+        raise ConfigError(
+            f"Dump: eval_step on stream {step.stream!r} returned no {name!r}; {nearest(name, step.outputs)}"
+        )
+    value = _listed(step.outputs[name])
+    if not isinstance(value, list):
+        raise MetricError(
+            f"Dump: {name!r} is {value!r}, one value for a whole batch of stream {step.stream!r}; return one "
+            "for each example, as an array or list"
+        )
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """Arrays and tensors, also inside lists, as lists of plain values."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _listed(part) for key, part in value.items()}
+    return [_listed(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _write(file: IO[str], format: Format, variables: Sequence[str], examples: list[tuple[Any, ...]]) -> None:
+    if format == "csv":
+        csv.writer(file, lineterminator="\n").writerows([_cell(value) for value in row] for row in examples)
+        return
+    for row in examples:
+        named = {name: _finite(value) for name, value in zip(variables, row, strict=True)}
+        file.write(json.dumps(named, ensure_ascii=False, default=str) + "\n")
+
+
+def _cell(value: Any) -> Any:
+    nested = isinstance(value, list | dict)
+    return json.dumps(_finite(value), ensure_ascii=False, default=str) if nested else value
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list) else value

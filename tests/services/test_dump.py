@@ -1,0 +1,160 @@
+"""`Dump`: what an evaluation made of each example, in files; whole or absent, whatever kills the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import everstep
+from everstep import Evaluate, Every, hazard
+from everstep.errors import ConfigError, MetricError
+from everstep.services import Dump
+from tiny_runs import rows
+
+
+def numbers(count: int, *, shuffle: bool = False) -> Any:
+    return everstep.data.arrays(np.arange(count), batch_size=2, shuffle=shuffle)
+
+
+class Task(everstep.Task):
+    """Says of each example its number, what the weights make of it, and a pair."""
+
+    def __init__(self) -> None:
+        self.w = np.zeros(1)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"w": self.w}
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        self.w += ids.mean() + np.random.standard_normal()
+        return {"loss": float(self.w[0])}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        each = ids * self.w[0]
+        return {
+            "loss": float(each.mean()),
+            "id": ids,
+            "each": torch.tensor(each),
+            "pair": [(float(i), float("nan")) for i in ids],
+            "name": [f"sample, {i}" for i in ids],
+        }
+
+
+def trainer(run_dir: Path, *services: everstep.Service, **options: Any) -> everstep.Trainer:
+    streams = {"train": numbers(8, shuffle=True), "valid": numbers(5), "test": numbers(3)}
+    silent = everstep.Console(sink=lambda line: None)
+    options = {"max_epoch": 3, "seed": 7, **options}
+    return everstep.Trainer(Task(), streams, run_dir, services=[*services, silent], **options)
+
+
+ALL = ["id", "each", "pair", "name"]
+
+
+def dumped(run_dir: Path) -> dict[str, bytes]:
+    folder = run_dir / "dumps"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_file_for_each_evaluation_and_one_line_for_each_example(tmp_path: Path) -> None:
+    evaluate = [Evaluate("valid", Every(steps=3), validate_first=True), Evaluate("test")]
+    door = trainer(tmp_path / "run", Dump(ALL), *evaluate)
+    door.run_training()
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (0, 3, 6, 9, 12)}
+    path = tmp_path / "run" / "dumps" / "dump valid" / "step-00000012.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["id"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["each"] for line in lines] == [i * door.task.w[0] for i in range(5)]
+    assert lines[4] == {"id": 4, "each": 4 * door.task.w[0], "pair": [4.0, None], "name": "sample, 4"}
+    recorded = {row[3] for row in rows(tmp_path / "run", "eval/valid")}
+    assert recorded == {"valid/loss"}  # what is dumped is no metric
+    assert door.evaluate("valid")["valid/loss"] == pytest.approx(2 * door.task.w[0])
+
+
+def test_a_table_for_other_programs(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Dump(ALL, format="csv", keep=2)).run_training()
+    folder = tmp_path / "run" / "dumps" / "dump valid"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000008.csv", "step-00000012.csv"]
+    with open(folder / "step-00000012.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [line["name"] for line in table] == [f"sample, {i}" for i in range(5)]
+    assert table[4]["pair"] == "[4.0, null]" and float(table[4]["id"]) == 4
+
+
+def test_what_the_program_evaluates_is_dumped_too(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run", Dump(ALL), max_epoch=2)
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch("train", "valid")
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
+
+
+def program(run_dir: Path) -> None:
+    evaluate = [Evaluate("valid", Every(steps=3) | Every(epochs=1), validate_first=True), Evaluate("test")]
+    save = everstep.Checkpoints(Every(steps=2) | Every(epochs=1))
+    dumps = [Dump(ALL), Dump(["id"], stream="test", format="csv", keep=2)]
+    trainer(run_dir, *dumps, *evaluate, save, default_services=False).run_training()
+
+
+def start(run_dir: Path, spec: str) -> int:
+    """The program in a process of its own; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        hazard.arm(spec)
+        program(run_dir)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_killed_anywhere_the_folder_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    program(tmp_path / "straight")
+    whole = dumped(tmp_path / "straight")
+    assert len(whole) == 7 + 2
+    assert start(tmp_path / "traced", f"trace:{tmp_path / 'trace'}") == 0
+    points = Counter((tmp_path / "trace").read_text().split())
+    assert points["dump.fsync"] == 11
+    specs = [f"kill:dump.fsync:{at}" for at in range(1, 12)]
+    for point, count in points.items():
+        if point in ("checkpoint.rename", "checkpoint.unlink", "loop.tail", "loop.tail_end", "loop.exit"):
+            specs += [f"kill:{point}:{at}" for at in range(1, count + 1, max(count // 6, 1))]
+    for number, spec in enumerate(specs):
+        run_dir = tmp_path / str(number)
+        assert os.WTERMSIG(start(run_dir, spec)) == signal.SIGKILL, spec
+        for name, content in dumped(run_dir).items():
+            assert name not in whole or content == whole[name], spec  # never half a file
+        program(run_dir)
+        assert dumped(run_dir) == whole, spec
+        assert rows(run_dir) == rows(tmp_path / "straight"), spec
+
+
+def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Dump(ALL)).run_training()
+    again = trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004")
+    again.run_training()
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
+    trainer(tmp_path / "run", Dump(ALL), max_epoch=1, resume=False).run_training()
+    assert set(dumped(tmp_path / "run")) == {"dump valid/step-00000004.jsonl"}
+
+
+def test_what_cannot_be_dumped_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"returned no 'eac'; did you mean 'each'"):
+        trainer(tmp_path / "a", Dump([*ALL, "eac"])).run_training()
+    with pytest.raises(MetricError, match=r"'loss' is .*one value for a whole batch"):
+        trainer(tmp_path / "b", Dump([*ALL, "loss"])).run_training()
+    with pytest.raises(ConfigError, match="names of what eval_step returns"):
+        Dump([])
+    with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
+        Dump("id", format="json")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="AFTER_EVAL_STEP, which never comes in a TrainLoop"):
+        everstep.TrainLoop(tmp_path / "c", services=[Dump("id")])
