@@ -14,6 +14,7 @@ from everstep.errors import ConfigError, NoCheckpointError, RestoreError, neares
 from everstep.keywords import checked_init
 from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
+from everstep.supervisor.renaming import hint
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
 
@@ -213,7 +214,8 @@ class InitFrom:
         if any(refused.values()):
             raise RestoreError(
                 f"{where} does not fit; choose with include=, exclude=, rename=, or allow it with "
-                'on_missing=, on_unexpected=, on_reshaped="skip"',
+                'on_missing=, on_unexpected=, on_reshaped="skip"'
+                f"{hint(missing, unexpected)}",
                 **refused,
             )
         for kind, names in lists.items():

@@ -14,6 +14,7 @@ from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, to_read, user_path
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.renaming import hint
 from everstep.supervisor.tree import saved_tree
 from everstep.supervisor.user_state import UserState
 
@@ -110,7 +111,7 @@ def _check(user: UserState, trees: Mapping[str, Any], checkpoint: Checkpoint) ->
         raise RestoreError(
             f"{checkpoint.path} does not fit these objects; {''.join(unknown)}make them as in the run, "
             "under the same names, or take parts with everstep.load(InitFrom(path, include=..., rename=...), "
-            "state)",
+            f"state){hint(error.missing, error.unexpected)}",
             missing=error.missing,
             unexpected=error.unexpected,
             reshaped=error.reshaped,

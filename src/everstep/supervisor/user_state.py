@@ -13,6 +13,7 @@ from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import Slot, array_name, array_paths, make_entry
+from everstep.supervisor.renaming import hint
 from everstep.supervisor.state_trial import StateTrial
 
 
@@ -137,7 +138,8 @@ class UserState:
         if any(found):
             raise RestoreError(
                 f"{where} does not fit the state of this program; make the program as it was, start "
-                "in another directory, or take parts of it with init_from=InitFrom(...)",
+                "in another directory, or take parts of it with init_from=InitFrom(...)"
+                f"{hint(found.missing, found.unexpected)}",
                 missing=found.missing,
                 unexpected=found.unexpected,
                 reshaped=found.reshaped,

@@ -1,0 +1,62 @@
+"""Names that differ by what a wrapper adds to them: DataParallel's `module.`, torch.compile's `_orig_mod.`"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""What wrappers call the module inside; each may stand anywhere in a name."""
+
+
+def rename_for(missing: Iterable[str], unexpected: Iterable[str]) -> dict[str, str]:
+    """The `rename=` of `InitFrom` after which the names that do not fit do; empty where there is none.
+
+    Args:
+        missing: "ENTRY/NAME" that are here and not in the checkpoint.
+        unexpected: those of the checkpoint that are not here.
+    """
+    here, there = _by_entry(missing), _by_entry(unexpected)
+    found = [_of_entry(entry, here[entry], there.get(entry, set())) for entry in here]
+    return {old: new for rename in found for old, new in rename.items()} if all(found) else {}
+
+
+def hint(missing: Iterable[str], unexpected: Iterable[str]) -> str:
+    """What to say beside the lists of what does not fit: ends a sentence, or is empty."""
+    rename = rename_for(missing, unexpected)
+    if not rename:
+        return ""
+    what = "The names differ by what a wrapper adds, as DataParallel and DDP do"
+    return f". {what}: InitFrom(..., rename={rename})"
+
+
+def _by_entry(names: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name in names:
+        entry, _, rest = name.partition("/")
+        found.setdefault(entry, set()).add(rest)
+    return found
+
+
+def _of_entry(entry: str, here: set[str], there: set[str]) -> dict[str, str]:
+    if prefix := _prefix(there, here):
+        return {f"^{re.escape(entry)}/{re.escape(prefix)}": f"{entry}/"}
+    if prefix := _prefix(here, there):
+        return {f"^{re.escape(entry)}/": f"{entry}/{prefix}"}
+    for wrapper in _WRAPPERS:
+        pattern = rf"\b{wrapper}\."
+        wrapped = all(re.search(pattern, f"{name}.") for name in there)
+        if wrapped and here <= {re.sub(pattern, "", name) for name in there}:
+            return {pattern: ""}
+    return {}
+
+
+def _prefix(longer: set[str], shorter: set[str]) -> str:
+    """What stands before each of some names in another set of names, in which nothing else is."""
+    first = min(shorter, default="")
+    for name in sorted(longer):
+        prefix = name.removesuffix(first)
+        fits = first and name.endswith(f".{first}") and {prefix + each for each in shorter} <= longer
+        if fits and all(f"{each}.".startswith(prefix) for each in longer):
+            return prefix
+    return ""
