@@ -62,3 +62,11 @@ def test_every_argument_of_the_optimizers(name: str) -> None:
 
 def test_every_argument_of_an_experiment() -> None:
     assert rows("Experiment") == arguments(everstep.Experiment.__init__)
+
+
+def test_the_guide_on_strangers_runs_tells_of_every_command() -> None:
+    """tests/cli/test_trust.py goes through them: a new command has its lines there, too."""
+    from everstep.cli.group import COMMANDS
+
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "trust.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)) == set(COMMANDS)

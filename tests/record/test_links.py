@@ -11,7 +11,9 @@ import pytest
 import everstep
 from everstep.checkpoint import CheckpointName, Retention, Store, place_apart, retire_others, save_apart
 from everstep.cli.group import commands
+from everstep.durable import temporary
 from everstep.errors import CheckpointError, RunDirError
+from everstep.record.trail import trail_path
 from everstep.services import CSV, Export
 from tiny_runs import Tiny
 
@@ -143,3 +145,18 @@ def test_a_run_directory_that_is_reached_through_a_link_is_fine(tmp_path: Path) 
     assert train(tmp_path / "run", 2).loop.step == 8
     everstep_says("checkpoints", str(tmp_path / "run"), "prune", "--keep-last", "1", "--delete")
     assert len(list((tmp_path / "disk" / "checkpoints").iterdir())) == 1
+
+
+def test_what_is_prepared_beside_a_file_is_not_prepared_through_a_link(tmp_path: Path, victim: Path) -> None:
+    """The temporary name of this process may have been taken by somebody who knew its number."""
+    evil = train(tmp_path / "evil", 1).run_dir
+    before = content(victim)
+    beside = [
+        temporary(trail_path(evil, 2)),
+        evil / "logs" / ".table.csv.tmp",
+        temporary(evil / "checkpoint"),
+    ]
+    for place in beside:
+        place.symlink_to(victim / "run.json")
+    train(evil, 2)
+    assert content(victim) == before

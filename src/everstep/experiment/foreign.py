@@ -7,7 +7,7 @@ import importlib.machinery
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -112,7 +112,8 @@ class _Outside(importlib.abc.MetaPathFinder):
 _outside = _Outside()
 
 
-def without(folders: Iterable[Path], run_dir: Path) -> tuple[Path, ...]:
-    """The folders that do not lie in a run directory."""
-    home = run_dir.resolve()
-    return tuple(folder for folder in folders if not folder.resolve().is_relative_to(home))
+def code_of(facts: Mapping[str, Any], run_dir: Path) -> tuple[Path, ...]:
+    """The folders of code that a start has recorded, but for those in the run directory."""
+    given, home = facts.get("code"), run_dir.resolve()
+    found = [Path(each) for each in given if isinstance(each, str)] if isinstance(given, list) else []
+    return tuple(folder for folder in found if not folder.resolve().is_relative_to(home))

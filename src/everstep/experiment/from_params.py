@@ -13,7 +13,7 @@ from everstep.contracts import Boundary, Moment, RunView, Service
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment import params as schema
 from everstep.experiment.experiment import note_uncommitted
-from everstep.experiment.foreign import admit, without
+from everstep.experiment.foreign import admit, code_of
 from everstep.experiment.opening import findable
 from everstep.experiment.params import Params, checked, checked_validations
 from everstep.experiment.params_loading import chosen, index_of, run_dir_of, source
@@ -326,11 +326,11 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> Params:
     start = RunJournal(run_dir).newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree = without_credentials(facts.get("config") or {})
-    if "model_params" not in tree:
+    if not isinstance(tree, dict) or "model_params" not in tree:
         raise ConfigError(
             f"the run in {run_dir} was not made by train_from_params; start it by its own program"
         )
-    code = without(map(Path, facts.get("code") or ()), run_dir)
+    code = code_of(facts, run_dir)
     admit(run_dir, RunDir.open(run_dir, create=False).id, tree, code, distrust(run_dir, facts), trust)
     findable(code)
     found: Params = restored(tree)

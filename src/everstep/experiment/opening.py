@@ -15,7 +15,7 @@ from everstep.experiment.calls import Call
 from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment
-from everstep.experiment.foreign import admit, without
+from everstep.experiment.foreign import admit, code_of
 from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.trust import distrust, distrust_config
@@ -233,7 +233,7 @@ def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tu
     """
     run_dir = to_read(run_dir)
     recorded, tree, saved = _recorded(run_dir)
-    code = without(map(Path, recorded.get("code") or ()), run_dir)
+    code = code_of(recorded, run_dir)
     why = distrust(run_dir, recorded) or ("" if saved is None else distrust_config(run_dir, saved))
     admit(run_dir, RunDir.open(run_dir, create=False).id, [tree, saved], code, why, trust)
     findable(code)
@@ -264,7 +264,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     start = RunJournal(run_dir).newest_start()
     recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(recorded.get("config") or {})
-    if start is None or "task" not in tree or "streams" not in tree:
+    if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
         raise ConfigError(
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"

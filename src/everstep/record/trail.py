@@ -260,7 +260,8 @@ class Trail:
 
     def _map(self, path: Path, size: int) -> None:
         hazard.reach("trail.create")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        path.unlink(missing_ok=True)  # of a killed process with our number; or a link, which leads elsewhere
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             if (
                 os.pwrite(descriptor, bytes(size), 0) < size

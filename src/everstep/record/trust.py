@@ -63,7 +63,7 @@ def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
     key = _key()
     if key is None:
         return f"this user has no key in {key_file()} (the first training makes it)"
-    if not isinstance(found := facts.get(MARK), str):
+    if not isinstance(found := facts.get(MARK), str) or not found.isascii():
         return "its record has no mark"
     wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts)
     if not hmac.compare_digest(found.encode(), wanted.encode()):
