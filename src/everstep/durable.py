@@ -48,6 +48,39 @@ def require_no_link(path: Path, top: Path) -> None:
             )
 
 
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free space",
+    errno.EDQUOT: "the disk quota is used up: free space or raise the quota",
+    errno.EROFS: "the file system is read-only: remount it",
+    errno.EACCES: "it may not be written: change its permissions",
+    errno.EPERM: "it may not be written: change its permissions",
+    errno.EIO: "the device fails: see its health and the system's log, and take the run to another disk",
+    errno.ENAMETOOLONG: "a name is too long for the file system: choose shorter names (of a metric, say)",
+    errno.ENOENT: "something was deleted, moved or unmounted: bring it back",
+    errno.EEXIST: "something else has the name: move it away",
+    errno.ENOTDIR: "a file has the name of a folder: move it away",
+    errno.EISDIR: "a folder has the name of a file: move it away",
+    errno.ENOTEMPTY: "a folder that is not empty has the name: move it away",
+    errno.ELOOP: "a link leads there: put the file or folder itself there",
+    errno.EFBIG: "a file is too large for the file system or for the limit (ulimit -f): raise it",
+    errno.EMFILE: "too many files are open: close some, or raise the limit (ulimit -n)",
+    errno.ENFILE: "too many files are open on this machine: close some",
+    errno.ENOMEM: "there is too little memory: free some",
+    errno.ESTALE: "the file system was lost: mount it again",
+    errno.ENODEV: "the device was lost: connect and mount it again",
+    errno.ENXIO: "the device was lost: connect and mount it again",
+    errno.ETIMEDOUT: "the file system does not answer: see to its server",
+}
+
+
+def remedy(error: BaseException | None) -> str:
+    """What happened to a file operation and what to do, in words."""
+    if isinstance(error, MemoryError):
+        return _REMEDIES[errno.ENOMEM]
+    number = error.errno if isinstance(error, OSError) else None
+    return _REMEDIES.get(number or 0, "see to the disk")
+
+
 def temporary(target: Path) -> Path:
     """The path beside `target` (so on its file system) under which this process prepares it."""
     return target.with_name(f"{TMP}{target.name}-{os.getpid()}")
@@ -88,6 +121,24 @@ def rename(source: Path, target: Path, room: str) -> None:
     """Rename within one file system; a file at `target` is replaced, a folder with content is not."""
     reach(f"{room}.rename")
     source.replace(target)
+
+
+def make_dirs(folder: Path, room: str) -> None:
+    """Create a folder and those above it, durably, as far as they are not there.
+
+    Raises:
+        OSError: it cannot be done, or something else has one of their names.
+    """
+    if folder.is_dir():
+        return
+    make_dirs(folder.parent, room)
+    reach(f"{room}.mkdir")
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+    with contextlib.suppress(PermissionError):  # a folder in which one may create, and which one may not read
+        fsync_folder(folder.parent, room)
 
 
 def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> None:

@@ -51,9 +51,9 @@ def test_a_bad_disk_is_found_before_training(tmp_path: Path, error: str, remedy:
 
 def test_a_run_directory_that_is_a_file_or_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirError, match="it is a file"):
+    with pytest.raises(RunDirError, match="a file has the name of a folder: move it away"):
         trial_write(tmp_path / "file")
-    with pytest.raises(RunDirError, match="it does not exist"):
+    with pytest.raises(RunDirError, match="deleted, moved or unmounted: bring it back"):
         trial_write(tmp_path / "missing")
 
 

@@ -142,8 +142,16 @@ def test_an_fsync_that_keeps_failing_is_told_once(journal, tmp_path, told):
     assert steps_of(tmp_path) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
-def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error):
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("ENOSPC", "free space"),
+        ("EDQUOT", "raise the quota"),
+        ("EIO", "take the run to another disk"),
+        ("EROFS", "remount it"),
+    ],
+)
+def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error, remedy):
     journal.append(block(1))
     journal.flush()
     hazard.arm(f"{error}:journal.write:1-3")
@@ -152,7 +160,7 @@ def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told,
         journal.flush()
     assert steps_of(tmp_path) == [1]
     assert len(told) == 1
-    assert "training goes on" in told[0] and "Free space" in told[0]
+    assert "training goes on" in told[0] and remedy in told[0]
     journal.append(block(5))
     position = journal.flush()
     assert position.offset == journal.path.stat().st_size

@@ -173,7 +173,7 @@ def test_a_kill_at_every_operation_leaves_a_directory_that_opens(tmp_path):
     trace = tmp_path / "trace"
     opened(tmp_path / "whole", f"trace:{trace}")
     points = trace.read_text().split()
-    assert len(points) == 11
+    assert len(points) == 14
     for number, point in enumerate(points):
         path = tmp_path / str(number)
         nth = points[: number + 1].count(point)

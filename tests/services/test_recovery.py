@@ -408,3 +408,44 @@ def test_misuse(tmp_path: Path) -> None:
         Recovery(0)
     with pytest.raises(ConfigError, match="reset_after=0"):
         Recovery(reset_after=0)
+
+
+def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:
+    """Start it, and again after each rollback, until it is struck at a step."""
+
+    def main() -> None:
+        Spoilt(run_dir, bad, **arguments).train(inside=boom_at(at))
+
+    with pytest.raises(Boom):
+        everstep.recovering(main)
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
+def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
+    tmp_path: Path, how: str
+) -> None:
+    run_dir, bad = tmp_path / "run", {(0, 7), (1, 3)}
+    struck(run_dir, {(0, 7)}, 14)
+    files = sorted((run_dir / "journal").glob("segment-*.evj"))
+    for path in files[-2:] if how.startswith("the newest") else files:
+        path.unlink() if "deleted" in how else path.write_bytes(bytes(path.stat().st_size))
+    again = Spoilt(run_dir, bad, services=[Recovery(1)])
+    with pytest.raises(NonFiniteError, match="all 1 rollbacks are used up"):
+        again.train()
+    assert any(
+        "journal: rollback 1 is gone; the checkpoint has it, and it counts" in line for line in again.lines
+    )
+    more = finish(run_dir, bad, services=[Recovery(2)], on_change="override")
+    assert more.loop.ending.rollbacks == 2 and more.loop.step == 38
+    assert more.w.tobytes() == never_had(tmp_path / "expected", bad)[0]
+    assert [each.number for each in RunJournal(run_dir).rollbacks()][-1] == 2
+
+
+def test_a_number_that_is_missing_is_a_rollback_that_was_lost() -> None:
+    def at(number: int, step: int) -> Any:
+        return everstep.record.Rollback(number, step, "", step, "", (), 1)
+
+    assert Recovery().used([at(3, 10)], 11) == 3
+    assert Recovery().used([at(1, 10), at(3, 20)], 21) == 3
+    assert Recovery(reset_after=8).used([at(1, 10), at(3, 20)], 21) == 2
+    assert Recovery(reset_after=8).used([at(1, 10), at(2, 12)], 20) == 0

@@ -11,7 +11,7 @@ from everstep.checkpoint import files, format
 from everstep.checkpoint.format import CheckpointName, Phase
 from everstep.contracts import HostArray, Json
 from everstep.durable import require_no_link, temporary
-from everstep.errors import DamagedCheckpointError, NonFiniteError
+from everstep.errors import CheckpointError, NonFiniteError
 from everstep.redaction import without_credentials
 
 
@@ -78,7 +78,7 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int
         RunDirError: a link below `top` leads to it.
     """
     require_no_link(target, top)
-    _make_dirs(target.parent)
+    files.make_dirs(target.parent)
     trash: Path | None = None
 
     def make_room() -> Path | None:
@@ -176,11 +176,5 @@ def save_apart(
 def _equal(target: Path, digest: str) -> bool:
     try:
         return target.exists() and format.read(target).digest == digest
-    except DamagedCheckpointError:
+    except CheckpointError:
         return False
-
-
-def _make_dirs(folder: Path) -> None:
-    if not folder.is_dir():
-        _make_dirs(folder.parent)
-        files.make_dir(folder)

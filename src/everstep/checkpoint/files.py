@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from functools import partial
 from pathlib import Path
 
 from everstep import durable
-from everstep.durable import require_no_link, temporary
+from everstep.durable import remedy, require_no_link, temporary
 from everstep.errors import RunDirError
 from everstep.hazard import reach
 
@@ -19,18 +18,9 @@ write = partial(durable.write, room="checkpoint")
 write_whole = partial(durable.write_whole, room="checkpoint")
 fsync_folder = partial(durable.fsync_folder, room="checkpoint")
 rename = partial(durable.rename, room="checkpoint")
+make_dirs = partial(durable.make_dirs, room="checkpoint")
 discard = partial(durable.discard, room="checkpoint")
 discard_leftovers = partial(durable.discard_leftovers, room="checkpoint")
-
-_CAUSES = {
-    errno.ENOSPC: "the disk is full: free space or choose another directory",
-    errno.EDQUOT: "the disk quota is used up: free space, raise the quota or choose another directory",
-    errno.EROFS: "the file system is read-only: remount it or choose another directory",
-    errno.EACCES: "it may not be written: change its permissions or choose another directory",
-    errno.EPERM: "it may not be written: change its permissions or choose another directory",
-    errno.ENOENT: "it does not exist: create it or choose another directory",
-    errno.ENOTDIR: "it is a file: choose another directory",
-}
 
 
 def write_new(path: Path, data: bytes) -> None:
@@ -117,8 +107,10 @@ def trial_write(run_dir: Path) -> None:
         fsync_folder(run_dir)
     except OSError as error:
         discard(path)
-        cause = _CAUSES.get(error.errno or 0, "choose another directory")
-        raise RunDirError(f"run directory {run_dir} cannot be used ({error.strerror}): {cause}") from error
+        raise RunDirError(
+            f"run directory {run_dir} cannot be used ({error.strerror}): {remedy(error)}, or choose another "
+            "directory"
+        ) from error
 
 
 def forecast(run_dir: Path, bytes_needed: int) -> None:

@@ -42,7 +42,7 @@ class Pointer(NamedTuple):
 
 
 def read(path: Path, known: Collection[str]) -> Pointer:
-    """Read the file; never fails for what is in it.
+    """Read the file; never fails for what is in it, or if it cannot be read.
 
     A line that names a checkpoint is a person's whatever else is wrong; what is one bit from what we wrote, a
     piece of it, no text, or a misspelling of the very name whose checksum stands beside it, is damage.
@@ -55,6 +55,8 @@ def read(path: Path, known: Collection[str]) -> Pointer:
             raw = file.read(_LONGEST)
     except FileNotFoundError:
         return Pointer(Kind.ABSENT, "", "")
+    except OSError as error:
+        return Pointer(Kind.DAMAGED, "", str(error.strerror))
     text = raw.removeprefix(b"\xef\xbb\xbf")  # which some editors put first
     first, _, rest = (part.strip(b" \t\r\n") for part in text.partition(b"\n"))
     stands = first.decode("utf-8", "replace")

@@ -21,7 +21,7 @@ from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
 from everstep.contracts import HostArray, Json
-from everstep.durable import TMP, require_no_link
+from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
     CheckpointError,
     CheckpointVersionError,
@@ -348,9 +348,10 @@ class Store:
     def _edited(self, text: str, names: list[CheckpointName]) -> tuple[Checkpoint, list[str]]:
         text = self._name_in(text)
         if text not in map(str, names):
+            hint = nearest(text[:100], map(str, names))
             raise NoCheckpointError(
-                f"{self._pointer} was edited to name {text!r}, which is not in {self._folder}: name another "
-                f"one in its first line, or delete the file for the newest ({nearest(text, map(str, names))})"
+                f"{self._pointer} was edited to name {text!r:.100}, which is not in {self._folder}: name "
+                f"another one in its first line, or delete the file for the newest ({hint})"
             )
         note = f"{self._pointer} was edited: resuming from {text} (the newest is {names[-1]})"
         return self._read_chosen(CheckpointName.parse(text)), [note]
@@ -505,7 +506,8 @@ class Store:
             try:
                 files.retire(self.path(name), top=self.run_dir)
             except OSError as error:
-                self._say(f"old checkpoint {self.path(name)} could not be deleted ({error.strerror})")
+                why = f"{error.strerror}; {remedy(error)}"
+                self._say(f"old checkpoint {self.path(name)} could not be deleted ({why})")
                 break
             self._forget(name)
             deleted.append(name)
@@ -548,7 +550,7 @@ class Store:
             return {CheckpointName.parse(text) for text in read_note(self._pins)}
         except FileNotFoundError:
             return set()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{self._pins} is no JSON list of checkpoint names ({error}): correct or delete it"
             ) from error

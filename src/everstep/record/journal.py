@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import hazard
-from everstep.durable import fsync_folder, require_no_link
+from everstep.durable import fsync_folder, remedy, require_no_link
 from everstep.errors import JournalError, RunDirError, UsageError
 from everstep.record.frames import (
     EVENT,
@@ -86,6 +86,7 @@ class Journal:
         self._durable = 0  # bytes in the file that are durable
         self._named = False  # whether the file's name is durable
         self._down = ""  # what the disk refuses: "write" or "fsync"; over when that succeeds again
+        self._why: OSError | None = None  # the last refusal
         self._messages: deque[str] = deque()
         self._lost: _Lost | None = None
         self._gap: _Frame | None = None  # the event for _lost, in _queue
@@ -129,7 +130,7 @@ class Journal:
             raise
         except OSError as error:
             raise RunDirError(
-                error.errno, f"the journal cannot be created: {error.strerror}; see to the disk", str(path)
+                error.errno, f"the journal cannot be created: {error.strerror}; {remedy(error)}", str(path)
             ) from error
         journal = cls(descriptor, path, segment, warn, limit)
         journal._push(_Frame(pack_header(segment, parent), 0))
@@ -266,8 +267,10 @@ class Journal:
         if not self._down:
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training goes on and "
-                f"rows wait in memory, up to {self._limit >> 20} MiB. Free space and they are written"
+                f"rows wait in memory, up to {self._limit >> 20} MiB, and are written when it can be again "
+                f"({remedy(error)})"
             )
+        self._why = error
         if self._down != "fsync":
             self._down = what
         if self._queued > self._limit:
@@ -307,8 +310,9 @@ class Journal:
                 if self._fd < 0:
                     raise UsageError(f"{self.path} is closed; sync before Journal.close()")
                 if self._queue and self._queue[0].offset < needed:
+                    code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC
                     raise OSError(
-                        errno.ENOSPC, "the journal waits to be written; free some space", str(self.path)
+                        code, f"the journal waits to be written ({os.strerror(code)})", str(self.path)
                     )
                 if self._named and not (self._unsynced and self._unsynced[0].offset < needed):
                     return

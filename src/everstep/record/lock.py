@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep import hazard
-from everstep.durable import write_whole
+from everstep.durable import remedy, write_whole
 from everstep.errors import RunDirError, RunLockedError
 from everstep.regular import open_regular, read_note
 
@@ -71,7 +71,7 @@ class RunLock:
                     raise
                 raise RunDirError(
                     error.errno,
-                    f"the run cannot be locked: {error.strerror}; see to the disk",
+                    f"the run cannot be locked: {error.strerror}; {remedy(error)}",
                     str(self._path),
                 ) from error
 
@@ -153,11 +153,12 @@ class RunLock:
         return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
 
     def _holder(self) -> dict[str, Any] | None:
+        """Who wrote the note; what is damaged of it is left out."""
         try:
             holder = read_note(self._note)
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (OSError, ValueError):
             holder = None
         return holder if isinstance(holder, dict) else {}
 
@@ -194,7 +195,9 @@ def _flock_type(lock: bytes) -> int:
 
 
 def _who(holder: dict[str, Any]) -> str:
-    pid, host = holder.get("pid", "unknown"), holder.get("host", "unknown")
-    started = holder.get("started")
-    since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(started)) if started else ""
-    return f"process {pid} on host {host}{since}"
+    pid, host = (holder.get(name) or "unknown" for name in ("pid", "host"))
+    try:
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(float(holder["started"])))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # a damaged note
+        since = ""
+    return f"process {pid!s:.80} on host {host!s:.80}{since}"

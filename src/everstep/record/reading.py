@@ -258,6 +258,14 @@ _NEEDED: dict[str, dict[str, type]] = {
 }
 
 
+def _read_or_miss(number: int, path: Path) -> Segment:
+    """A file of a journal; one that cannot be read counts as one that was damaged from end to end."""
+    try:
+        return read_segment(path)
+    except OSError as error:
+        return Segment(number, path, 0, problems=[f"{path.name} cannot be read ({error.strerror}): skipped"])
+
+
 def _describe(path: Path, hole: Hole, size: int) -> str:
     length = hole.end - hole.start
     if hole.end == size:
@@ -286,7 +294,7 @@ class RunJournal:
     def _segments(self) -> dict[int, Segment]:
         paths = (self.run_dir / "journal").glob("segment-*.evj")
         numbers = sorted((number, path) for path in paths if (number := segment_number(path)))
-        return {number: read_segment(path) for number, path in numbers}
+        return {number: _read_or_miss(number, path) for number, path in numbers}
 
     @cached_property
     def _chain(self) -> dict[int, int]:

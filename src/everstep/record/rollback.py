@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from everstep.redaction import redacted
+
 KIND = "rollback"
 """What the decision's `what` says."""
 
@@ -64,6 +66,10 @@ class Rollback(NamedTuple):
             decisions: the data of each, and the start that decided it.
         """
         return [cls._of(data, segment) for data, segment in decisions if data.get("what") == KIND]
+
+    def stored(self) -> list[Any]:
+        """As a checkpoint holds it, beside the journal: the inverse is `among` one."""
+        return [redacted(self.data()), self.segment]
 
     @classmethod
     def fits(cls, data: dict[str, Any]) -> bool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from everstep.durable import require_no_link, write_whole
+from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
 from everstep.errors import RunDirError
 from everstep.record import frames
 from everstep.record.reading import segment_number
@@ -29,7 +30,11 @@ ROOT = "EVERSTEP_ROOT"
 
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
-_WRITTEN = (*_OURS, _COPY, "pins.json", "best", "damaged", "superseded", "exports", "dumps", "logs")
+_FILES = ("run.json", _COPY, "lock", "lock.json", "checkpoint", "pins.json")
+_FOLDERS = (
+    *("checkpoints", "journal", "evaluations"),
+    *("best", "damaged", "superseded", "exports", "dumps", "logs"),
+)
 
 
 def located(path: str | os.PathLike[str]) -> Path:
@@ -102,8 +107,8 @@ class RunDir:
     def _open(cls, folder: Path, create: bool, seed: int | None, about: Mapping[str, Any]) -> RunDir:
         _require_folder(folder, create)
         if create:
-            for name in _WRITTEN:
-                require_no_link(folder / name, folder)
+            _require_places(folder)
+        seen = os.listdir(folder)  # before run.json is looked for: another process may begin the run just now
         facts, damage = _read(folder / "run.json")
         notes: tuple[str, ...] = ()
         if facts is None:
@@ -116,7 +121,7 @@ class RunDir:
                     damage or f"{folder} is no run directory: it has no run.json; check the path"
                 )
             else:
-                _require_empty(folder)
+                _require_empty(folder, seen)
                 facts = _create(folder, seed, about)
         _require_version(folder, facts)
         if create:
@@ -170,7 +175,7 @@ def _require_folder(folder: Path, create: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise RunDirError(f"{folder} is a file; give a directory for the run")
     if create:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_dirs(folder, "run.json")
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise RunDirError(
                 f"{folder} cannot be written (read-only); change its permissions or choose another"
@@ -179,8 +184,23 @@ def _require_folder(folder: Path, create: bool) -> None:
         raise RunDirError(f"there is no run in {folder}: it does not exist; check the path")
 
 
-def _require_empty(folder: Path) -> None:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+def _require_places(folder: Path) -> None:
+    """Where the run has a file, nothing but a file, and no link; so for folders."""
+    for name in (*_FILES, *_FOLDERS):
+        path = folder / name
+        require_no_link(path, folder)
+        if not os.path.lexists(path) or (path.is_dir() if name in _FOLDERS else path.is_file()):
+            continue
+        here = "a folder" if path.is_dir() else "a file" if path.is_file() else "no file (a pipe, a device)"
+        kept = "folder" if name in _FOLDERS else "file"
+        raise RunDirError(
+            f"{path} is {here}, and a run has a {kept} of that name: move it away and start again"
+        )
+
+
+def _require_empty(folder: Path, seen: Collection[str]) -> None:
+    """Refuse a folder without `run.json` that was not empty before that was looked for."""
+    names = sorted(name for name in seen if not name.startswith("."))
     if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
         raise RunDirError(
             f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; put one of "
@@ -219,6 +239,8 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
         **about,
     }
     write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
+    with contextlib.suppress(PermissionError):  # to read it; it may be new as well
+        fsync_folder(folder.parent, "run.json")
     theirs, damage = _read(folder / "run.json")  # two processes may be here at once: the first one counts
     if theirs is None:
         raise RunDirError(damage or f"{folder / 'run.json'} vanished while it was made; start again")

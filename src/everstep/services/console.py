@@ -432,6 +432,11 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+_LOG_FLAGS = (
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+)  # a pipe in its place keeps nobody waiting
+
+
 class _LogFile:
     """Lines with a time stamp, each appended by one write: whole after a kill, and gone on with later.
 
@@ -454,7 +459,7 @@ class _LogFile:
             if self._file is None:
                 require_no_link(self._path, self._path.parent.parent)
                 self._path.parent.mkdir(exist_ok=True)
-                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._file = os.open(self._path, _LOG_FLAGS, 0o666)
             os.write(self._file, lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
             if not self._complained:

@@ -62,12 +62,14 @@ class Recovery(Service):
 
     def used(self, before: Iterable[Rollback], step: int) -> int:
         """How many tries the rollbacks so far have used, where `step` fails."""
-        count, last = 0, None
-        for failed in [*(each.step for each in before), step]:
+        count, last, number = 0, None, 0
+        for failed, which in [*((each.step, each.number) for each in before), (step, None)]:
             if last is not None and self.reset_after is not None and failed - last >= self.reset_after:
                 count = 0
-            count, last = count + 1, failed
-        return count - 1
+            if which is not None:  # a number that is left out is of one that the record has lost
+                count, number = count + which - number, which
+            last = failed
+        return count
 
     def blamed(self, before: Sequence[Rollback], step: int) -> list[Drawn]:
         """The batches to quarantine where `step` fails; none if it and those before it read no data."""

@@ -29,6 +29,7 @@ from everstep.contracts import (
     Stage,
     Stop,
 )
+from everstep.durable import remedy
 from everstep.errors import (
     BadStepError,
     CheckpointError,
@@ -39,7 +40,6 @@ from everstep.errors import (
     NotResumableError,
     ProgressError,
     RolledBack,
-    RunDirError,
     ServiceError,
     StateError,
     UsageError,
@@ -933,6 +933,7 @@ class Run:
             "best": {b.metric: b.saved_as for b in self._board.all(Best) if b.saved_as is not None},
             "kept": {b.metric: b.kept for b in self._board.all(Best) if b.kept},
             "open": self._rest,
+            "rollbacks": [rollback.stored() for rollback in self._rollbacks.decided],
             "fingerprint": self._recovered.fingerprint,
             "one_fingerprint": self._recovered.one_fingerprint,
         }
@@ -978,8 +979,8 @@ class Run:
             self._announce_commits(wait=True)
             if self._saver.error is not None:
                 raise CheckpointError(
-                    f"the trial save at step 0 failed: {self._saver.error}; free space or choose another "
-                    "run directory before training"
+                    f"the trial save at step 0 failed: {self._saver.error}; {self._saver.remedy}, or choose "
+                    "another run directory, before training"
                 ) from self._saver.error
             self._trial_open = False
 
@@ -1005,9 +1006,8 @@ class Run:
         self._announce_commits(wait=True)
         error = self._saver.error
         if error is not None:
-            remedy = "do so" if isinstance(error, RunDirError) else "free space"
             raise CheckpointError(
-                f"the last state could not be saved: {error}; {remedy} and start again: "
+                f"the last state could not be saved: {error}; {self._saver.remedy} and start again: "
                 "the run goes on from the checkpoint before"
             ) from error
 
@@ -1177,7 +1177,7 @@ class Run:
             self._journal.sync()
         except OSError as error:
             raise CheckpointError(
-                f"the end of the run could not be recorded ({error}); free space and start again: "
+                f"the end of the run could not be recorded ({error}); {remedy(error)} and start again: "
                 "no step is lost"
             ) from error
         self._restore_best()

@@ -269,6 +269,7 @@ class Opening:
         if checkpoint.path != self.store.path(checkpoint.name):
             meta = self._adopt(checkpoint)
             self.rollbacks = []
+        self._remember_rollbacks(meta)
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
@@ -306,6 +307,15 @@ class Opening:
         found = reference(self._journal, parent, progress.step, tail=progress.phase == "step")
         return Replay(found, partial(incomparable, same_numbers))
 
+    def _remember_rollbacks(self, meta: Any) -> None:
+        """Those that the checkpoint knows and a damaged journal has forgotten still count."""
+        known = {each.number: each for each in self.rollbacks}
+        stored = Rollback.among(tuple(each) for each in meta.get("rollbacks", []))
+        forgotten = [each for each in stored if each.number not in known]
+        for each in forgotten:
+            self._say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
+        self.rollbacks = sorted([*self.rollbacks, *forgotten], key=lambda each: each.number)
+
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
         """The checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
 
@@ -328,7 +338,7 @@ class Opening:
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
         """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
-        meta = self.store.adopt(checkpoint, journal=None)
+        meta = self.store.adopt(checkpoint, journal=None, rollbacks=[])
         self._say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
         return meta
 

@@ -112,7 +112,7 @@ class Rollbacks:
         first = blamed[0].step
         target = [name for name in checkpoints if name.step < first][-1]
         batches = tuple(self._batch(drawn) for drawn in blamed)
-        number = len(self.decided) + 1
+        number = max((each.number for each in self.decided), default=0) + 1
         return Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
 
     def _used_up(self, recovery: Recovery, used: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
 from everstep.contracts import SaveBest
+from everstep.durable import remedy
 from everstep.errors import RunDirError
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
@@ -165,7 +166,13 @@ class Saver:
             )
         self.failures += 1
         self.error = error
-        self._warn(f"a save failed, the checkpoint before is intact ({type(error).__name__}: {error})")
+        told = f"{type(error).__name__}: {error}"
+        self._warn(f"a save failed, the checkpoint before is intact ({told}); {self.remedy}")
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the error of the newest save, in words."""
+        return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
 
     def take_committed(self) -> list[CommittedCheckpoint]:
         """What was committed and not announced yet, oldest first."""

@@ -1,0 +1,322 @@
+"""Whatever stands in the place of a run's files: it heals with a sentence, or is one error with a remedy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import Every
+from everstep.durable import remedy
+from everstep.errors import CheckpointError, EverstepError
+from everstep.record import RunDir, RunLock, rundir
+from everstep.testing import armed, nothing_left
+from tiny_runs import Boom, Tiny, boom_at
+
+NOBODY = 65534
+
+
+def tiny(run_dir: Path, **more: Any) -> Tiny:
+    services = [
+        everstep.Checkpoints(Every(steps=1), keep_last=2),
+        everstep.Best("valid_loss", restore_at_end=True),
+        everstep.services.CSV(),
+        everstep.services.JSONLines(),
+        everstep.services.Export(Every(epochs=1), entry="w"),
+    ]
+    return Tiny(run_dir, services=services, **{"max_epoch": 3, **more})
+
+
+def train(program: Tiny, at: int = 0) -> Tiny:
+    return program.train(
+        inside=boom_at(at), tail=lambda loop, epoch: loop.collect_metrics(valid_loss=abs(epoch - 1.5))
+    )
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two starts, killed in the third epoch, with a pin."""
+    run = tmp_path_factory.mktemp("places") / "run"
+    for at in (6, 11):
+        with pytest.raises(Boom):
+            train(tiny(run), at)
+    everstep.checkpoint.Store(run, 0, print).pin(everstep.checkpoint.CheckpointName(10))
+    (run / "lock.json").write_text('{"pid": 1, "host": "other", "started": 1.0}')
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return train(tiny(tmp_path_factory.mktemp("straight") / "run"))
+
+
+def becomes_folder(path: Path) -> None:
+    clear(path)
+    path.mkdir()
+    (path / "something").write_text("of somebody")
+
+
+def becomes_file(path: Path) -> None:
+    clear(path)
+    path.write_text("of somebody")
+
+
+def becomes_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def is_cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def is_noise(path: Path) -> None:
+    path.write_bytes(random.Random(path.name).randbytes(max(path.stat().st_size, 64)))
+
+
+def is_brackets(path: Path) -> None:
+    path.write_bytes(b"[" * 200_000)
+
+
+def is_other_json(path: Path) -> None:
+    path.write_text('{"pid": [1], "host": {"a": 1e999}, "started": "noon", "versions": 3, "body": []}')
+
+
+def becomes_pipe(path: Path) -> None:
+    clear(path)
+    os.mkfifo(path)
+
+
+def becomes_socket(path: Path) -> None:
+    clear(path)
+    here = os.getcwd()
+    os.chdir(path.parent)  # its name may be 107 bytes long
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def leads_to_itself(path: Path) -> None:
+    clear(path)
+    path.symlink_to(path.name)
+
+
+def is_gone(path: Path) -> None:
+    clear(path)
+
+
+def clear(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+TO_A_FILE: list[Callable[[Path], None]] = [
+    *(becomes_folder, becomes_empty, is_cut, is_noise, is_brackets, is_other_json),
+    *(becomes_pipe, becomes_socket, leads_to_itself, is_gone),
+]
+TO_A_FOLDER: list[Callable[[Path], None]] = [becomes_file, becomes_pipe, leads_to_itself, is_gone]
+
+
+def places(run: Path) -> Iterator[tuple[Path, list[Callable[[Path], None]]]]:
+    """Every file and folder of a run, relative, and what may befall it."""
+    for path in sorted(run.rglob("*")):
+        yield path.relative_to(run), TO_A_FOLDER if path.is_dir() else TO_A_FILE
+
+
+REMEDY = (
+    "move it away",
+    "put it back",
+    "put one of them back",
+    "put the folder or file itself",
+    "bring it back",
+    "delete the file",
+    "change its permissions",
+)
+
+
+def befallen(run: Path, digest: str | None) -> str | None:
+    """Start it: what is wrong with how that went; None if the run healed."""
+    before = set((run / "checkpoints").rglob("*.safetensors"))
+    said: list[str] = []
+    program = tiny(run, say=said.append)
+    try:
+        with nothing_left():
+            train(program)
+    except EverstepError as error:
+        told = str(error)
+        lost = before - set((run / "checkpoints").rglob("*.safetensors"))
+        if lost or str(run) not in told or not any(words in told for words in REMEDY):
+            return f"{type(error).__name__}: {told}; lost: {lost}"
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if program.loop.ending.digest != digest and not any("'export' failed" in line for line in said):
+        return f"another run: {said}"
+    return None
+
+
+def befall(struck: Path, run: Path, place: Path, damage: Callable[[Path], None]) -> Path:
+    shutil.copytree(struck, run, symlinks=True)
+    damage(run / place)
+    return run
+
+
+SOME = (becomes_folder, is_noise, becomes_pipe, becomes_file)
+
+
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path: Path, deep: bool) -> None:
+    """Healed, it ends in the run that was never damaged; else the error is ours and nothing is lost."""
+    found: dict[str, str | None] = {}
+    for place, damages in places(struck):
+        for damage in damages:
+            if deep or (damage in SOME and len(place.parts) < 3):
+                run = befall(struck, tmp_path / str(len(found)), place, damage)
+                found[f"{place} {damage.__name__}"] = befallen(run, straight.loop.ending.digest)
+                shutil.rmtree(run)
+    wrong = [f"{what}: {how}" for what, how in found.items() if how]
+    assert not wrong, "\n".join(wrong)
+    assert len(found) > (230 if deep else 40) and "" in found.values() and None in found.values()
+
+
+def test_a_file_that_may_not_be_read(struck: Path, straight: Tiny) -> None:
+    outer = Path(tempfile.mkdtemp())
+    outer.chmod(0o755)
+    was_root = os.geteuid() == 0
+    found: dict[str, str | None] = {}
+    try:
+        for place, damages in places(struck):
+            if damages is TO_A_FOLDER or len(place.parts) > 3:
+                continue
+            run = befall(struck, outer / str(len(found)), place, lambda path: None)
+            (run / place).chmod(0)
+            if was_root:
+                for path in (run, *run.rglob("*")):
+                    os.chown(path, NOBODY, NOBODY)
+                os.chown(run / place, 0, 0)
+                os.seteuid(NOBODY)
+            try:
+                found[str(place)] = befallen(run, straight.loop.ending.digest)
+            finally:
+                if was_root:
+                    os.seteuid(0)
+    finally:
+        shutil.rmtree(outer)
+    assert not any(found.values()), found
+    assert len(found) > 10
+
+
+# ------------------------------------------------------------------------------ a new run directory
+
+
+def test_the_loser_of_a_race_opens_the_run_of_the_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner begins, and has saved, between the loser's look for run.json and its next one."""
+    run, read = tmp_path / "run", rundir._read
+    winners: list[RunDir] = []
+
+    def winner_comes(path: Path) -> Any:
+        found = read(path)
+        if not winners:
+            monkeypatch.setattr(rundir, "_read", read)
+            winners.append(RunDir.open(run, seed=3))
+            for name in ("checkpoints", "journal", "logs", "best"):
+                (run / name).mkdir()
+        return found
+
+    monkeypatch.setattr(rundir, "_read", winner_comes)
+    loser = RunDir.open(run, seed=5)
+    assert (loser.seed, loser.id) == (3, winners[0].id)
+
+
+def test_every_parent_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = set(), os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    RunDir.open(tmp_path / "a" / "b" / "run")
+    assert synced >= {
+        str(tmp_path),
+        str(tmp_path / "a"),
+        str(tmp_path / "a" / "b"),
+        str(tmp_path / "a/b/run"),
+    }
+    synced.clear()
+    (tmp_path / "made").mkdir()
+    RunDir.open(tmp_path / "made")
+    assert str(tmp_path) in synced
+
+
+# --------------------------------------------------------------------------------------- lock.json
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"", b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"started": "noon"}', b'{"started": NaN}',
+        b'{"started": 1e300, "pid": {}}', b'{"pid": ' + b"9" * 300 + b"}", b'{"started": [1], "host": ["a"]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_note_of_the_lock_is_left_out(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / "lock.json").write_bytes(note)
+    lock = RunLock(tmp_path)
+    told = lock.acquire()
+    assert told is not None and told.startswith("took over the run from process ") and len(told) < 300
+    assert json.loads((tmp_path / "lock.json").read_bytes())["pid"] == os.getpid()
+    lock.release()
+
+
+# ---------------------------------------------------------------------------------- the disk's errors
+
+
+WORDS = {
+    "ENOSPC": "free space",
+    "EDQUOT": "raise the quota",
+    "EROFS": "remount it",
+    "EACCES": "change its permissions",
+    "EIO": "take the run to another disk",
+    "ENAMETOOLONG": "choose shorter names",
+    "EMFILE": "ulimit -n",
+    "EFBIG": "ulimit -f",
+    "ESTALE": "mount it again",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), WORDS.items())
+def test_each_error_of_the_disk_has_its_own_remedy(tmp_path: Path, name: str, words: str) -> None:
+    assert words in remedy(OSError(getattr(errno, name), "..."))
+    others = [each for each in WORDS.values() if each != words and name != "EDQUOT"]
+    with armed(f"{name}:checkpoint.open:3-"), pytest.raises(CheckpointError) as first:
+        Tiny(tmp_path / "first", max_epoch=1).train()
+    program = Tiny(tmp_path / "last", max_epoch=1)
+    with armed(f"{name}:checkpoint.write:9-"), pytest.raises(CheckpointError) as last:
+        program.train()
+    told = [
+        str(first.value),
+        str(last.value),
+        next(w for w in program.loop.ending.warnings if "save failed" in w),
+    ]
+    for text in told:
+        assert words in text and not any(other in text for other in others), text
+
+
+def test_a_journal_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    program = Tiny(tmp_path, max_epoch=1)
+    with armed("EIO:journal.write:1-"), pytest.raises(CheckpointError) as last:
+        program.train()
+    assert "free" not in str(last.value) and "take the run to another disk" in str(last.value)
+    assert not any("ree space" in line for line in program.lines)
