@@ -13,6 +13,7 @@ from everstep.checkpoint import CheckpointName, Retention, Store, place_apart, r
 from everstep.cli.group import commands
 from everstep.durable import temporary
 from everstep.errors import CheckpointError, RunDirError
+from everstep.record import RunDir, remove
 from everstep.record.trail import trail_path
 from everstep.services import CSV, Export
 from tiny_runs import Tiny
@@ -160,3 +161,13 @@ def test_what_is_prepared_beside_a_file_is_not_prepared_through_a_link(tmp_path:
         place.symlink_to(victim / "run.json")
     train(evil, 2)
     assert content(victim) == before
+
+
+def test_removing_a_run_leaves_alone_what_its_links_lead_to(tmp_path: Path, victim: Path) -> None:
+    evil = train(tmp_path / "evil", 1).run_dir
+    replaced(evil / "checkpoints", victim / "checkpoints")
+    replaced(evil / "best" / "loss", victim / "best" / "loss")
+    (evil / "mine").symlink_to(victim)
+    before = content(victim)
+    remove(evil, RunDir.open(evil, create=False).id)
+    assert content(victim) == before and not evil.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,9 @@ from everstep.redaction import MARK
 VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
 
+_NO_FILE = re.compile(r"postgres(ql)?:|(^|\s)(host|dbname|user|password)=")
+"""What a person means for a database, and what would become a file of that name."""
+
 Place: TypeAlias = Path | str
 """A file, or the URL of a PostgreSQL database."""
 
@@ -20,9 +24,14 @@ def place(text: str) -> Place:
     """What a person calls the index: a file's path, made absolute, or a URL.
 
     Raises:
-        ConfigError: a URL of anything but PostgreSQL.
+        ConfigError: a URL of anything but PostgreSQL, or what is to be one and is none.
     """
     scheme, separator, _ = text.partition("://")
+    if not separator and _NO_FILE.search(text):
+        raise ConfigError(
+            "the index's place is no URL (it is not shown: it may hold a password); give "
+            "postgresql://USER@HOST/DATABASE"
+        )
     if not separator:
         return Path(text).absolute()
     if scheme not in ("postgresql", "postgres"):
