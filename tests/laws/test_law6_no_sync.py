@@ -72,11 +72,11 @@ def far(monkeypatch: pytest.MonkeyPatch) -> FarBackend:
     return backend
 
 
-def services() -> list[everstep.Service]:
+def services(judged: Every | None = None) -> list[everstep.Service]:
     return [
         everstep.Checkpoints(Every(steps=100)),
-        everstep.Best("valid_loss"),
-        everstep.EarlyStop("valid_loss", patience=3),
+        everstep.Best("valid_loss", every=judged),
+        everstep.EarlyStop("valid_loss", patience=3, every=judged),
         everstep.Console(sink=lambda line: None),
         everstep.NaNGuard(),
         everstep.StopAfter(seconds=1e6),
@@ -109,7 +109,7 @@ def require_few(far: FarBackend, due: set[int]) -> None:
 
 def test_supervisor(tmp_path: Path, far: FarBackend) -> None:
     sv = everstep.Supervisor(
-        tmp_path, {"w": np.zeros(2)}, max_step=300, services=services(), clock=ManualClock()
+        tmp_path, {"w": np.zeros(2)}, max_step=300, services=services(Every(steps=100)), clock=ManualClock()
     )
     with sv:
         sv.stream(None)
