@@ -154,6 +154,16 @@ def test_anchors_and_merge_keys(write: Callable[..., str]) -> None:
     assert found.named == {"a": Layer(3, (1.0,)), "b": Layer(4, (1.0,))}
 
 
+def test_aliases_that_stand_for_too_much_are_refused(write: Callable[..., str]) -> None:
+    """Nine lines that stand for ten to the ninth values."""
+    lines = ["a0: &a0 [" + ", ".join("x" * 10) + "]"]
+    lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 10) + "]" for n in range(1, 9)]
+    with pytest.raises(ConfigError, match="more than 100,000 values, with each alias written out"):
+        resolve(Config, [write("\n".join(lines))])
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        resolve(Config, [write("a: " + "[" * 5000)])
+
+
 def test_the_resolved_tree_is_yaml_that_resolves_to_the_same(write: Callable[..., str]) -> None:
     text = f"lr: 3e-5\nnet: {{call: '{HERE}:Net', width: 3, layer: {{width: 2}}}}\nmode: max\nlayers: [{{}}]"
     found = resolve(Config, [write(text)])

@@ -15,7 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 from index_runs import index_rows, journal_rows, start
+from sqlalchemy import make_url
 
+import everstep
 from everstep.errors import RunIndexError
 from everstep.index import writer
 from everstep.index.database import Database
@@ -227,3 +229,23 @@ def fill(ballast: Path) -> None:
             except OSError:
                 pass
     os.chown(ballast, NOBODY, NOBODY)
+
+
+def test_who_may_only_read_gets_his_list_with_a_note(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.database()
+    monkeypatch.chdir(tmp_path)
+    Tiny(tmp_path / "first", max_epoch=1).train()
+    sync(Database(url), [tmp_path])
+    Tiny(tmp_path / "second", max_epoch=1).train()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("GRANT USAGE ON SCHEMA everstep TO reader")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA everstep TO reader")
+    reading = make_url(url).set(username="reader").render_as_string(hide_password=False)
+    for address in (reading, f"{url}&options=-c%20default_transaction_read_only%3Don"):
+        with pytest.warns(RuntimeWarning, match="may lack what is newest.*this user may not write the index"):
+            found = everstep.query("runs", index=address)
+        assert [run["name"].partition("-")[0] for run in found] == ["first"]

@@ -28,6 +28,7 @@ EXTRAS = {
 
 def main() -> NoReturn:
     """Run the command of this process's arguments, and exit."""
+    status = 0
     try:
         status = _run()
         sys.stdout.flush()
@@ -43,7 +44,6 @@ def main() -> NoReturn:
         status = 1
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
     sys.exit(status)
 
 
@@ -62,6 +62,7 @@ def _run() -> int:
     import click
 
     from everstep.cli.group import commands
+    from everstep.cli.output import note, say, shown
     from everstep.errors import ConfigError, EverstepError
     from everstep.index.faults import MalformedIndexError
     from everstep.redaction import redacted
@@ -73,17 +74,17 @@ def _run() -> int:
         try:
             return run()
         except MalformedIndexError as error:  # it is set aside: the second time it is made again
-            print(f"note: {error}", file=sys.stderr)
+            note([str(error)])
             return run()
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = click.UsageError(_unknown(error), error.ctx)
-        click.UsageError(redacted(error.format_message()), getattr(error, "ctx", None)).show()
+        click.UsageError(shown(redacted(error.format_message())), getattr(error, "ctx", None)).show()
         return error.exit_code
     except click.exceptions.Abort:
         return 130
     except EverstepError as error:
-        print(f"everstep: {redacted(str(error))}", file=sys.stderr)
+        say(f"everstep: {redacted(str(error))}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from everstep.cli.finding import find
-from everstep.cli.options import index_option
+from everstep.cli.options import index_option, run_argument
+from everstep.cli.output import in_line, say
 from everstep.record import accept
 
 
 @click.command("accept")
-@click.argument("run")
+@run_argument
 @click.option(
     "--divergence", metavar="STEP", type=int, required=True, help="The step, as everstep show has it."
 )
@@ -24,4 +25,4 @@ def command(run: str, divergence: int, index: str | None) -> None:
     """
     found = find(run, index)
     accept(found.path, divergence)
-    click.echo(f"{found.facts['name']}: the divergence at step {divergence} is accepted")
+    say(f"{in_line(found.facts['name'])}: the divergence at step {divergence} is accepted")

@@ -11,8 +11,8 @@ import click
 from everstep.checkpoint import CheckpointName, Retention, Store, verify_checkpoint
 from everstep.cli.finding import find
 from everstep.cli.listing import BEST, asked_for, best_weights, checkpoints_of, store_of
-from everstep.cli.options import index_option, json_option
-from everstep.cli.output import note, print_json, print_table
+from everstep.cli.options import index_option, json_option, run_argument
+from everstep.cli.output import in_line, note, print_json, print_table, say
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest
 from everstep.record import RunDir, RunLock
@@ -21,7 +21,7 @@ _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "nex
 
 
 @click.command("checkpoints")
-@click.argument("run")
+@run_argument
 @click.argument("action", type=click.Choice(["list", "verify", "pin", "unpin", "prune"]), default="list")
 @click.argument("names", nargs=-1)
 @click.option(
@@ -71,11 +71,11 @@ def command(
         print_table(rows, ("verified", *_COLUMNS) if action == "verify" else _COLUMNS)
         for row in rows:
             if "problem" in row:
-                click.echo(row["problem"])
+                say(in_line(row["problem"]))
         if action == "prune":
             _say_pruned(rows, delete)
         if action == "list" and not names and (best := best_weights(run_dir)):
-            click.echo("\nbest weights")
+            say("\nbest weights")
             print_table(best, BEST)
     if action == "verify" and not all(row["whole"] for row in rows):
         sys.exit(1)
@@ -163,4 +163,4 @@ def _best(text: str | None, store: Store) -> tuple[str, str, int] | None:
 
 def _say_pruned(rows: list[dict[str, Any]], deleted: bool) -> None:
     count = f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}"
-    click.echo(f"{count} deleted" if deleted else f"{count} would go; pass --delete to delete")
+    say(f"{count} deleted" if deleted else f"{count} would go; pass --delete to delete")

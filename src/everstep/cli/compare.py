@@ -8,8 +8,8 @@ import click
 
 from everstep.cli.finding import Found, find_all
 from everstep.cli.listing import best_values, digest_of, options_of
-from everstep.cli.options import index_option, json_option
-from everstep.cli.output import cell, print_json, print_table
+from everstep.cli.options import complete_run, index_option, json_option
+from everstep.cli.output import cell, print_json, print_table, say
 from everstep.index.queries import FACTS, starts, summaries
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", "mark"}
@@ -18,7 +18,7 @@ _WIDEST = 48
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1, required=True, shell_complete=complete_run)
 @click.option("--all", "show_all", is_flag=True, help="Also facts that are equal.")
 @index_option
 @json_option
@@ -44,12 +44,12 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
         print_json({"runs": titles, "facts": facts, "metrics": metrics})
         return
     for heading, values in (("facts", facts), ("metrics", metrics)):
-        click.echo(f"{heading}{' that differ' if heading == 'facts' and not show_all else ''}")
+        say(f"{heading}{' that differ' if heading == 'facts' and not show_all else ''}")
         rows = [{"": name, **{t: _shown(name, v[t]) for t in titles}} for name, v in values.items()]
         print_table(rows, ("", *titles), indent="  ")
-        click.echo()
+        say()
     if (digest := digests.pop()) is not None and not digests:
-        click.echo(f"the newest checkpoints are equal to the bit: digest {digest}")
+        say(f"the newest checkpoints are equal to the bit: digest {digest}")
 
 
 def _titles(given: tuple[str, ...], found: list[Found]) -> list[str]:

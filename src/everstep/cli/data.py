@@ -7,6 +7,7 @@ from itertools import islice
 import click
 
 from everstep.cli import experiments
+from everstep.cli.output import say
 
 
 @click.command("data")
@@ -22,6 +23,6 @@ def command(arguments: tuple[str, ...], stream: str, count: int, profile: str | 
 
     experiment = open_config(files, overrides, profile=profile)
     for number, batch in enumerate(islice(batches(experiment, stream), count), 1):
-        click.echo(f"{stream}, batch {number}")
+        say(f"{stream}, batch {number}")
         for line in described(batch):
-            click.echo(f"  {line}")
+            say(f"  {line}")

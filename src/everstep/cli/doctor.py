@@ -19,7 +19,7 @@ import click
 
 from everstep import backends
 from everstep.cli.options import json_option
-from everstep.cli.output import print_json, size
+from everstep.cli.output import print_json, say, size
 from everstep.record import RunJournal, RunLock
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
@@ -53,7 +53,7 @@ def command(folder: Path, as_json: bool) -> None:
         width = max(len(finding.name) for finding in findings)
         for name, found, ok in findings:
             mark = {True: "ok", False: "BAD", None: ""}[ok]
-            click.echo(f"{mark:4}{name:{width}}  {found}")
+            say(f"{mark:4}{name:{width}}  {found}")
     if any(finding.ok is False for finding in findings):
         sys.exit(1)
 

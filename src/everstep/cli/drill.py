@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from everstep.cli.leaving import leave_in_order
+from everstep.cli.output import say
 
 HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the run never stopped.
 
@@ -56,12 +57,12 @@ def command(
     leave_in_order()
     try:
         report = campaign.drill(
-            script, args, kills=kills, seed=seed, hazards=hazards, timeout=timeout, keep=keep, say=click.echo
+            script, args, kills=kills, seed=seed, hazards=hazards, timeout=timeout, keep=keep, say=say
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     except DrillError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         found, status = {"error": str(error), "exit_code": NOT_DRILLED}, NOT_DRILLED
     else:
         found, status = report.as_dict(), report.exit_code

@@ -6,12 +6,12 @@ import click
 
 from everstep.cli import experiments
 from everstep.cli.finding import find
-from everstep.cli.options import index_option, json_option
+from everstep.cli.options import index_option, json_option, run_argument
 from everstep.cli.output import print_json
 
 
 @click.command("eval")
-@click.argument("run")
+@run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @experiments.weights_option

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from everstep.cli.options import index_option
+from everstep.cli.output import say
 from everstep.errors import ChangedError, ConfigError
 from everstep.index.asking import index_place
 from everstep.index.location import VARIABLE
@@ -98,7 +99,7 @@ def train(experiment: Any, schedule: str, dry_run: bool, *, resumed: bool = Fals
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print what was evaluated, if anything was."""
     if metrics:
-        click.echo(values_line(metrics))
+        say(values_line(metrics))
 
 
 @contextmanager
@@ -117,12 +118,12 @@ def _describe(experiment: Any, schedule: str) -> None:
     changes = experiment.check(schedule)
     trainer = experiment.trainer
     state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
-    click.echo(f"run       {trainer.run_dir}")
-    click.echo(f"task      {type(trainer.task).__name__}: {state}")
+    say(f"run       {trainer.run_dir}")
+    say(f"task      {type(trainer.task).__name__}: {state}")
     for name, stream in trainer.streams.items():
-        click.echo(f"stream    {name}: {stream!r}")
+        say(f"stream    {name}: {stream!r}")
     for service in experiment.config.services:
-        click.echo(f"service   {service.name}")
+        say(f"service   {service.name}")
     if changes:
-        click.echo(changes)
-    click.echo(f"schedule  {schedule}: nothing was run (--dry-run)")
+        say(changes)
+    say(f"schedule  {schedule}: nothing was run (--dry-run)")

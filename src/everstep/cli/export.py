@@ -11,8 +11,8 @@ import click
 from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.cli.finding import find
 from everstep.cli.listing import store_of
-from everstep.cli.options import index_option
-from everstep.cli.output import note
+from everstep.cli.options import index_option, run_argument
+from everstep.cli.output import note, say
 from everstep.contracts import BESIDE, HostArray
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.services import export
@@ -20,7 +20,7 @@ from everstep.state import array_name
 
 
 @click.command("export")
-@click.argument("run")
+@run_argument
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Made whole.")
 @click.option("--best", metavar="METRIC", help="The best weights by it; without, the newest checkpoint.")
 @click.option("--entry", default="model", show_default=True, help="Of the run's state, such as ema.")
@@ -51,7 +51,7 @@ def command(run: str, out: Path, best: str | None, entry: str, index: str | None
         format="safetensors",
     )
     export.place(out, export.weights(arrays), about, top=out.parent)
-    click.echo(f"{out}: {len(arrays)} arrays of {entry!r} at step {checkpoint.step}, from {checkpoint.path}")
+    say(f"{out}: {len(arrays)} arrays of {entry!r} at step {checkpoint.step}, from {checkpoint.path}")
 
 
 def _chosen(run_dir: Path, metric: str | None) -> Checkpoint:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.cli.output import note
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, EverstepError
 from everstep.index import asking, mongo
 from everstep.index.database import Database
 from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
-from everstep.index.queries import FACTS, GONE, Recorded, all_runs, find_run, is_metric
+from everstep.index.queries import FACTS, GONE, Recorded, all_runs, find_run, is_metric, run_names
 from everstep.index.sense import require_comparable, require_there
 from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
@@ -168,3 +168,13 @@ def _read_alone(run_dir: Path) -> Found:
     note(ship(database, run_dir).problems)
     with database.read() as connection:
         return Found(database, find_run(connection, str(run_dir)))
+
+
+def names_beginning(text: str, index: str | None) -> list[str]:
+    """The names of runs in the index that begin with a text, sorted; none where there is no index."""
+    try:
+        database = Database(asking.index_place(index))
+        with database.read() as connection:
+            return sorted(name for name in run_names(connection) if name.startswith(text))
+    except (EverstepError, OSError):  # nobody reads a message while a line is completed
+        return []

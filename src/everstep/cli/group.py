@@ -59,8 +59,12 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (EverstepError, BrokenPipeError):
+        except EverstepError:
             raise
+        except BrokenPipeError:  # the reader, such as head, has seen enough
+            if ctx.invoked_subcommand not in (*_LOOKING, "data", "doctor"):
+                raise
+            ctx.exit(0)
         except _ODD as error:
             if ctx.invoked_subcommand not in _LOOKING:
                 raise

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,3 +33,16 @@ def where_option(function: F) -> F:
         "--where", "filter_text", metavar="JSON", help="MongoDB's filter language: docs/guide/queries.md."
     )
     return option(function)
+
+
+def run_argument(function: F) -> F:
+    """The argument RUN, which the shell completes."""
+    return click.argument("run", shell_complete=complete_run)(function)
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Run directories, and names of runs as the index has them; nothing is brought up to date meanwhile."""
+    from everstep.cli.finding import names_beginning
+
+    names = names_beginning(incomplete, ctx.params.get("index"))
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="dir")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,27 @@ _NARROWEST, _READABLE = 8, 20
 """Characters that texts keep, and should keep, in a table that is too wide."""
 TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
 """Names of values that are seconds since 1970."""
+
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that move the cursor, change colours or the direction of what follows, or are none."""
+
+
+def shown(text: str) -> str:
+    """A text for a terminal, whoever wrote it: control characters, but line ends and tabs, are escaped."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_line(text: str) -> str:
+    """As `shown`, for a part of a line: without line ends and tabs, too."""
+    return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines for people."""
+    click.echo(shown(text), err=err)
 
 
 def print_json(value: Any) -> None:
@@ -44,7 +66,7 @@ def cell(name: str, value: Any) -> str:
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
     if name == "bytes" and isinstance(value, int):
         return size(value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else in_line(str(value))
 
 
 def size(count: float) -> str:
@@ -76,13 +98,13 @@ def print_table(
                 table = _Table(rows, columns)
         table.fit(room)
     for line in table.lines():
-        click.echo((indent + line).rstrip())
+        say((indent + line).rstrip())
 
 
 class _Table:
     def __init__(self, rows: list[Mapping[str, Any]], columns: Sequence[str]) -> None:
         self._cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
-        self._columns = list(columns)
+        self._columns = [in_line(name) for name in columns]
         self._right = [_is_number_column(name, rows) for name in columns]
         self._numbers = [
             max((len(line[at]) for line in self._cells), default=0) if right or name in TIMES else 0
@@ -140,7 +162,7 @@ def _is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 def note(problems: Iterable[str]) -> None:
     """Say what is wrong with journals, beside the answer."""
     for problem in problems:
-        click.echo(f"note: {redacted(problem)}", err=True)
+        say(f"note: {in_line(redacted(problem))}", err=True)
 
 
 def status_of(run: Mapping[str, Any]) -> str:

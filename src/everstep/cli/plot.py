@@ -10,7 +10,8 @@ from typing import NamedTuple
 import click
 
 from everstep.cli.finding import find_all
-from everstep.cli.options import index_option
+from everstep.cli.options import complete_run, index_option
+from everstep.cli.output import in_line
 from everstep.errors import ConfigError
 from everstep.index.queries import metric_rows
 
@@ -25,7 +26,9 @@ class _Line(NamedTuple):
 
 
 @click.command("plot")
-@click.argument("runs_and_metric", nargs=-1, required=True, metavar="RUN... METRIC")
+@click.argument(
+    "runs_and_metric", nargs=-1, required=True, metavar="RUN... METRIC", shell_complete=complete_run
+)
 @click.option(
     "--phase", help="Of which phase (head, step, tail, epoch, eval/STREAM), where there are several."
 )
@@ -76,7 +79,8 @@ def _draw(lines: list[_Line], metric: str) -> None:
         if line.steps:
             chosen = "braille" if len(lines) == 1 else marker
             plotext.plot(line.steps, line.values, marker=chosen, color=color)
-        legend.append(f"{plotext.colorize(marker, color)} {line.title}{'' if line.steps else ': no value'}")
+        told = in_line(line.title) + ("" if line.steps else ": no value")
+        legend.append(f"{plotext.colorize(marker, color)} {told}")
     click.echo("\n".join([plotext.build().rstrip("\n"), *legend]))  # without colours where it is no terminal
 
 

@@ -8,11 +8,12 @@ import click
 
 from everstep.cli import experiments
 from everstep.cli.finding import find
-from everstep.cli.options import index_option
+from everstep.cli.options import index_option, run_argument
+from everstep.cli.output import say
 
 
 @click.command("predict")
-@click.argument("run")
+@run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--stream", required=True, metavar="NAME", help="Which data.")
 @click.option(
@@ -51,4 +52,4 @@ def command(
         find(run, index).path, overrides, profile=profile, default_profile="predict", trust=trust
     )
     samples = write(out, experiment.trainer.predict(stream, weights=weights))
-    click.echo(f"{out}: {samples} predictions for {stream!r}")
+    say(f"{out}: {samples} predictions for {stream!r}")

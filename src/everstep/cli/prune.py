@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from everstep.cli.finding import find_all, search
-from everstep.cli.options import index_option, json_option, where_option
-from everstep.cli.output import note, print_json, print_table
+from everstep.cli.options import complete_run, index_option, json_option, where_option
+from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import RunDirError
 from everstep.index.database import Database
 from everstep.index.queries import GONE
@@ -23,7 +23,7 @@ _COLUMNS = ("name", "status", "step", "epoch", "started", "bytes", "path")
 
 
 @click.command("prune")
-@click.argument("chosen", nargs=-1, metavar="RUN...|CONDITION...")
+@click.argument("chosen", nargs=-1, metavar="RUN...|CONDITION...", shell_complete=complete_run)
 @where_option
 @click.option("--delete", is_flag=True, help="Do it; without, only say what would go.")
 @index_option
@@ -105,4 +105,4 @@ def _say(rows: list[dict[str, Any]], delete: bool) -> None:
     if rows:
         print_table(rows, _COLUMNS)
     gone = f"{len(rows)} run{'s' * (len(rows) != 1)}"
-    click.echo(f"{gone} deleted" if delete else f"{gone} would go; pass --delete to delete")
+    say(f"{gone} deleted" if delete else f"{gone} would go; pass --delete to delete")

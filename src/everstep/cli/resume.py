@@ -8,10 +8,11 @@ import click
 
 from everstep.cli import experiments
 from everstep.cli.finding import find
+from everstep.cli.options import run_argument
 
 
 @click.command("resume")
-@click.argument("run")
+@run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @experiments.training_options
 def command(

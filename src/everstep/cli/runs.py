@@ -6,7 +6,7 @@ import click
 
 from everstep.cli.finding import search
 from everstep.cli.options import index_option, json_option, where_option
-from everstep.cli.output import print_json, print_table, status_of
+from everstep.cli.output import print_json, print_table, say, status_of
 from everstep.index.filters import ordered
 from everstep.index.queries import FACTS
 
@@ -55,4 +55,4 @@ def command(
         print_table([{**run, "status": status_of(run)} for run in found], shown)
     else:
         said = " ".join([*conditions, *([filter_text] if filter_text else [])])
-        click.echo(f"no run matches {said}" if said else "there are no runs")
+        say(f"no run matches {said}" if said else "there are no runs")

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from everstep.cli.finding import Found, find
 from everstep.cli.listing import BEST, asked_for, best_values, best_weights, checkpoints_of, digest_of
-from everstep.cli.options import index_option, json_option
-from everstep.cli.output import cell, print_json, print_table, status_of
+from everstep.cli.options import index_option, json_option, run_argument
+from everstep.cli.output import cell, in_line, print_json, print_table, say, status_of
 from everstep.index.queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
 from everstep.record import Rollback, evaluations
@@ -23,7 +23,7 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 
 @click.command("show")
-@click.argument("run")
+@run_argument
 @click.option("--metric", metavar="NAME", help="Print the rows of one metric: NAME, or PHASE/NAME.")
 @click.option("--phase", help="Only rows of this phase (head, step, tail, epoch, eval/STREAM).")
 @index_option
@@ -99,15 +99,15 @@ def _digest(run: dict[str, Any]) -> str | None:
 
 
 def _print(run: dict[str, Any]) -> None:
-    reason = f": {run['reason']}" if run["reason"] else ""
-    click.echo(f"{run['name']}  {status_of(run)}{reason}")
+    reason = in_line(f": {run['reason']}") if run["reason"] else ""
+    say(f"{in_line(run['name'])}  {status_of(run)}{reason}")
     if run["status"] == GONE:
-        click.echo("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
+        say("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
     facts = run["facts"]
     git = facts.get("git") or {}
     if run["diverged"] is not None:
         accept = f"everstep accept {run['name']} --divergence {run['diverged']}"
-        click.echo(f"  steps that were executed again found something else: drill the script, or {accept}")
+        say(f"  steps that were executed again found something else: drill the script, or {accept}")
     lines = {
         "directory": run["path"],
         "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),
@@ -115,7 +115,7 @@ def _print(run: dict[str, Any]) -> None:
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
-        "command": " ".join(facts.get("argv", [])),
+        "command": " ".join(map(str, facts.get("argv", []))),
         "code": " ".join(
             [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
         ).strip(),
@@ -123,7 +123,7 @@ def _print(run: dict[str, Any]) -> None:
     }
     for name, value in lines.items():
         if value not in ("", None):
-            click.echo(f"  {name:10} {value}")
+            say(f"  {name:10} {in_line(str(value))}")
     _section("starts", run["segments"], _START)
     _section("metrics", run["metrics"], _METRIC, spare=("smallest", "largest", "rows", "step"))
     _section("rollbacks", run["rollbacks"], _ROLLBACK)
@@ -138,5 +138,5 @@ def _section(
     title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], spare: tuple[str, ...] = ()
 ) -> None:
     if rows:
-        click.echo(f"\n{title}")
+        say(f"\n{title}")
         print_table(rows, columns, indent="  ", spare=spare)

@@ -19,7 +19,7 @@ import click
 from everstep.cli import experiments
 from everstep.cli.leaving import leave_in_order
 from everstep.cli.options import json_option
-from everstep.cli.output import note, print_json, print_table
+from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import EverstepError
 
 if TYPE_CHECKING:
@@ -266,9 +266,9 @@ class _Trainings:
 
     def _say(self, trial: Trial, code: int, printed: str) -> None:
         self._done += 1
-        click.echo(f"[{self._done}/{self._total}] {trial.run_dir}: {_told(code)}", err=True)
+        say(f"[{self._done}/{self._total}] {trial.run_dir}: {_told(code)}", err=True)
         for line in printed.splitlines():
-            click.echo(f"  {line}", err=True)
+            say(f"  {line}", err=True)
 
 
 def _end(file: IO[bytes]) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from everstep.cli.options import index_option, json_option
-from everstep.cli.output import note, print_json
+from everstep.cli.output import in_line, note, print_json, say
 from everstep.index.asking import index_place
 from everstep.index.database import Database
-from everstep.index.location import FILE, runs_of
+from everstep.index.location import FILE, is_said, runs_of
 from everstep.index.shipping import forget_gone, sync
 
 
@@ -28,7 +28,8 @@ def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None
     dropped, and said; what is damaged in the middle is reported, with its place, and the rest indexed.
     """
     place = index_place(index)
-    if len(folders) == 1 and index is None and isinstance(place, Path) and not place.exists():
+    meant = index is not None or is_said()
+    if len(folders) == 1 and not meant and isinstance(place, Path) and not place.exists():
         place = folders[0].absolute() / FILE
     database, asked = Database(place), folders or (runs_of(place),)
     found = sync(database, asked)
@@ -38,6 +39,6 @@ def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None
         print_json({**told, "forgotten": list(forgotten), "problems": found.problems})
         return
     note(found.problems)
-    click.echo(f"{database.name}: {found.runs} runs, {found.rows} new rows")
+    say(f"{database.name}: {found.runs} runs, {found.rows} new rows")
     for name, where in forgotten.items():
-        click.echo(f"forgotten: {name}, whose directory {where} is not there any more")
+        say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is not there any more")

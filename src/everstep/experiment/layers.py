@@ -22,6 +22,10 @@ CALL = "call"
 """The key of an import path; the keys beside it are arguments."""
 
 
+MOST_VALUES = 100_000
+"""Values of one text, each alias counted as what it stands for: nine lines may stand for a billion."""
+
+
 @dataclass
 class Layers:
     """A tree of plain values, and where each was written.
@@ -159,8 +163,10 @@ def parsed(text: str, name: str) -> Layers:
         ConfigError: it is no YAML, has a key twice, one that is no text, or a value that JSON lacks; with
             the line.
     """
+    layers = Layers()
     try:
         loaded = YAML(typ="rt", pure=True).load(StringIO(text))
+        layers.tree = _plain(loaded, (), 1, name, layers.origins)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = "" if mark is None else f", line {mark.line + 1}"
@@ -168,13 +174,18 @@ def parsed(text: str, name: str) -> Layers:
         raise ConfigError(f"{name}{line}: {what}; correct the YAML there") from None
     except YAMLError as error:
         raise ConfigError(f"{name}: {error}; correct the YAML there") from None
-    layers = Layers()
-    layers.tree = _plain(loaded, (), 1, name, layers.origins)
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; give fewer levels") from None
     return layers
 
 
 def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, str]) -> Any:
     """A loaded value without the loader's types; notes where each part was written."""
+    if len(origins) >= MOST_VALUES:
+        raise ConfigError(
+            f"{name}, line {line}: there are more than {MOST_VALUES:,} values, with each alias written out; "
+            "give fewer, or a path to a file of data"
+        )
     origins[place] = f"{name}, line {line}"
     if isinstance(value, Mapping | list):
         lines = getattr(getattr(value, "lc", None), "data", None) or {}  # of what << brought there are none

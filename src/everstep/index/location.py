@@ -60,6 +60,11 @@ def index_of(run_dir: Path, given: Place | None = None) -> Place | None:
     return place(said) if said else given or run_dir.absolute().parent / FILE
 
 
+def is_said() -> bool:
+    """Whether EVERSTEP_INDEX names an index."""
+    return os.environ.get(VARIABLE, "") not in ("", "off")
+
+
 def index_from_here() -> Place:
     """The index that a command means which was not told: EVERSTEP_INDEX, ./everstep.db, ./runs/everstep.db.
 
@@ -68,9 +73,8 @@ def index_from_here() -> Place:
     Raises:
         ConfigError: EVERSTEP_INDEX is a URL of anything but PostgreSQL.
     """
-    said = os.environ.get(VARIABLE, "")
-    if said not in ("", "off"):
-        return place(said)
+    if is_said():
+        return place(os.environ[VARIABLE])
     here = Path.cwd()
     if (here / "run.json").exists():  # inside a run directory: its index lies beside it
         here = here.parent

@@ -97,6 +97,11 @@ def all_runs(
     return list(found.values())
 
 
+def run_names(connection: Connection) -> list[str]:
+    """The names of all runs."""
+    return list(connection.execute(select(runs.c.name)).scalars())
+
+
 def require_known(connection: Connection, name: str) -> None:
     """Refuse what is neither a metric of any run nor begins a path into what was recorded of any.
 

@@ -393,7 +393,7 @@ class RunJournal:
         """The steps and values of one metric in one phase, valid rows only.
 
         Args:
-            name: the metric's name.
+            name: the metric's name, or "PHASE/NAME".
             phase: "step" (collected inside steps), "head" or "tail" (in an epoch, before or after its
                 steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).  None:
                 "step", or the only other one that it has.
@@ -401,10 +401,13 @@ class RunJournal:
         Raises:
             ConfigError: no row has this name and phase; names the nearest and all that there are.
         """
-        names: set[str] = set()
+        known = {(block.phase, block.name) for _, block in self._blocks(valid=True)}
+        names = {called for _, called in known}
+        within, _, bare = name.rpartition("/")
+        if name not in names and phase is None and (within, bare) in known:
+            name, phase = bare, within
         phases: dict[str, tuple[list[int], list[float]]] = {}
         for _, block in self._blocks(valid=True):
-            names.add(block.name)
             if block.name == name:
                 steps, values = phases.setdefault(block.phase, ([], []))
                 steps += block.steps

@@ -1,0 +1,118 @@
+"""What reaches a terminal, a pipe that closes, and a shell that completes a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_runs import everstep
+
+from everstep.cli.output import in_line, print_table, shown
+from everstep.experiment.search import last_value
+from everstep.record import Block, Journal, RunDir
+
+EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A run whose reason, command, metric and path hold control characters; and many others."""
+    for name in ("evil \x1b[1m\n", *(f"many{n}" for n in range(3))):
+        run = RunDir.open(tmp_path / "runs" / name, seed=1)
+        facts = {"argv": ["train", EVIL], "host": EVIL, "git": {"commit": EVIL, "branch": EVIL}}
+        journal = Journal.open(run.path, 1, None, facts)
+        for phase in ("step", "epoch"):
+            journal.append(Block(1, phase, f"loss{EVIL}", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+        journal.append(Block(1, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+        journal.append(Block(1, "epoch", "loss", False, [2], [0.375], [2], [0]))
+        journal.event("closed", {"status": "failed", "reason": EVIL}, wall=True)
+        journal.close()
+    return tmp_path
+
+
+def clean(text: str) -> bool:
+    return not any(each in text for each in ("\x1b", "\x9b", "\x07", "\u202e", "\r"))
+
+
+def test_control_characters_are_shown_escaped() -> None:
+    assert shown("a\x1b[31m\u202eb\nc\udcff") == r"a\x1b[31m\u202eb" + "\n" + r"c\udcff"
+    assert in_line("a\tb\nc\u2028d") == r"a\tb\nc\u2028d"
+    assert shown("ä 漢字 👩‍🔬") == "ä 漢字 👩‍🔬"
+
+
+def test_a_multi_line_reason_does_not_break_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([{"name": "a", "reason": "one\ntwo"}, {"name": "b", "reason": "three"}], ("name", "reason"))
+    assert capsys.readouterr().out.splitlines() == ["name  reason", r"a     one\ntwo", "b     three"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("runs", "--columns", "name,status,reason,path,host"),
+        ("show", "runs/many0"),
+        ("compare", "runs/many0", "runs/many1"),
+        ("show", "runs/none\x1b[2J"),
+        ("runs", "no\x1bsuch<1"),
+    ],
+)
+def test_no_control_character_of_a_run_reaches_the_terminal(here: Path, command: tuple[str, ...]) -> None:
+    status = 2 if "none" in command[1] or "such" in command[1] else 0
+    out, err = everstep(*command, cwd=here, status=status)
+    assert clean(out + err)
+    if command[0] == "runs" and status == 0:
+        assert len(out.splitlines()) == 1 + 4
+    assert command[0] != "show" or status or r"\x1b[2J" in out
+
+
+def test_a_reader_that_has_seen_enough_ends_a_listing_well(here: Path) -> None:
+    for command in ("runs", "runs --json", "show runs/many0", "checkpoints runs/many0"):
+        line = f"{sys.executable} -m everstep {command} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=here, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_the_shell_completes_runs(here: Path) -> None:
+    everstep("sync", "runs", cwd=here)
+
+    def completed(*words: str) -> list[str]:
+        asked = {"COMP_WORDS": " ".join(["everstep", *words]), "COMP_CWORD": str(len(words))}
+        told, _ = everstep(cwd=here, _EVERSTEP_COMPLETE="bash_complete", **asked)
+        return [line.partition(",")[2] for line in told.splitlines()]
+
+    for command in ("show", "plot", "export", "prune"):
+        found = completed(command, "many")
+        assert [name[:5] for name in found] == ["many0", "many1", "many2", "many"]
+    assert [name[:5] for name in completed("compare", "many0", "many1")] == ["many1", "many1"]
+    (here / "runs" / "everstep.db").unlink()
+    assert completed("show", "many") == ["many"]
+    assert not (here / "runs" / "everstep.db").exists()
+
+
+def test_sync_makes_the_index_that_the_environment_names(here: Path) -> None:
+    out, _ = everstep("sync", "runs", cwd=here, EVERSTEP_INDEX=str(here / "team.db"))
+    assert "4 runs" in out and (here / "team.db").exists()
+    assert not (here / "runs" / "everstep.db").exists()
+    listed, _ = everstep("runs", "--json", cwd=here, EVERSTEP_INDEX=str(here / "team.db"))
+    assert len(json.loads(listed)) == 4
+    everstep("sync", "runs", cwd=here, EVERSTEP_INDEX="off")
+    assert (here / "runs" / "everstep.db").exists()
+
+
+def test_a_listing_that_cannot_be_made_is_exit_status_1(here: Path) -> None:
+    nobody = "postgresql://me@/db?host=" + str(here / "nowhere")
+    out, err = everstep("runs", "--json", cwd=here, status=1, EVERSTEP_INDEX=nobody)
+    assert not out and "cannot be used" in err
+    (here / "runs" / "everstep.db").write_bytes(b"no database" * 1000)
+    out, err = everstep("runs", "--json", cwd=here)
+    assert len(json.loads(out)) == 4 and "malformed" in err
+
+
+def test_the_metric_of_a_sweep_is_a_name_or_a_phase_and_a_name(here: Path) -> None:
+    run_dir = os.fspath(here / "runs" / "many0")
+    assert last_value(run_dir, "step/loss") == 0.25
+    assert last_value(run_dir, "epoch/loss") == 0.375
+    assert last_value(run_dir, "loss") == 0.25
