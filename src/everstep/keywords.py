@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "logger": "services",
     "patience": "services",
     "monitor": "metric",
+    "variables": "metrics",
     "path": "run_dir",
     "ckpt_path": "resume",
     "model": "state",

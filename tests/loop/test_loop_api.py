@@ -622,3 +622,11 @@ def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
         loop.on(everstep.Moment.AFTER_STEP, print)
     with pytest.raises(UsageError, match="the loop has ended"):
         loop.call_soon(everstep.Stop("late"))
+
+
+def test_a_list_of_values_with_weights_is_refused_with_what_takes_them(make: Make) -> None:
+    with make(max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps([1]):
+                with pytest.raises(MetricError, match=r"with loop\.metric_collector\('x'\).*weight="):
+                    loop.collect_metrics(x=[1.0, 2.0], weight=[1, 3])

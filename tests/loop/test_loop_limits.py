@@ -397,6 +397,31 @@ def test_restore_at_end_gives_the_best_whole_and_resumes_from_the_last(tmp_path:
     assert goes_on.momentum.tobytes() == straight.momentum.tobytes()
 
 
+def test_restore_at_end_of_a_part_leaves_the_rest_as_it_ended(tmp_path: Path) -> None:
+    best = everstep.Best("valid_loss", restore_at_end=["w"])
+    tiny = Tiny(tmp_path / "run", max_epoch=7, services=[best])
+    at_best, at_end = [], []
+
+    def tail(loop: Any, epoch: int) -> None:
+        validate(loop, epoch)
+        (at_best if epoch == 4 else at_end).append((tiny.w.tobytes(), tiny.momentum.tobytes()))
+
+    tiny.train(tail=tail)
+    assert tiny.w.tobytes() == at_best[0][0] != at_end[-1][0]
+    assert tiny.momentum.tobytes() == at_end[-1][1] != at_best[0][1]
+    assert any("step 16) are loaded into 'w'" in line for line in tiny.lines)
+
+
+def test_a_part_that_is_not_in_the_state_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"restore_at_end= of 'best valid_loss' names 'wt'.*did you mean 'w'"
+    ):
+        Tiny(tmp_path / "run", services=[everstep.Best("valid_loss", restore_at_end=["wt"])]).train()
+    for wrong in ("w", [], 3, [3]):
+        with pytest.raises(ConfigError, match=r"restore_at_end=.*give True, or a list of entries"):
+            everstep.Best("valid_loss", restore_at_end=wrong)  # type: ignore[arg-type]
+
+
 def test_restore_at_end_not_after_an_exception(tmp_path: Path) -> None:
     tiny = best_run(tmp_path / "run")
     before: list[bytes] = []

@@ -389,12 +389,27 @@ def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest
     assert capsys.readouterr().out == ""
     run.train(console, 1000, loss=0.75, valid_loss=0.25)
     expected = (
-        "[Epoch 8/10, Step 3000/4000, ETA 10s] 100 steps/s; loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
+        "[Epoch 8/10, Step 3000/4000, ETA 10s] 100 steps/s; since step 0: loss: 0.5 (±0.204124); "
+        "valid loss: 0.25 (*)"
     )
     assert capsys.readouterr().out == expected + "\n"
     run.train(console, 500)
     assert capsys.readouterr().out == ""
     assert re.fullmatch(STAMP + re.escape(expected), run.log()[0])
+
+
+def test_a_progress_line_says_where_its_window_begins(
+    run: Run, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between two of them `print_logs` may clear its own window; theirs goes on."""
+    console.open(run)
+    run.train(console, 3000, loss=0.5)
+    run.train(console, 3000, loss=0.25)
+    run.train(console, 3000)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith(" since step 0: loss: 0.5")
+    assert second.endswith(" since step 3000: loss: 0.25")
+    assert third.endswith("steps/s")
 
 
 def test_lines_can_go_elsewhere(terminal: Terminal, run: Run) -> None:
@@ -439,7 +454,7 @@ def test_a_broken_pipe_ends_nothing_and_leaves_exit_code_0(tmp_path: Path) -> No
         "import sys\n"
         "from everstep.services.console import Console\n"
         "from everstep.testing.clock import ManualClock\n"
-        "class Run: clock = ManualClock(); run_dir = sys.argv[1]\n"
+        "class Run: clock = ManualClock(); run_dir = sys.argv[1]; step = 0\n"
         "console = Console()\n"
         "console.open(Run())\n"
         "sys.stdin.read()\n"

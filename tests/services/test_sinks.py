@@ -382,6 +382,34 @@ def test_a_wrong_summary_is_a_warning(tmp_path: Path, message: str) -> None:
     assert len(run.loop.ending.warnings) == 3 and message in run.loop.ending.warnings[0]
 
 
+def test_a_table_of_some_metrics_with_another_delimiter(tmp_path: Path) -> None:
+    services = [CSV(metrics=["*loss"], delimiter=";", every=Every(steps=1)), CSV("logs/all.csv", name="all")]
+    with everstep.TrainLoop(tmp_path / "run", max_epoch=2, services=services, seed=1) as loop:
+        for epoch in loop.iter_epochs():
+            for step in loop.iter_steps(range(2)):
+                loop.collect_metrics(loss=step[0], accuracy=0.5)
+                if step[0] == 3:
+                    loop.collect_metrics(late_loss=1.0)  # the file is made anew with one more column
+            loop.collect_metrics(accuracy=epoch)  # a line without any of them
+    found = (tmp_path / "run" / "logs" / "metrics.csv").read_text().splitlines()
+    assert found == [
+        "step;epoch;phase;loss;late_loss",
+        *("1;1;step;1.0;", "2;1;step;2.0;", "2;1;epoch;1.5;"),
+        *("3;2;step;3.0;1.0", "4;2;step;4.0;", "4;2;epoch;3.5;1.0"),
+    ]
+    assert "accuracy" in (tmp_path / "run" / "logs" / "all.csv").read_text()
+
+
+def test_a_table_that_cannot_be_is_refused() -> None:
+    for delimiter in ("", ", ", "\n", '"', 7):
+        with pytest.raises(ConfigError, match=r"CSV\(delimiter=.*give one character"):
+            CSV(delimiter=delimiter)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"CSV\(metrics='loss'\): give a list of names, \['loss'\]"):
+        CSV(metrics="loss")
+    with pytest.raises(ConfigError, match=r"CSV\(\) has no argument 'variables'; did you mean 'metrics'"):
+        CSV(variables=["loss"])
+
+
 @pytest.mark.parametrize("make", [lambda p: CSV(p), lambda p: JSONLines(p), lambda p: TensorBoard(p)])
 @pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x"])
 def test_files_stay_inside_the_run(make: Callable[[str], Service], path: str) -> None:

@@ -56,6 +56,7 @@ def test_statistics_of_samples_and_of_batches(tmp_path: Path) -> None:
     samples = np.arange(9.0)
     expected = {
         "": samples.mean(),
+        "/mean": samples.mean(),
         "/std": samples.std(),
         "/nanmean": samples.mean(),
         "/median": np.median(samples),

@@ -165,11 +165,10 @@ class Aggregate:
             self._finite.add([v for v, _ in kept], [w for _, w in kept])
 
     def read(self, metric: str) -> dict[str, float]:
-        """The mean under the metric's own name, each other statistic as METRIC/STATISTIC."""
+        """The mean under the metric's own name, each statistic that was asked for as METRIC/STATISTIC."""
         found = {metric: self._all.mean.value}
         for name in self.names:
-            if name != "mean":
-                found[f"{metric}/{name}"] = self._read(name)
+            found[f"{metric}/{name}"] = self._read(name)
         return found
 
     def _read(self, name: str) -> float:

@@ -69,10 +69,20 @@ def _converter(kind: type, name: str, value: Any) -> Convert:
     if backend is None:
         raise MetricError(
             f"metric {name!r} is {value!r}, a {kind.__name__}: collect one real number "
-            "(float, int, or an array or tensor with one element)"
+            f"(float, int, or an array or tensor with one element){_of_several(name, value)}"
         )
     _CONVERT[kind] = backend.scalar
     return backend.scalar
+
+
+def _of_several(name: str, value: Any) -> str:
+    """The remedy for a list of values, with weights maybe, as other libraries take them."""
+    if not isinstance(value, list | tuple):
+        return ""
+    return (
+        f"; of several values their mean: with loop.metric_collector({name!r}) as mean: "
+        "mean.collect(value, weight=...) for each"
+    )
 
 
 def to_scalar(name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -54,6 +55,17 @@ def reaches(value: float, goal: float, mode: Mode) -> bool:
     return math.isfinite(value) and (value <= goal if mode == "min" else value >= goal)
 
 
+def _entries(restore_at_end: Any) -> tuple[str, ...]:
+    alone = isinstance(restore_at_end, str | Mapping)
+    names = tuple(restore_at_end) if isinstance(restore_at_end, Iterable) and not alone else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"restore_at_end={restore_at_end!r}: give True, or a list of entries of the state, as in "
+            'restore_at_end=["model"]'
+        )
+    return names
+
+
 def latest(readings: Readings, metric: str) -> list[float]:
     """What a deciding service judges: each value collected outside steps, else the steps' mean."""
     if values := readings.values(metric):
@@ -86,7 +98,7 @@ class Best(Service):
         keep: of how many of the best, 1 or more; `everstep.best` and `loop.best` speak of the first.
         restore_at_end: after a clean end, when the last state is committed, load the best weights
             into the live objects (the checkpoints keep the last state); where they are lost, the next
-            best that is kept, or none, with a warning.
+            best that is kept, or none, with a warning.  Names of entries of the state: only of these.
         every: when the steps' mean is judged; default each epoch.
     """
 
@@ -100,13 +112,16 @@ class Best(Service):
         *,
         save: bool = True,
         keep: int = 1,
-        restore_at_end: bool = False,
+        restore_at_end: bool | Sequence[str] = False,
         every: Schedule | None = None,
     ) -> None:
         super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
         self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
-        self.save, self.keep, self.restore_at_end = save, whole("keep", keep), restore_at_end
+        self.save, self.keep = save, whole("keep", keep)
+        self.restore_at_end = restore_at_end is not False
+        self.part = None if isinstance(restore_at_end, bool) else _entries(restore_at_end)
+        """The entries of the state that are restored; None for all."""
         self._is_new = False
         """Whether a best came outside steps since the last printed line."""
         self._top: list[Place] = []

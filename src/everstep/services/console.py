@@ -44,8 +44,9 @@ class Console(Service):
 
     In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
     what is printed meanwhile, by the user's own `print` too, scrolls above it.  Elsewhere (a file, a
-    pipe, CI, SLURM, a notebook) a progress line is printed now and then.  A terminal that goes away,
-    a broken pipe or a full disk costs output, never the run.
+    pipe, CI, SLURM, a notebook) a progress line is printed now and then, in the middle of an epoch, too:
+    its means are those of a window of its own, "since step N".  A terminal that goes away, a broken pipe
+    or a full disk costs output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
@@ -81,10 +82,12 @@ class Console(Service):
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
         self._next_plain: float | None = None
+        self._since = 0
+        """The step after which the window of the next progress line begins."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
-        self._run = run
+        self._run, self._since = run, run.step
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
@@ -105,6 +108,7 @@ class Console(Service):
             assert self._plain_seconds is not None
             self._next_plain = now + self._plain_seconds
             self.print(self._plain_line(stats))
+            self._since = boundary.step
         else:
             with self._lock:
                 self._latest.update(stats)
@@ -164,7 +168,8 @@ class Console(Service):
         run = self._run
         tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
         best = [name for name in stats if self._is_best(name, stats[name])]
-        items = "; ".join(filter(None, (self._speed.text(), log_line("", stats, best))))
+        window = f"since step {self._since}: {log_line('', stats, best)}" if stats else ""
+        items = "; ".join(filter(None, (self._speed.text(), window)))
         return " ".join(filter(None, (tag, items)))
 
     def live_lines(self, columns: int, color: bool) -> list[str]:

@@ -11,6 +11,17 @@ from everstep.metrics import MetricFormatter
 from everstep.schedule import Every, Schedule
 
 
+def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names or patterns that were given, and those among them that are names.
+
+    Raises:
+        ConfigError: it is a text.
+    """
+    if isinstance(metrics, str):
+        raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
+
+
 class LogVariables(Service):
     """Prints a line with the metrics collected since its last line; at the end, with what is left.
 
@@ -37,10 +48,8 @@ class LogVariables(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name or "log variables", Every(epochs=1) if every is None else every)
-        if isinstance(metrics, str):
-            raise ConfigError(f"LogVariables(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-        self.metrics, self.formatter = tuple(metrics), formatter or MetricFormatter()
-        self.watches = tuple(metric for metric in self.metrics if not set("*?[") & set(metric))
+        self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
+        self.formatter = formatter or MetricFormatter()
         self._run: RunView
         """While the loop is open."""
 

@@ -7,14 +7,18 @@ import json
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from everstep import hazard
+from everstep.errors import ConfigError
+from everstep.keywords import checked_keywords
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
+from everstep.services.log_variables import chosen_metrics
 from everstep.services.sink import Parts, Sink, as_it_was_left
 
 Line: TypeAlias = dict[str, Any]
@@ -108,17 +112,29 @@ class CSV(_Table):
 
     Args:
         path: of the file, inside the run directory.
+        metrics: names or patterns of those that are written; lines without any are left out.
+        delimiter: what stands between two columns, one character.
         every: when what is new is appended; default as often as the journal itself, and at the end.
+
+    Raises:
+        ConfigError: `metrics` is a text, or `delimiter` is not one character that can stand there.
     """
 
+    @checked_keywords
     def __init__(
         self,
         path: str | Path = "logs/metrics.csv",
         *,
+        metrics: Sequence[str] = ("*",),
+        delimiter: str = ",",
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(path, every, name)
+        self.metrics, self.watches = chosen_metrics("CSV", metrics)
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ConfigError(f"CSV(delimiter={delimiter!r}): give one character, as ',' or a tab")
+        self._delimiter = delimiter
         self._columns: list[str] = []
 
     def _begin(self, older: Parts) -> None:
@@ -137,22 +153,30 @@ class CSV(_Table):
 
     def _widen(self, items: Iterable[Item]) -> bool:
         """Take in the columns of new metrics; whether there are any."""
-        blocks = (item.block for item in items if not isinstance(item, Event))
+        blocks = (
+            item.block for item in items if not isinstance(item, Event) and self._takes(item.block.name)
+        )
         rows = ((b.epoch, min(b.steps), _ORDER.get(b.phase, _OTHER), _column(b.name)) for b in blocks)
         new = dict.fromkeys(name for *_, name in sorted(rows) if name not in self._columns)
         self._columns += new
         return bool(new)
 
+    def _takes(self, metric: str) -> bool:
+        return any(fnmatchcase(metric, pattern) for pattern in self.metrics)
+
     def _written(self) -> Iterator[Line]:
         with open(self.path, encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
+            yield from csv.DictReader(file, delimiter=self._delimiter)
 
     def _head(self, file: IO[str]) -> None:
-        csv.writer(file, lineterminator="\n").writerow(self._columns)
+        csv.writer(file, lineterminator="\n", delimiter=self._delimiter).writerow(self._columns)
 
     def _put(self, file: IO[str], content: Iterable[Line]) -> None:
-        table = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
-        table.writerows(content)
+        table = csv.DictWriter(
+            file, self._columns, "", "ignore", lineterminator="\n", delimiter=self._delimiter
+        )
+        metrics = set(self._columns) - set(_KEYS)
+        table.writerows(line for line in content if not metrics.isdisjoint(line))
 
 
 def lines(items: Iterable[Item]) -> Iterator[Line]:

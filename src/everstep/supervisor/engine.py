@@ -171,6 +171,9 @@ class Run:
         self._clock = clock
         self._phase: Literal["new", "open", "closed"] = "new"
         self._user = UserState(state)
+        for service in services:
+            if isinstance(service, Best):
+                self._user.require_entries(f"restore_at_end= of {service.name!r}", service.part or ())
         self._progress = Progress(seed=seed or 0)
         self._recovered = Recovered(self._progress)
         self._open_step = 0

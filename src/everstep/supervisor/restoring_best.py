@@ -27,7 +27,7 @@ def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: S
     for place in service.places:
         what = f"{place.value:.6g}, step {place.step}"
         try:
-            found = _load(service.metric, place, store, user)
+            found = _load(service, place, store, user)
         except (CheckpointError, RestoreError) as error:
             lost.append(f"those of {what}: {error}")
             continue
@@ -37,17 +37,18 @@ def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: S
                 f"({what}); not {'; '.join(lost)}"
             )
         else:
-            say(f"the best weights by {service.metric} ({what}) are loaded")
+            part = "" if service.part is None else f" into {', '.join(map(repr, service.part))}"
+            say(f"the best weights by {service.metric} ({what}) are loaded{part}")
         return found
     why = "; ".join(lost) or "no value of it has come"
     warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
     return None
 
 
-def _load(metric: str, place: Place, store: Store, user: UserState) -> BestRecord:
+def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRecord:
     if place.name is None:
         raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
-    path = store.best_folder(metric) / place.name
+    path = store.best_folder(service.metric) / place.name
     if not path.exists():
         raise NoCheckpointError(f"they are not in {path} any more; give them back from a copy")
     try:
@@ -56,5 +57,5 @@ def _load(metric: str, place: Place, store: Store, user: UserState) -> BestRecor
         raise DamagedCheckpointError(f"{error}; {store.set_aside_best(path)}") from error
     tree = decode(Encoded(saved.structure, saved.arrays))["user"]
     user.check(tree, str(path))
-    user.load_user(tree)
-    return BestRecord(metric, place.value, place.step, place.epoch, str(path))
+    user.load_user(tree, service.part)
+    return BestRecord(service.metric, place.value, place.step, place.epoch, str(path))

@@ -152,10 +152,23 @@ class UserState:
         for name, watch in self._watches.items():
             watch.load_gradients(tree["gradients"].get(name))
 
-    def load_user(self, user: Mapping[str, Any]) -> None:
-        """Give each entry its saved tree, in the order in which the user listed them."""
+    def load_user(self, user: Mapping[str, Any], part: Collection[str] | None = None) -> None:
+        """Give each entry, or each of `part`, its saved tree, in the order in which the user listed them."""
         for name, entry in self.entries.items():
-            entry.load(user[name])
+            if part is None or name in part:
+                entry.load(user[name])
+
+    def require_entries(self, what: str, names: Iterable[str]) -> None:
+        """Refuse names that are no entries of the state.
+
+        Raises:
+            ConfigError: names the nearest.
+        """
+        for name in names:
+            if name not in self.entries:
+                raise ConfigError(
+                    f"{what} names {name!r}, which is not in the state; {nearest(name, self.entries)}"
+                )
 
     def random_state(self) -> dict[str, Any]:
         """The states of the generators among the entries and in containers, by their path."""

@@ -78,8 +78,10 @@ class TrainerLoop(TrainLoop):
         return self._board.all(Best)
 
     def left_with(self) -> Loaded | None:
-        """After a clean end: where the weights that the objects have now are saved."""
+        """After a clean end: where the weights that the objects have now are saved, if in one place."""
         best = self._restored
+        if best is not None and any(each.part for each in self.bests):
+            return None  # a part came back: no checkpoint has what the objects have now
         if best is not None and best.path is not None:
             digest = str(read_manifest(Path(best.path))["digest"])
             return Loaded(best.path, best.step, best.epoch, digest, self.seed)
