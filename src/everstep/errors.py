@@ -201,6 +201,14 @@ class RolledBack(Interrupted):
         self.run_dir, self.number = run_dir, number
 
 
+class TriedAgain(RolledBack):
+    """What a listed error has ended is tried again from the newest checkpoint; starting it again does so.
+
+    Attributes:
+        number: which try in a row this is, from 1.
+    """
+
+
 class GuardStop(SystemExit):
     """A service ended the run as failed: everything closed as written.
 

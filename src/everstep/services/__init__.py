@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from everstep.services.profile import Profile as Profile
     from everstep.services.progress_bar import ProgressBar as ProgressBar
     from everstep.services.require import Require as Require
+    from everstep.services.retry import Retry as Retry
     from everstep.services.scheduled import Annealing as Annealing, Scheduled as Scheduled
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
     from everstep.services.tensorboard import (
@@ -40,6 +41,7 @@ _HOMES = {
     "profile": ("Profile",),
     "progress_bar": ("ProgressBar",),
     "require": ("Require",),
+    "retry": ("Retry",),
     "scheduled": ("Annealing", "Scheduled"),
     "tables": ("CSV", "JSONLines"),
     "tensorboard": ("Histogram", "Image", "TensorBoard"),

@@ -58,6 +58,7 @@ from everstep.services.index import Index
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.record import Record
 from everstep.services.recovery import Recovery
+from everstep.services.retry import Retry
 from everstep.services.stop_after import StopAfter
 from everstep.services.witness import witnesses
 from everstep.state import Encoded, decode, encode, restore
@@ -70,6 +71,7 @@ from everstep.supervisor.opening import Opening, Recovered, Start
 from everstep.supervisor.processes import require_one
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.restoring_best import restore_best
+from everstep.supervisor.retrying import Retries
 from everstep.supervisor.rolling_back import Rollbacks
 from everstep.supervisor.rounds import Rounds, Work
 from everstep.supervisor.saving import Saver, Snapshot
@@ -447,12 +449,21 @@ class Run:
             self.println,
             same_data=self._goes_back_itself,
         )
+        self._retries = Retries(
+            self._board.find(Retry),
+            str(opening.run_dir.path),
+            self._streams,
+            self._journal,
+            lambda: self.interrupted,
+            self._warn,
+            same_data=self._goes_back_itself,
+        )
         if recovery is not None:
             self._streams.drew = lambda *batch: recovery.drew(self._progress.step + 1, *batch)
         if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
             self._verifier.say()  # there is nothing to verify
         retention = self._board.need(Checkpoints).retention
-        self._saver = Saver(opening, self._journal, retention, self._wake, self._warn)
+        self._saver = Saver(opening, self._journal, retention, self._retries, self._wake, self._warn)
         stack.callback(self._saver.close)
         opening.check_disk(self._saver.encode(self._user.save()))
         self._estimator.start(self._progress.step)
@@ -1142,7 +1153,7 @@ class Run:
             step: the one that was running, or the last.
         """
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
-            return None
+            return self._retries.again(errors[0], step) if errors and self._begun else None
         errors = [*errors, *_attempt(lambda: self._announce_commits(wait=True))]  # it may lie before
         return self._rollbacks.undo(errors, step)
 
@@ -1184,6 +1195,7 @@ class Run:
                 "no step is lost"
             ) from error
         self._restore_best()
+        self._retries.forget()
 
     def _is_over(self) -> bool:
         """Whether this clean end is the run's end, not only this start's."""

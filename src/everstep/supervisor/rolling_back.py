@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from everstep import hazard
 from everstep.checkpoint import Store
-from everstep.errors import BadStepError, RolledBack
+from everstep.errors import BadStepError, RolledBack, TriedAgain
 from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
 from everstep.supervisor.streams import Streams
@@ -140,9 +140,9 @@ def _listed(batches: Sequence[Batch]) -> str:
 
 
 def recovering(main: Callable[[], T]) -> T:
-    """Call `main`, and again after each rollback of a run in it; returns what it returns in the end.
+    """Call `main`, and again after each rollback, or try, of a run in it; returns what it returns in the end.
 
-    So a program that has `Recovery` goes on in the same process:
+    So a program that has `Recovery`, or `services.Retry`, goes on in the same process:
 
         everstep.recovering(main)
 
@@ -157,6 +157,8 @@ def recovering(main: Callable[[], T]) -> T:
         try:
             return main()
         except RolledBack as rolled:
+            if isinstance(rolled, TriedAgain):
+                continue  # which counts by itself
             run = str(Path(rolled.run_dir).resolve())
             if rolled.number <= last.get(run, 0):
                 rolled.add_note("the run began anew instead of going on: leave out resume=False")

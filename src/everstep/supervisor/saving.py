@@ -15,6 +15,7 @@ from everstep.errors import RunDirError
 from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
 from everstep.supervisor.opening import Opening
+from everstep.supervisor.retrying import Retries
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Saver:
         opening: the run directory and its store.
         journal: made durable up to a snapshot's position before that is committed.
         retention: which checkpoints stay.
+        retries: try a save again that a listed error has ended.
         wake: called from the writer thread when something ended; must only set plain attributes.
         warn: says a failed save to the user.
 
@@ -66,11 +68,12 @@ class Saver:
         opening: Opening,
         journal: Journal,
         retention: Retention,
+        retries: Retries,
         wake: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
         self._opening, self._journal, self._retention = opening, journal, retention
-        self._wake, self._warn = wake, warn
+        self._retries, self._wake, self._warn = retries, wake, warn
         self._buffers = Buffers()
         self._writer = Writer(warn)
         self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
@@ -103,7 +106,12 @@ class Saver:
 
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""
-        self._writer.submit(lambda: self._write(snapshot, best, whole), self._done, self._failed)
+        what = f"the save of {snapshot.name}"
+
+        def write() -> CommittedCheckpoint | None:
+            return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
+
+        self._writer.submit(write, self._done, self._failed)
 
     def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
         for action in best:

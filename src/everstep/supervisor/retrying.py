@@ -1,0 +1,119 @@
+"""From a listed error to another try."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from everstep import hazard
+from everstep.errors import TriedAgain
+from everstep.record import Journal
+from everstep.services.retry import Retry
+from everstep.supervisor.streams import Streams
+
+T = TypeVar("T")
+_POLL = 0.02
+"""Seconds between two looks whether a signal has come."""
+
+
+class _Tries(NamedTuple):
+    furthest: int
+    in_a_row: int
+
+
+_tries: dict[str, _Tries] = {}
+"""By run directory: tries in a row of this process, and the furthest step that failed in them."""
+
+
+class Retries:
+    """The tries of a run.
+
+    Args:
+        retry: the service that allows them; None if the run has none.
+        run_dir: the run's directory.
+        same_data: whether the run goes on with the same objects, and not with new ones.
+        ends: whether a signal asks the run to end: then nothing is waited for.
+        warn: says a sentence to the user and counts it.
+    """
+
+    def __init__(
+        self,
+        retry: Retry | None,
+        run_dir: str,
+        streams: Streams,
+        journal: Journal,
+        ends: Callable[[], bool],
+        warn: Callable[[str], None],
+        *,
+        same_data: bool,
+    ) -> None:
+        self._retry, self._run_dir, self._streams, self._journal = retry, run_dir, streams, journal
+        self._ends, self._warn, self._same_data = ends, warn, same_data
+
+    def again(self, error: BaseException, step: int) -> TriedAgain | None:
+        """The decision to try again from the newest checkpoint, after the wait; None if the error stands.
+
+        Args:
+            step: the one that was running, or the last.
+        """
+        retry = self._retry
+        if retry is None or not retry.takes(error):
+            return None
+        furthest, count = _tries.get(self._run_dir, _Tries(-1, 0))
+        if step > furthest:
+            furthest, count = step, 0
+        if count >= retry.times:
+            self.forget()
+            error.add_note(f"tried again {count} times (Retry(times={retry.times})), and it failed each time")
+            return None
+        if self._same_data and (spent := self._streams.spent()):
+            error.add_note(
+                f"not tried again: stream {spent[0]!r} is an iterator, which cannot be gone back in; give a "
+                "list, or an object whose __iter__ starts anew"
+            )
+            return None
+        _tries[self._run_dir] = _Tries(furthest, count + 1)
+        text = self._decide(retry, error, f"step {step}", count + 1)
+        hazard.reach("loop.retry")
+        self._wait(retry.seconds(count + 1))
+        return TriedAgain(text, self._run_dir, count + 1)
+
+    def forget(self) -> None:
+        """The run has ended, or given up: what comes later counts anew."""
+        _tries.pop(self._run_dir, None)
+
+    def in_place(self, what: str, action: Callable[[], T]) -> T:
+        """Do something that leaves nothing behind where it fails, and again after a listed error."""
+        attempt = 0
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                attempt += 1
+                retry = self._retry
+                if retry is None or not retry.takes(error):
+                    raise
+                if attempt > retry.times:
+                    error.add_note(f"tried again {retry.times} times (Retry(times={retry.times}))")
+                    raise
+                self._decide(retry, error, what, attempt)
+                self._wait(retry.seconds(attempt))
+
+    def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
+        """Record a try, and say it."""
+        seconds = retry.seconds(attempt)
+        told = f"{type(error).__name__}: {error}"
+        text = f"{what} failed ({told}): try {attempt} of {retry.times}, in {seconds:g} s"
+        self._warn(text)
+        data = {"what": "retry", "of": what, "error": told, "try": attempt, "times": retry.times}
+        try:
+            self._journal.decide({**data, "seconds": seconds})
+        except OSError as refused:
+            self._warn(f"that try is not recorded: {refused}")
+        return text
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._ends() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(_POLL, left))
