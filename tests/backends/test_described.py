@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from everstep.backends.described import described, is_unknown, other_python
+from everstep.contracts import Moment
 
 ARGS = argparse.Namespace(epochs=40, run_dir="here")
 CONFIG = {"warmup": 3, "folder": "there"}
@@ -88,6 +89,8 @@ def test_code_counts_without_its_docstring_and_the_names_of_its_own_variables() 
         (around(torch.zeros(1000)), around(torch.ones(1000))),
         (around(around(2)), around(around(3))),
         (around({"a": 1}), around({"a": 2})),
+        (around(range(3)), around(range(4))),
+        (around(Moment.AFTER_STEP), around(Moment.AFTER_EPOCH)),
         (lambda step, w=1: w, lambda step, w=2: w),
         (functools.partial(math.pow, 2), functools.partial(math.pow, 3)),
         (functools.partial(max, key=around(1)), functools.partial(max, key=around(2))),
@@ -125,6 +128,7 @@ def test_what_cannot_be_compared_says_what_it_is() -> None:
     assert found["f.value"] == "not compared, an object of object" and is_unknown(found["f.value"])
     assert is_unknown(texts(torch.nn.Linear(1, 1))["f"])  # it is state
     assert is_unknown(texts(around(torch.eye(2).to_sparse()))["f.value"])
+    assert texts(around([object()] * 101))["f.value"] == "not compared, 101 objects in a list"
 
 
 def test_code_of_two_pythons_is_no_difference() -> None:

@@ -69,7 +69,12 @@ def a_trainer(run_dir: Path) -> object:
     return everstep.Trainer(Nothing(), {"train": [1]}, run_dir, max_epoch=1).run_training()
 
 
-@pytest.mark.parametrize("door", [a_loop, a_supervisor, a_trainer])
+def an_experiment(run_dir: Path) -> object:
+    made = everstep.Experiment(Nothing, lambda: [1], run_dir=run_dir, max_epoch=1, skip_check=True)
+    return made.run("train")
+
+
+@pytest.mark.parametrize("door", [a_loop, a_supervisor, a_trainer, an_experiment])
 def test_what_a_launcher_says_is_believed_behind_each_door(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Any
 ) -> None:

@@ -9,6 +9,7 @@ package goes by its name.
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import inspect
 import re
@@ -31,6 +32,9 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _OPAQUE = object()
 _WIDEST = 400
 """Characters of a text; of a longer one the digest is compared."""
+
+_MANY = 100
+"""Parts of a container that are described one by one; of plain values there may be any number."""
 
 _Texts: TypeAlias = Iterator[tuple[str, str]]
 _Above: TypeAlias = frozenset[Any]
@@ -58,6 +62,8 @@ def _described(value: Any, name: str, above: _Above) -> _Texts:
     if plain is not _OPAQUE:
         text = repr(plain)
         yield name, text if len(text) <= _WIDEST else f"digest {_digest(text)}"
+    elif isinstance(value, Mapping | list | tuple) and len(value) > _MANY:
+        yield name, f"{_UNKNOWN}{len(value)} objects in a {type(value).__name__}"
     elif isinstance(value, Mapping | list | tuple):
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _described(part, f"{name}.{key}", above)
@@ -89,8 +95,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = [_plain(item) for item in value]
         return _OPAQUE if any(item is _OPAQUE for item in items) else items
-    if isinstance(value, bool | int | float | complex | str | bytes | None):
-        return value
+    if isinstance(value, bool | int | float | complex | str | bytes | range | enum.Enum | None):
+        return str(value) if isinstance(value, enum.Enum) else value
     return _array(value)
 
 
