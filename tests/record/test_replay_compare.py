@@ -172,11 +172,13 @@ def test_a_pass_that_goes_on_beyond_its_end_is_a_difference():
     assert "pass of train was at its end after step 15 and is going on now" in replay.report()
 
 
-def test_the_random_state_of_a_snapshot_is_compared():
-    replay = Replay(Reference(10, 20, random={(15, "step"): 5, (20, "epoch"): 6}))
-    replay.random(15, "step", 5)
-    replay.random(20, "epoch", 7)
-    assert replay.equal["random state"] == 1
+def test_the_state_in_a_snapshot_is_compared():
+    copies = {(15, "step/random state"): 5, (16, "step/model"): 5, (20, "epoch/random state"): 6}
+    replay = Replay(Reference(10, 20, copies=copies))
+    replay.copied(15, "step", "random state", 5)
+    replay.copied(16, "step", "model", 5)
+    replay.copied(20, "epoch", "random state", 7)
+    assert (replay.equal["random state"], replay.equal["state digest"]) == (1, 1)
     assert "step 20 random state was 0000000000000006 and is 0000000000000007 now" in replay.report()
 
 

@@ -32,7 +32,7 @@ class Reference:
             the batch could be told.
         ends: (stream, pass) -> the last complete step when the pass ended.
         lasts: (stream, pass) -> the last step that read from it.
-        random: (step, phase of the snapshot) -> digest of the random state.
+        copies: (step, "PHASE/PART") -> digest of a part of the state in a snapshot.
         traced: steps of which all is known that was on the host.
         names: metrics that any step of the run has collected.
     """
@@ -43,7 +43,7 @@ class Reference:
     batches: dict[int, dict[tuple[str, int], tuple[int, int | None]]] = field(default_factory=dict)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     lasts: dict[tuple[str, int], int] = field(default_factory=dict)
-    random: dict[tuple[int, str], int] = field(default_factory=dict)
+    copies: dict[tuple[int, str], int] = field(default_factory=dict)
     traced: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
 
@@ -89,8 +89,8 @@ def _add_trail(found: Reference, trail: Trail, end: float, begin: int) -> None:
             found.lasts[mark.name, mark.epoch] = max(mark.step, found.lasts.get((mark.name, mark.epoch), 0))
         elif mark.phase == "pass" and begin <= mark.step < end:
             found.ends.setdefault((mark.name, mark.epoch), mark.step)
-        elif mark.phase == "random" and found.first < mark.step < end:
-            found.random.setdefault((mark.step, mark.name), mark.value)
+        elif mark.phase == "copy" and found.first < mark.step < end:
+            found.copies.setdefault((mark.step, mark.name), mark.value)
     for key, row in _folded(trail.marks):
         _, step, phase, name, _ = key
         if phase == "step":
@@ -109,7 +109,7 @@ def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
     sums: dict[Key, tuple[float, int]] = {}
     rows: dict[Key, Found | None] = {}
     for mark in marks:
-        if mark.phase in ("batch", "pass", "random"):
+        if mark.phase in ("batch", "pass", "copy"):
             continue
         key = (mark.epoch, mark.step, mark.phase, mark.name, mark.seq)
         if mark.flags & ABSENT:

@@ -11,7 +11,7 @@ from everstep.record.frames import Block
 from everstep.record.reading import Key, comparable_rows
 from everstep.record.reference import Found, Reference
 
-BATCHES, RANDOM = "batch digest", "random state"
+BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
 
 class Difference(NamedTuple):
@@ -46,7 +46,7 @@ class Replay:
     Attributes:
         steps: how many were executed again.
         equal, uncompared: how many found what they had found, and how many may or may not have, of each kind:
-            "batch digest", "random state", and metrics by their names.
+            "batch digest", "random state", "state digest", and metrics by their names.
         differing: how many did not.
         difference: the one with the lowest step; of one step, the first that came.
         done: True when nothing is left to compare.
@@ -119,20 +119,31 @@ class Replay:
             for stream, _ in was.batches.pop(step, {}):
                 self._differs(step, f"batch of {stream}", "drawn", "not drawn", in_data=True)
 
-    def random(self, step: int, phase: str, digest: int) -> None:
-        """A snapshot was taken."""
-        old = self._was.random.pop((step, phase), None)
-        if old == digest:
-            self.equal[RANDOM] += 1
-        elif old is not None:
-            self._differs(step, "random state", f"{old:016x}", f"{digest:016x}")
+    def copied(self, step: int, phase: str, part: str, digest: int) -> None:
+        """A snapshot was taken: its part "random state", or an entry of the user's state."""
+        old = self._was.copies.pop((step, f"{phase}/{part}"), None)
+        kind = RANDOM if part == RANDOM else STATE
+        if old is None:
+            return
+        if kind == STATE and self._why_not():
+            self.uncompared[kind] += 1
+        elif old == digest:
+            self.equal[kind] += 1
+        else:
+            component = part if kind == RANDOM else f"state {part!r}"
+            self._differs(step, component, f"{old:016x}", f"{digest:016x}")
+
+    def _why_not(self) -> str:
+        """Why numbers are not compared."""
+        if self._why is None:
+            self._why = self._incomparable()
+        return self._why
 
     def rows(self, block: Block) -> None:
         """Rows of metrics were read."""
         if block.phase == "head":
             return
-        if self._why is None:
-            self._why = self._incomparable()
+        self._why_not()
         in_steps = block.phase == "step"
         if in_steps:
             self._seen.add(block.name)
@@ -207,8 +218,8 @@ class Replay:
 
 def _counted(found: Counter[str]) -> str:
     """Such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
-    kinds = [_several(found[kind], kind) for kind in (BATCHES, RANDOM) if found[kind]]
-    metrics = [name for name, count in found.items() if count and name not in (BATCHES, RANDOM)]
+    kinds = [_several(found[kind], kind) for kind in (BATCHES, RANDOM, STATE) if found[kind]]
+    metrics = [name for name, count in found.items() if count and name not in (BATCHES, RANDOM, STATE)]
     if metrics:
         total = sum(found[name] for name in metrics)
         what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"

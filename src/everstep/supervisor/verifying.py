@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
+
+import xxhash
 
 from everstep import backends
 from everstep.errors import DivergenceError
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, DIVERGED, Block, Difference, Journal, Replay, Trail, batch_digest
 from everstep.schedule import NEVER
-from everstep.state import Encoded, digest
+from everstep.state import Encoded
 
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 
@@ -87,12 +90,11 @@ class Verifier:
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """The state was copied, to be saved."""
-        structure: Any = encoded.structure
-        arrays = {name: array for name, array in encoded.arrays.items() if name.startswith("rng/rank0/")}
-        found = int(digest(Encoded({"rng": {"rank0": structure["rng"]["rank0"]}}, arrays))[:16], 16)
-        self._trail.mark(step, "random", phase, found)
+        for part, found in _digests(encoded):
+            self._trail.mark(step, "copy", f"{phase}/{part}", found)
+            if not self._replay.done:
+                self._replay.copied(step, phase, part, found)
         if not self._replay.done:
-            self._replay.random(step, phase, found)
             self._notice()
 
     def committed(self, step: int) -> None:
@@ -164,6 +166,30 @@ class Verifier:
                 'on_divergence="warn"',
                 step=found.step,
             )
+
+
+def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
+    """Of the random state, and of each entry of the user's; of large arrays parts count, as of a batch's."""
+    structure: Any = encoded.structure
+    parts = {"rng/rank0": ("random state", structure["rng"]["rank0"])}
+    parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
+    arrays: dict[str, list[Any]] = {place: [] for place in parts}
+    for path, array in encoded.arrays.items():
+        place = "/".join(path.split("/", 2)[:2])
+        if place in arrays:
+            arrays[place].append(array.data)
+    for place, (part, entry) in parts.items():
+        text = json.dumps(entry, sort_keys=True, default=repr)
+        found = batch_digest([xxhash.xxh3_64_intdigest(text.encode()), *_folded(arrays[place])], 0)
+        yield part, found or 0
+
+
+def _folded(arrays: list[Any]) -> Iterator[int]:
+    """A list's items in the middle do not count, so each array is a number before."""
+    total = 0
+    for array in arrays:
+        total = batch_digest(array, total) or 0
+    yield total
 
 
 _CAUSES = {
