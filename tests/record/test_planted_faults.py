@@ -25,12 +25,12 @@ FAULTS = {
     "ema_outside": "valid_loss",
     "forgetful_service": "total",
     "notes_by_hand": "state 'notes'",
-    "rate_by_hand": "loss",
+    "rate_by_hand": "state 'w'",
     "rows_by_chance": "norm",
-    "schedule_outside": "loss",
+    "schedule_outside": "state 'w'",
     "set_order": "batch of train",
     "thread": "loss",
-    "torch_rate": "loss",
+    "torch_rate": "state 'optimizer'",
 }
 """Script -> what its resume first finds to differ."""
 
@@ -58,7 +58,13 @@ def start(name: str, kill_at: int | None = None) -> int:
     return subprocess.run([sys.executable, "-c", here], env=environment, capture_output=True).returncode
 
 
-@pytest.mark.parametrize("name", [*FAULTS, "lines_again", "supervisor", "unseeded"])
+SOUND = ("lines_again", "supervisor", "unseeded")
+SHORT = ("data_generator", "notes_by_hand", "rows_by_chance", "unseeded")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in (*FAULTS, *SOUND)]
+)
 def test_a_resume_finds_out_by_itself(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert start(name, 20) == -signal.SIGKILL

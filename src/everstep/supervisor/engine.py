@@ -60,7 +60,7 @@ from everstep.services.record import Record
 from everstep.services.recovery import Recovery
 from everstep.services.retry import Retry
 from everstep.services.stop_after import StopAfter
-from everstep.services.witness import witnesses
+from everstep.services.witness import Witness, witnesses
 from everstep.state import Encoded, decode, encode, restore
 from everstep.supervisor.board import ServiceBoard, listed
 from everstep.supervisor.configuration import Configuration
@@ -489,12 +489,15 @@ class Run:
             decision = {"what": CHOSEN, "why": recovered.chosen, "step": recovered.step}
             self._journal.event("decision", decision)
             self._journal.flush()
+        drilled = (
+            self._board.find(Witness) is not None
+        )  # then the drill finds what differs, and how far it goes
         trail = self._opening.trail(recovered, self._warn)
         stack.callback(trail.close)
         return Verifier(
             trail,
             recovered.replay,
-            self._on_divergence,
+            "warn" if drilled else self._on_divergence,
             self._collector,
             self._journal,
             self.println,

@@ -1,0 +1,119 @@
+"""What the trail and its digests cost a step of the demo: CPU time, the same steps with and without.
+
+    python bench/trail.py [--repeats 40] [--steps 100]
+
+The demo's network and batches (32 images of 8x8) on one pinned core with one thread.  Runs with and without
+alternate; the figure is the median of the differences of neighbouring ones.  The second line is the cost of
+the calls alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import everstep
+from everstep.supervisor.verifying import Verifier
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+from digits import network
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    added, bare = compared(options.repeats, options.steps)
+    print(f"a step of the demo: {bare:.0f} us; with the trail {added:+.1f} us, {added / bare:+.2%}")
+    alone = calls_alone(20_000)
+    print(f"the calls alone: {alone:.1f} us a step, {alone / bare:.2%}")
+
+
+def compared(repeats: int, steps: int) -> tuple[float, float]:
+    """Microseconds: (median difference, median step without)."""
+    differences, without = [], []
+    for number in range(repeats):
+        order = (False, True) if number % 2 else (True, False)
+        times = {keeps: step_time(keeps, steps) for keeps in order}
+        differences.append(times[True] - times[False])
+        without.append(times[False])
+    return statistics.median(differences), statistics.median(without)
+
+
+def step_time(keeps: bool, steps: int) -> float:
+    """Microseconds of CPU time of a step in a run of its own."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with switched(keeps), loop({"model": model, "optimizer": optimizer}, steps + 10) as run:
+        began = 0
+        for _ in run.iter_epochs():
+            for step, (x, y) in run.iter_steps(batches(), "train"):
+                if step == 10:
+                    began = time.process_time_ns()
+                loss = cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.collect_metrics(loss=loss)
+        return (time.process_time_ns() - began) / steps / 1000
+
+
+def batches() -> list[Any]:
+    return [(torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))) for _ in range(500)]
+
+
+@contextmanager
+def loop(state: dict[str, Any], steps: int) -> Iterator[everstep.TrainLoop]:
+    with tempfile.TemporaryDirectory() as folder:
+        services = [everstep.Checkpoints(everstep.Never()), everstep.Console(sink=lambda line: None)]
+        with everstep.TrainLoop(
+            f"{folder}/run", state, max_step=steps, services=services, default_services=False
+        ) as run:
+            yield run
+
+
+@contextmanager
+def switched(keeps: bool) -> Iterator[None]:
+    """Without: the calls of a step do nothing."""
+    kept = Verifier.drew, Verifier.step_done
+    if not keeps:
+        Verifier.drew = Verifier.step_done = lambda *_: None  # type: ignore[method-assign,assignment]
+    yield
+    Verifier.drew, Verifier.step_done = kept  # type: ignore[method-assign]
+
+
+def calls_alone(steps: int) -> float:
+    """Microseconds of what a step calls, in a loop that does nothing else."""
+    found = []
+    with loop({"w": torch.zeros(1)}, 10) as run:
+        verifier: Any = run._verifier
+        several = cycle(batches()[:64])
+        for _ in range(5):
+            began = time.process_time_ns()
+            for step in range(1, steps + 1):
+                verifier.drew(step, "train", 0, next(several))
+                run._collector.pending[:] = [(step, "loss", 0.5)]
+                verifier.step_done(step, 1)
+            found.append((time.process_time_ns() - began) / steps / 1000)
+            run._collector.pending.clear()
+            verifier.committed(step), verifier.committed(step), verifier._trail.tidy()
+    return min(found)
+
+
+if __name__ == "__main__":
+    main()
