@@ -16,7 +16,7 @@ from torchmetrics.classification import (
     MulticlassPrecision,
     MulticlassRecall,
 )
-from torchmetrics.wrappers import MinMaxMetric, Running
+from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
 
 import everstep
 
@@ -136,10 +136,28 @@ def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
         def step(self) -> None:
             self.hidden = torch.ones(2)
 
-    export = everstep.services.Export()
+    export = everstep.services.Export(everstep.Every(steps=2))
     count(Holding(), tmp_path / "run", 2, services=[export])
     from safetensors import safe_open
 
     (path,) = (tmp_path / "run" / "exports").rglob("*.safetensors")
     with safe_open(path, "np") as file:
         assert set(file.keys()) == {"layer.weight", "layer.bias"}
+
+
+def test_a_tracker_has_the_metrics_that_it_had(tmp_path: Path) -> None:
+    def track(stop_at: int = 0) -> Any:
+        tracker = MetricTracker(MeanMetric(), maximize=False)
+        loop = everstep.TrainLoop(tmp_path / "run", {"tracker": tracker}, max_epoch=3, default_services=False)
+        with loop:
+            for epoch in loop.iter_epochs():
+                tracker.increment()
+                for step, value in loop.iter_steps([1.0, 2.0]):
+                    if step == stop_at:
+                        raise InterruptedError
+                    tracker.update(epoch * value)
+        return tracker.compute_all().tolist()
+
+    with pytest.raises(InterruptedError):
+        track(stop_at=6)
+    assert track() == [1.5, 3.0, 4.5]

@@ -26,7 +26,7 @@ import numpy as np
 from everstep import backends
 from everstep.contracts import Cursor, Stream
 from everstep.errors import NotResumableError, StateError
-from everstep.state import capture, isolated, restore, seed_all
+from everstep.state import capture, isolated, restore
 
 BATCHES = 2
 """That are drawn after a position, and compared."""
@@ -168,7 +168,6 @@ class _Subject(NamedTuple):
 def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
     """Whether what follows a position follows again; in a pass that ends there, an earlier one."""
     first, second = _copy(subject.stream), _copy(subject.stream)
-    seed_all(1)
     with subject.open(first) as cursor:
         if not subject.draw(cursor, before, SLOWEST):
             raise _GivenUpError("it gave no batch")
@@ -178,7 +177,6 @@ def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
         return _comes_back(subject, before // 2)
     if not expected:
         raise _GivenUpError("it gave one batch only")
-    seed_all(2)
     try:
         opened = subject.open(second, 0, position)
     except Exception as error:

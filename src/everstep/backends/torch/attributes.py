@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -33,6 +33,8 @@ _LARGE = 1 << 20
 _MANY = 10_000
 """Items from which on of a list or dict only another length, or another one in its place, is seen."""
 _NONE = object()
+_GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
+"""Makes a metric more at each `increment()`."""
 
 
 class _Given(NamedTuple):
@@ -72,8 +74,42 @@ def save(root: Module) -> dict[str, dict[str, Any]]:
     return {path: changed for path, changed in found.items() if changed}
 
 
+def foreign(root: Module, saved: Collection[str]) -> list[str]:
+    """Names of saved modules that are not there, and that no load makes."""
+    modules = dict(root.named_modules())
+    trackers = [path for path, module in modules.items() if _grows(module)]
+    return [
+        path
+        for path in saved
+        if path not in modules and not any(path.startswith(_prefix(tracker)) for tracker in trackers)
+    ]
+
+
+def _grows(module: Module) -> bool:
+    return any(f"{cls.__module__}.{cls.__qualname__}" == _GROWING for cls in type(module).__mro__)
+
+
+def _prefix(path: str) -> str:
+    return f"{path}." if path else ""
+
+
+def _grow(root: Module, saved: Collection[str]) -> None:
+    """A MetricTracker has as many metrics as it has made until the save."""
+    for path, module in list(root.named_modules()):
+        if _grows(module):
+            tracker: Any = module
+            numbers = [
+                int(rest.partition(".")[0])
+                for each in saved
+                if each.startswith(_prefix(path)) and (rest := each.removeprefix(_prefix(path)))[:1].isdigit()
+            ]
+            while len(tracker._modules) <= max(numbers, default=-1):
+                tracker.increment()
+
+
 def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
     """The inverse of `save`: all others are as given."""
+    _grow(root, saved)
     for path, module in _keeping(root):
         own, live, given = saved.get(path, {}), vars(module), _given.get(module, {})
         for name in _changed(module).keys() - own.keys() & given.keys():

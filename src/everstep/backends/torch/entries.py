@@ -90,8 +90,7 @@ class ModuleEntry(Entry):
             for name, value in live.items()
             if name in saved and _shape(saved[name]) != _shape(value)
         ]
-        modules = dict(self.module.named_modules())
-        gone = [path for path in tree.get(_ATTRIBUTES, {}) if path not in modules]
+        gone = attributes.foreign(self.module, tree.get(_ATTRIBUTES, {}))
         return Mismatch(
             [n for n in live if n not in saved], [n for n in saved if n not in live] + gone, reshaped
         )
