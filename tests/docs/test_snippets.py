@@ -6,17 +6,20 @@ it is there to show:
     <!-- snippet: digits -->
     <!-- snippet: digits, raises DataError -->
 
-Without a comment a snippet starts from nothing.
+Without a comment a snippet starts from nothing.  What those of docs/coming-from did is looked at, too
+(tests/docs/what_samples_did.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from snippet_setups import SETUPS
+from what_samples_did import DID
 
 from everstep import errors
 
@@ -52,6 +55,27 @@ def snippets() -> list[Snippet]:
     return found
 
 
+def of_folder(name: str) -> dict[str, list[Snippet]]:
+    """By page."""
+    found: dict[str, list[Snippet]] = {}
+    for snippet in snippets():
+        if snippet.page.parent.name == name:
+            found.setdefault(snippet.page.stem, []).append(snippet)
+    return found
+
+
+def look_at(snippet: Snippet) -> Callable[[dict[str, Any]], None]:
+    """What looks at the names and runs that it has left."""
+    page = of_folder("coming-from").get(snippet.page.stem, [])
+    return DID[snippet.page.stem][page.index(snippet)] if snippet in page else lambda names: None
+
+
+def test_every_sample_of_coming_from_is_looked_at() -> None:
+    assert {page: len(found) for page, found in of_folder("coming-from").items()} == {
+        page: len(looks) for page, looks in DID.items()
+    }
+
+
 def name_of(snippet: Snippet) -> str:
     return f"{snippet.page.relative_to(ROOT)}:{snippet.line + 1}"
 
@@ -65,6 +89,7 @@ def test_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.Monk
     code = compile("\n" * snippet.line + snippet.code, str(snippet.page), "exec", dont_inherit=True)
     if snippet.error is None:
         exec(code, names)
+        look_at(snippet)(names)
         return
     with pytest.raises(getattr(errors, snippet.error)):
         exec(code, names)
