@@ -112,6 +112,15 @@ def test_a_run_that_was_left_has_no_final_export(tmp_path: Path) -> None:
     assert not (tmp_path / "exports").exists()
 
 
+def test_a_supervisor_exports_at_its_end(tmp_path: Path) -> None:
+    state = {"w": np.ones(2)}
+    with everstep.Supervisor(tmp_path, state, services=[Export(entry="w")], max_step=3) as supervisor:
+        while not supervisor.should_stop():
+            supervisor.advance(loss=0.5)
+    (found,) = exported(tmp_path).items()
+    assert found[0] == "step-00000003" and found[1][0]["metrics"] == {"loss": 0.5}
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
     """The undisturbed run, and (number, hazard) of those killed, beside it; see export_victim.py."""

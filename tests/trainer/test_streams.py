@@ -331,6 +331,9 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
         def run(self, boundary: everstep.Boundary) -> None:
             clock.advance(7.0)
 
+        def finish(self, boundary: everstep.Boundary) -> None:
+            clock.advance(7.0)
+
     lines: list[str] = []
     services = [
         everstep.Evaluate(validate_first=True),

@@ -17,7 +17,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.keywords import whole
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir
-from everstep.schedule import Schedule
+from everstep.schedule import Never, Schedule
 from everstep.services.condition import Condition, Trigger
 from everstep.state import Encoded, array_name, array_paths, digest, encode, make_entry
 
@@ -69,7 +69,7 @@ class Export(Service):
         name: str = "export",
     ) -> None:
         self._at_end = when is None
-        self._trigger = Trigger(_never if when is None else when, every)
+        self._trigger = Trigger(Never() if when is None else when, every)
         super().__init__(name, self._trigger.schedule)
         if name.startswith("."):
             raise ConfigError(f"Export(name={name!r}): it is a folder's name; give one without a leading '.'")
@@ -174,11 +174,6 @@ class Export(Service):
     def load_state_dict(self, state: Any) -> None:
         self._kept, self._metrics = list(state["kept"]), dict(state["metrics"])
         self._trigger.load_state_dict(state["when"])
-
-
-def _never(boundary: Boundary) -> bool:
-    """The condition of an export at the end."""
-    return False
 
 
 def _plain(obj: Any) -> Any:
