@@ -21,7 +21,7 @@ from everstep.record.reading import (
 )
 from everstep.record.reference import Reference, reference
 from everstep.record.removing import remove, why_stays
-from everstep.record.replay import Difference, Replay
+from everstep.record.replay import Divergence, Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
 from everstep.record.trail import Trail, read_trail, trail_path
@@ -33,7 +33,7 @@ __all__ = [
     "DIVERGED",
     "Batch",
     "Block",
-    "Difference",
+    "Divergence",
     "Evaluation",
     "Event",
     "Follower",

@@ -274,6 +274,12 @@ def float_bits(values: list[float]) -> list[int]:
     return bits
 
 
+def bits_float(bits: int) -> float:
+    """The inverse of `float_bits`, of one value."""
+    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
+    return float(value)
+
+
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 

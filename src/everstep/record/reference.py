@@ -7,14 +7,12 @@ divergence) is no execution to compare with.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from everstep.record.frames import Position, float_bits
+from everstep.record.frames import Position, bits_float, float_bits
 from everstep.record.reading import Key, RunJournal
-from everstep.record.trail import ABSENT, FOLDED, Mark, read_trail, trail_path
-from everstep.record.trail import Found as Trail
+from everstep.record.trail import ABSENT, FOLDED, Mark, Trace, read_trail, trail_path
 
 Found = tuple[int, int]
 """(bits of a value, how many values were folded into it)."""
@@ -80,7 +78,7 @@ def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
                 found.last = max(found.last, step)
 
 
-def _add_trail(found: Reference, trail: Trail, end: float, begin: int) -> None:
+def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
     new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
     for mark in trail.marks:
         if mark.phase == "batch" and mark.step in new:
@@ -118,8 +116,7 @@ def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
         elif mark.phase != "step" or mark.flags & FOLDED:
             rows[key] = (mark.value, mark.count)
         elif key not in rows or key in sums:
-            (value,) = struct.unpack("=d", struct.pack("=Q", mark.value))
-            total, count = value, mark.count
+            total, count = bits_float(mark.value), mark.count
             if key in sums:
                 total, count = sums[key][0] + total, sums[key][1] + count
             sums[key] = (total, count)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from everstep.record.frames import Block
+from everstep.record.frames import Block, bits_float
 from everstep.record.reading import Key, comparable_rows
 from everstep.record.reference import Found, Reference
 
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
 
-class Difference(NamedTuple):
+class Divergence(NamedTuple):
     """What came out otherwise, in words.
 
     Attributes:
@@ -63,7 +62,7 @@ class Replay:
         self.equal: Counter[str] = Counter()
         self.uncompared: Counter[str] = Counter()
         self.differing = 0
-        self.difference: Difference | None = None
+        self.difference: Divergence | None = None
         self.done = reference.last == reference.first and not reference.rows
 
     @property
@@ -187,7 +186,7 @@ class Replay:
     def _differs(self, step: int, component: str, old: str, new: str, *, in_data: bool = False) -> None:
         self.differing += 1
         if self.difference is None or step < self.difference.step:
-            self.difference = Difference(step, component, old, new, in_data)
+            self.difference = Divergence(step, component, old, new, in_data)
 
     # ------------------------------------------------------------------------------- what it says
 
@@ -238,7 +237,7 @@ def _listed(words: Iterable[str]) -> str:
 
 def _show(row: Found, other: Found) -> str:
     bits, count = row
-    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
+    value = bits_float(bits)
     text = repr(value)
     if value != value:
         text += f" (bits {bits:016x})"

@@ -36,6 +36,7 @@ from everstep import hazard
 from everstep.durable import temporary
 from everstep.record.frames import Block, float_bits
 from everstep.record.reading import segment_path
+from everstep.regular import read_regular
 
 VERSION = 1
 SMALLEST, LARGEST = 1 << 18, 1 << 26
@@ -263,9 +264,7 @@ class Trail:
         path.unlink(missing_ok=True)  # of a killed process with our number; or a link, which leads elsewhere
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            if (
-                os.pwrite(descriptor, bytes(size), 0) < size
-            ):  # a hole that is written on a full disk is SIGBUS
+            if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole, the disk full, is SIGBUS
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._memory = mmap.mmap(descriptor, size)
         finally:
@@ -289,7 +288,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 # ----------------------------------------------------------------------------------------- reading
 
 
-class Found(NamedTuple):
+class Trace(NamedTuple):
     """What a trail has.
 
     Attributes:
@@ -303,20 +302,20 @@ class Found(NamedTuple):
     marks: list[Mark]
 
 
-def read_trail(path: Path) -> Found | None:
+def read_trail(path: Path) -> Trace | None:
     """What is published in a trail's file; None if there is none, or it is damaged or another version's."""
     try:
-        if not path.is_file() or not _START <= path.stat().st_size <= LARGEST:
-            return None
-        data = memoryview(path.read_bytes())
+        data = memoryview(read_regular(path, LARGEST))
     except OSError:
+        return None
+    if len(data) < _START:
         return None
     magic, version, _ = _HEADER.unpack_from(data)
     words = data[:_START].cast("Q")
     if (magic, version) != (_MAGIC, VERSION) or not _START <= words[_PUBLISHED] <= len(data):
         return None
     marks = _marks(data, words[_PUBLISHED])
-    return None if marks is None else Found(words[_WHOLE], words[_STEP], marks)
+    return None if marks is None else Trace(words[_WHOLE], words[_STEP], marks)
 
 
 def _marks(data: memoryview, end: int) -> list[Mark] | None:

@@ -437,9 +437,8 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-_LOG_FLAGS = (
-    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-)  # a pipe in its place keeps nobody waiting
+_LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+"""A pipe in the file's place keeps nobody waiting."""
 
 
 class _LogFile:

@@ -489,9 +489,7 @@ class Run:
             decision = {"what": CHOSEN, "why": recovered.chosen, "step": recovered.step}
             self._journal.event("decision", decision)
             self._journal.flush()
-        drilled = (
-            self._board.find(Witness) is not None
-        )  # then the drill finds what differs, and how far it goes
+        drilled = self._board.find(Witness) is not None  # by a drill, which finds what differs and how far
         trail = self._opening.trail(recovered, self._warn)
         stack.callback(trail.close)
         return Verifier(

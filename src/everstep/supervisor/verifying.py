@@ -11,7 +11,7 @@ import xxhash
 from everstep import backends
 from everstep.errors import DivergenceError
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, DIVERGED, Block, Difference, Journal, Replay, Trail, batch_digest
+from everstep.record import CHOSEN, DIVERGED, Block, Divergence, Journal, Replay, Trail, batch_digest
 from everstep.schedule import NEVER
 from everstep.state import Encoded
 
@@ -43,7 +43,7 @@ class Verifier:
         self._collector, self._journal, self._say, self._warn = collector, journal, say, warn
         self._places: dict[str, int] = {}
         """By stream, how many batches the open step has drawn."""
-        self._noted: Difference | None = None
+        self._noted: Divergence | None = None
         self._error: DivergenceError | None = None
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:

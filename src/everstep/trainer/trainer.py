@@ -99,9 +99,8 @@ class Trainer:
         self._retry: dict[str, Any] = {}
         """Options of the loop that goes on after a rollback."""
         self._build()
-        TrainerLoop(
-            run_dir, task.state(), services=self._services, seed=seed, **loop
-        )  # refuses what is wrong
+        # Made for what it refuses:
+        TrainerLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:
