@@ -98,6 +98,45 @@ def test_what_finds_no_room_is_known_to_be_missing(trail: Trail) -> None:
     assert found.last == found.whole == 5000  # of no step since is all there
 
 
+@pytest.mark.parametrize(("names", "length"), [(3000, 100), (300, 900), (1000, 1)])
+def test_a_step_of_which_a_name_finds_no_room_is_not_whole(
+    tmp_path: Path, told: list[str], names: int, length: int
+) -> None:
+    (tmp_path / "journal").mkdir()
+    trail = Trail(tmp_path, 1, 0, is_wall, told.append)
+    metrics = [f"{'x' * length}{i}" for i in range(names)]
+    for step in range(1, 8):
+        trail.batch(step, "train", 0, 0, step)
+        trail.step(step, 1, [(step, name, 0.5) for name in metrics], {})
+        found = read_trail(trail.path)
+        assert found is not None
+        for whole in range(found.whole + 1, step + 1):
+            assert len([mark for mark in found.marks if mark.step == whole]) == 1 + names
+        trail.tidy()  # makes room for the names, too
+    assert found.whole < 7
+    assert not told
+
+
+def test_what_finds_no_room_at_an_older_step_does_not_make_newer_ones_whole(trail: Trail) -> None:
+    walk(trail, 1, 5000)
+    trail.batch(5001, "train", 0, 0, 1)
+    trail.mark(4000, "pass", "other")
+    trail.step(5001, 1, [], {})
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last) == (5001, 5001)
+
+
+def test_more_batches_and_values_than_a_record_can_number_are_not_mixed_up(trail: Trail) -> None:
+    trail.batch(1, "train", 0, 1 << 16, 7)
+    trail.step(1, 1, [], {})
+    trail.rows(Block(1, "tail", "valid", False, [1, 1], [0.25, 0.5], [1, 1], [0, 1 << 16]))
+    found = read_trail(trail.path)
+    assert found is not None
+    assert found.whole == found.last == 1
+    assert [number(mark.value) for mark in found.marks] == [0.25]
+
+
 def test_at_its_largest_it_says_so_and_goes_on(
     trail: Trail, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
 """A digest of a batch as it is handed out: cheap enough for every step, and equal for equal batches.
 
-Of each array in host memory count its type, its shape, its first and last 2 KiB and words of 8 bytes evenly
-spaced between them (64; of a large one, one for each 16 KiB, up to 1,024); of a long list its first and last
-32 items.  What lies on a device is not looked at, nor are objects of a class of one's own: nothing waits,
-and nothing is accused that cannot be told.
+Of each array in host memory count its type, its shape, its first and last 2 KiB and elements evenly spaced
+between them (64; of a large one, one for each 16 KiB, up to 1,024); of a long list its first and last 32
+items.  How an array lies in memory makes no difference (one that comes from a worker is contiguous), nor the
+order of a dict.  What lies on a device is not looked at, nor are objects of a class of one's own: nothing
+waits, and nothing is accused that cannot be told.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from everstep import backends
 
@@ -71,25 +71,13 @@ def _of_array(value: Any, seed: int, depth: int) -> int | None:
     if array is None or described is None:
         return None
     seed ^= described
-    if not array.flags.c_contiguous:
-        array = _small(array)
-    size = array.nbytes
-    if size <= 2 * EDGE:
-        return _hash(array, seed)
-    data = array.reshape(-1).view(np.uint8)
-    words = data[EDGE : size - size % 8 - EDGE].view(np.uint64)
-    count = max(_BETWEEN, min(size >> 14, 16 * _BETWEEN))
-    between = words[:: len(words) // count + 1].tobytes()
-    return _hash(data[-EDGE:], _hash(between, _hash(data[:EDGE], seed)))
-
-
-def _small(array: NDArray[Any]) -> NDArray[Any]:
-    """Of an array that is not contiguous, the first and the last part of it, as a copy."""
-    first = last = array
-    while first.nbytes > EDGE and first.ndim > 1:
-        first, last = first[0], last[-1]
-    limit = max(1, EDGE // array.itemsize)
-    return np.concatenate([first.reshape(-1)[:limit], last.reshape(-1)[-limit:]])
+    if array.nbytes <= 2 * EDGE:
+        return _hash(array if array.flags.c_contiguous else array.copy("C"), seed)
+    items: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    edge = EDGE // array.itemsize
+    count = max(_BETWEEN, min(array.nbytes >> 14, 16 * _BETWEEN))
+    between = items[edge : -edge : (array.size - 2 * edge) // count + 1].tobytes()
+    return _hash(items[-edge:].copy(), _hash(between, _hash(items[:edge].copy(), seed)))
 
 
 @lru_cache(maxsize=1024)
@@ -137,9 +125,16 @@ def _of_dataclass(value: Any, seed: int, depth: int) -> int | None:
 
 def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | None:
     keys = [key for key, _ in pairs]
-    if not all(isinstance(key, str | int) for key in keys):
+    if all(type(key) is str for key in keys):
+        pairs = sorted(pairs, key=_key)  # a dict made out of a set has another order in each process
+        keys = [key for key, _ in pairs]
+    elif not all(isinstance(key, str | int) for key in keys):
         keys = []
     return _of_items([value for _, value in pairs], _hash(repr(keys).encode(), seed), depth)
+
+
+def _key(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
 
 
 def _of_text(value: str, seed: int, depth: int) -> int:

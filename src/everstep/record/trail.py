@@ -53,6 +53,7 @@ _SIZE = _BITS.size
 _START = 64
 _PUBLISHED, _STEP, _WHOLE = 2, 3, 4  # words of the header
 _KEYS = 1 << 16
+_LAST_SEQ = (1 << 16) - 1
 
 
 class Mark(NamedTuple):
@@ -98,6 +99,8 @@ class Trail:
         self._segment, self._is_wall, self._warn = segment, is_wall, warn
         self._keys: dict[tuple[str, str], int] = {}
         """0 is no key: such records are left out."""
+        self._texts: dict[tuple[str, str], bytes] = {}
+        """Of the keys that this file was asked for, whether they found room or not."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
         self._memory: mmap.mmap | None = None
@@ -110,14 +113,15 @@ class Trail:
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
         """Batch `seq` of `step` is handed out; `digest` is None where nothing of it can be told."""
-        key = self._keys.get(("batch", stream)) or self._define("batch", stream)
-        if key:
+        if seq > _LAST_SEQ:
+            self._lacks(step)
+        elif key := self._key(step, "batch", stream):
             flags = ABSENT if digest is None else 0
-            self._write(_BITS, step, digest or 0, pass_index, 1, key, seq & 0xFFFF, flags)
+            self._write(_BITS, step, digest or 0, pass_index, 1, key, seq, flags)
 
     def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
         """Note something else that is compared."""
-        if key := self._define(phase, name):
+        if key := self._key(step, phase, name):
             self._write(_BITS, step, value, epoch, 1, key, 0, 0)
 
     def step(
@@ -156,16 +160,17 @@ class Trail:
         folded = block.phase == "step"
         if self._memory is None or block.wall or (folded and block.name not in self._absent):
             return
-        if key := self._define(block.phase, block.name):
+        if key := self._key(block.steps[-1], block.phase, block.name):
             flags, bits = FOLDED if folded else 0, float_bits(block.values)
             for step, value, count, seq in zip(block.steps, bits, block.counts, block.seqs, strict=True):
-                self._write(_BITS, step, value, block.epoch, count, key, seq & 0xFFFF, flags)
+                if seq <= _LAST_SEQ:
+                    self._write(_BITS, step, value, block.epoch, count, key, seq, flags)
         self._words[_PUBLISHED] = self._at
 
     def _value(self, step: int, epoch: int, name: str, value: float, count: int, flags: int) -> None:
         key = self._keys.get(("step", name))
         if key is None:
-            key = self._define("step", name)
+            key = self._key(step, "step", name)
         if key:
             self._write(_FLOAT, step, value, epoch, count, key, 0, flags)
 
@@ -173,23 +178,31 @@ class Trail:
         if self._at < self._end:
             kind.pack_into(self._view, self._at, step, *values)
             self._at += _SIZE
-        elif self._memory is not None:
-            self._words[_WHOLE] = self._whole = step
+        else:
+            self._lacks(step)
 
-    def _define(self, phase: str, name: str) -> int:
+    def _lacks(self, step: int) -> None:
+        """Something of this step found no room: of the steps until it not all is there."""
+        if self._memory is not None:
+            self._words[_WHOLE] = self._whole = max(self._whole, step)
+
+    def _key(self, step: int, phase: str, name: str) -> int:
         """The number of a key, defined in the file if it is new; 0 if it has none."""
         found = self._keys.get((phase, name))
-        if found is not None:
-            return found
-        if self._memory is None or (phase == "step" and self._is_wall(name)) or len(self._keys) >= _KEYS - 1:
+        if found is not None or self._memory is None:
+            return found or 0
+        if phase == "step" and self._is_wall(name):
             self._keys[phase, name] = 0
             return 0
-        text = json.dumps([phase, name]).encode()
-        room = -(-len(text) // _SIZE) * _SIZE
-        if self._at + _SIZE + room > self._end:
+        text = self._texts.get((phase, name))
+        if text is None:
+            text = self._texts[phase, name] = json.dumps([phase, name]).encode()
+        if self._at + _definition(text) > self._end or len(self._keys) >= _KEYS - 1:
+            self._lacks(step)
             return 0
         key = self._keys[phase, name] = len(self._keys) + 1
         self._write(_BITS, 0, 0, 0, len(text), key, 0, KEY)
+        room = _definition(text) - _SIZE
         self._view[self._at : self._at + room] = text.ljust(room)
         self._at += room
         return key
@@ -206,9 +219,10 @@ class Trail:
             return
         marks = [mark for mark in _marks(self._view, self._at) or () if mark.step > self._floors[0]]
         size = SMALLEST
-        while size < LARGEST and (len(marks) + len(self._keys)) * _SIZE * 4 > size:
+        needed = len(marks) * _SIZE + sum(map(_definition, self._texts.values()))
+        while size < LARGEST and needed * 4 > size:
             size *= 2
-        if (len(marks) + len(self._keys)) * _SIZE * 2 > size:
+        if needed * 2 > size:
             self._warn(
                 f"{self.path} is full at {LARGEST >> 20} MiB: of the steps since the last checkpoint only "
                 "the newest can be compared after a kill; save more often for all of them"
@@ -245,8 +259,10 @@ class Trail:
             self._map(made, size)
             _HEADER.pack_into(self._view, 0, _MAGIC, VERSION, self._segment)
             self._keys.clear()
+            self._texts.clear()
             for mark in marks:
-                self._write(_BITS, *mark[:4], self._define(mark.phase, mark.name), mark.seq, mark.flags)
+                if key := self._key(mark.step, mark.phase, mark.name):
+                    self._write(_BITS, *mark[:4], key, mark.seq, mark.flags)
             words = self._words
             words[_WHOLE], words[_STEP], words[_PUBLISHED] = self._whole, last, self._at
             made.replace(self.path)
@@ -272,6 +288,11 @@ class Trail:
         self._view = memoryview(self._memory)
         self._words = self._view.cast("Q")
         self._at, self._end = _START, size
+
+
+def _definition(text: bytes) -> int:
+    """Bytes of a key's definition."""
+    return _SIZE + -(-len(text) // _SIZE) * _SIZE
 
 
 _OPEN: weakref.WeakSet[Trail] = weakref.WeakSet()

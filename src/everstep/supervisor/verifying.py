@@ -174,7 +174,7 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     parts = {"rng/rank0": ("random state", structure["rng"]["rank0"])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
     arrays: dict[str, list[Any]] = {place: [] for place in parts}
-    for path, array in encoded.arrays.items():
+    for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference
         place = "/".join(path.split("/", 2)[:2])
         if place in arrays:
             arrays[place].append(array.data)
