@@ -11,8 +11,9 @@ from everstep.cli.listing import best_values, digest_of, options_of
 from everstep.cli.options import complete_run, index_option, json_option
 from everstep.cli.output import cell, print_json, print_table, say
 from everstep.index.queries import FACTS, starts, summaries
+from everstep.record.trust import MARK
 
-_NOT_COMPARED = {"pid", "name", "created", "heartbeat", "mark"}
+_NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 _WIDEST = 48
 """Characters of a table's cell; --json has all."""
 

@@ -21,6 +21,7 @@ from everstep import backends
 from everstep.cli.options import json_option
 from everstep.cli.output import print_json, say, size
 from everstep.record import RunJournal, RunLock
+from everstep.supervisor.trial import Verdict
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
 _WRITE = 64 << 20
@@ -67,11 +68,10 @@ def _trials(folder: Path) -> Iterator[Finding]:
     for event in events:
         if event.kind == "tried" and event.segment == newest:
             what = "stream" if "stream" in event.data else "state"
-            kept, replays, why = event.data["kept"], event.data["replays"], event.data["why"]
-            told = "not tried: " if kept is None else "" if kept else "its state does not bring it back: "
-            again = "; its batches are drawn again" if replays else ""
-            ok = None if kept is None or replays else kept
-            yield Finding(f"{what} {event.data[what]}", f"{told}{why}{again}", ok)
+            verdict = Verdict(*(event.data[name] for name in Verdict._fields))
+            again = "; its batches are drawn again" if verdict.replays else ""
+            ok = None if verdict.replays else verdict.kept
+            yield Finding(f"{what} {event.data[what]}", f"{verdict.told}{again}", ok)
 
 
 def _environment() -> Iterator[Finding]:

@@ -139,7 +139,6 @@ TEST_SAVE = Section(
     default=None,
     gone={name: "a test trains nothing" for name in SAVE.keys if name not in (*_LOCATION, "do_save")},
 )
-_DEVICES = "one process, one device; several processes come with torchrun"
 MODEL = FunctionSection(
     keys={"seed": _whole(0, 0)},
     names=("inputs", "train", "seed"),

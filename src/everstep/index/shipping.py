@@ -388,6 +388,8 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
 
 def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
     """Write the events, and note in the segment's row what they say of it."""
+    from everstep.record import ACCEPTED
+
     for event in found:
         step, epoch = event.completed
         segment["step"], segment["epoch"] = max(segment["step"], step), max(segment["epoch"], epoch)
@@ -398,7 +400,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             segment["status"], segment["reason"] = "finished", _text(event.data.get("reason"))
         elif event.kind == "interrupted":
             segment["status"], segment["reason"] = "stopped", _text(event.data.get("reason"))
-        elif event.kind == "decision" and event.data.get("what") == "accepted":
+        elif event.kind == "decision" and event.data.get("what") == ACCEPTED:
             segment["status"], segment["started"] = "accepted", event.time
             segment["reason"] = f"the divergence at step {event.data['step']}"
         elif event.kind == "closed":
@@ -523,10 +525,12 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
 
 def _diverged(connection: Connection, run: int) -> int | None:
     """The first step at which a resume found something else, and that nobody has accepted."""
+    from everstep.record.reading import ACCEPTED, DIVERGED, is_accepted
+
     mine = select(events.c.segment, events.c.data).where(events.c.run == run)
     valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
     marks = connection.execute(
-        mine.join(segments, valid & (segments.c.run == run)).where(events.c.kind == "diverged")
+        mine.join(segments, valid & (segments.c.run == run)).where(events.c.kind == DIVERGED)
     ).all()
     if not marks:
         return None
@@ -534,11 +538,10 @@ def _diverged(connection: Connection, run: int) -> int | None:
     accepted = [
         (row.segment, data["step"])
         for row in decisions
-        if (data := json.loads(row.data)).get("what") == "accepted"
+        if (data := json.loads(row.data)).get("what") == ACCEPTED
     ]
     steps = [(row.segment, int(json.loads(row.data)["step"])) for row in marks]
-    left = [step for at, step in steps if not any(at <= by and step >= first for by, first in accepted)]
-    return min(left, default=None)
+    return min((step for at, step in steps if not is_accepted(at, step, accepted)), default=None)
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:

@@ -319,7 +319,6 @@ def _create(path: Path) -> None:
 
     (Turning on WAL is what SQLite's waiting does not cover: several processes at once would fail.)
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     beside.unlink(missing_ok=True)
     try:

@@ -11,7 +11,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -466,7 +466,7 @@ class RunJournal:
         return [
             event
             for event in self.events(DIVERGED)
-            if not any(event.segment <= at and event.data["step"] >= step for at, step in self._accepted)
+            if not is_accepted(event.segment, event.data["step"], self._accepted)
         ]
 
     @cached_property
@@ -519,6 +519,11 @@ def _require_run(folder: Path) -> None:
     hint = f"the nearest: {', '.join(close)}" if close else "there is none beside it"
     what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
     raise RunDirError(f"{folder} is no run: it {what}; give a run's directory ({hint})")
+
+
+def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -> bool:
+    """Whether one of the decisions, as (its segment, step), takes what a segment found from a step on."""
+    return any(segment <= at and step >= first for at, first in decisions)
 
 
 def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:

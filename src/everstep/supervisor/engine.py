@@ -359,7 +359,7 @@ class Run:
     def _best_record(self, service: Best) -> BestRecord | None:
         if service.value is None:
             return None
-        folder = self._opening.best_folder(service.metric) / (service.saved_as or "")
+        folder = self._opening.store.best_folder(service.metric) / (service.saved_as or "")
         path = str(folder) if service.saved_as is not None and folder.exists() else None
         return BestRecord(service.metric, service.value, service.step, service.epoch, path)
 
@@ -980,13 +980,12 @@ class Run:
             self._note_trial("state", name, verdict)
             if verdict.kept is False:
                 self._warn(
-                    f"state entry {name!r}: its state does not bring it back: {verdict.why}; a resume begins "
-                    "that anew: save it in state_dict, unless no later step reads it"
+                    f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
+                    "state_dict, unless no later step reads it"
                 )
 
     def _note_trial(self, kind: str, name: str, verdict: Verdict) -> None:
-        found = {"kept": verdict.kept, "replays": verdict.replays, "why": verdict.why}
-        self._journal.event("tried", {kind: name, **found}, wall=True)
+        self._journal.event("tried", {kind: name, **verdict._asdict()}, wall=True)
 
     def _await_trial(self) -> None:
         """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""

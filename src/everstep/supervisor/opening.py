@@ -462,10 +462,6 @@ class Opening:
         size = sum(array.data.nbytes for array in encoded.arrays.values())
         forecast(self.run_dir.path, 2 * size + (1 << 16))
 
-    def best_folder(self, metric: str) -> Path:
-        """Where the best weights by `metric` are kept."""
-        return self.store.best_folder(metric)
-
     def where(self) -> dict[str, str]:
         """What of the run lies where, for the user."""
         places = {

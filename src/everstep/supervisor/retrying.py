@@ -67,11 +67,8 @@ class Retries:
             self.forget()
             error.add_note(f"tried again {count} times (Retry(times={retry.times})), and it failed each time")
             return None
-        if self._same_data and (spent := self._streams.spent()):
-            error.add_note(
-                f"not tried again: stream {spent[0]!r} is an iterator, which cannot be gone back in; give a "
-                "list, or an object whose __iter__ starts anew"
-            )
+        if self._same_data and (why := self._streams.no_way_back()):
+            error.add_note(f"not tried again: {why}")
             return None
         _tries[self._run_dir] = _Tries(furthest, count + 1)
         text = self._decide(retry, error, f"step {step}", count + 1)

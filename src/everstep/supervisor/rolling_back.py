@@ -98,11 +98,8 @@ class Rollbacks:
         if used >= recovery.max_rollbacks:
             return self._used_up(recovery, used)
         blamed = recovery.blamed(self.decided, step)
-        if self._same_data and (spent := self._streams.spent()):
-            return (
-                f"stream {spent[0]!r} is an iterator, which cannot be gone back in; give a list, or an "
-                "object whose __iter__ starts anew"
-            )
+        if self._same_data and (why := self._streams.no_way_back()):
+            return why
         if not blamed:
             return "it read no batch from a stream of this run"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]

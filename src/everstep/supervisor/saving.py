@@ -140,7 +140,7 @@ class Saver:
         arrays = {name: a for name, a in snapshot.encoded.arrays.items() if name.startswith("user/")}
         user = Encoded({"user": structure["user"]}, arrays)
         save_apart(
-            self._opening.best_folder(action.metric),
+            self._opening.store.best_folder(action.metric),
             snapshot.name,
             user.structure,
             user.arrays,

@@ -498,9 +498,15 @@ class Streams:
         tell = None if slot is None else getattr(slot.stream, "sample_ids", None)
         return None if tell is None else tell(name, pass_index, index, seed=self._seed)
 
-    def spent(self) -> list[str]:
-        """The names of those that this process cannot read from an earlier place."""
-        return [name for name, slot in self._slots.items() if getattr(slot.stream, "spent", False)]
+    def no_way_back(self) -> str:
+        """Why this process cannot read all streams from an earlier place, and the remedy; "" if it can."""
+        for name, slot in self._slots.items():
+            if getattr(slot.stream, "spent", False):
+                return (
+                    f"stream {name!r} is an iterator, which cannot be gone back in; give a list, or an "
+                    "object whose __iter__ starts anew"
+                )
+        return ""
 
     def _confirm(self, name: str, data: Any) -> None:
         """What was found at the resume point is what the program gives, or it was not found."""

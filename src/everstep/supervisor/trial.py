@@ -56,17 +56,20 @@ class Verdict(NamedTuple):
     why: str
     replays: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def told(self) -> str:
+        """What was found, in words."""
         if self.kept is None:
             return f"not tried: {self.why}"
-        if self.kept:
-            return f"comes back by its state: {self.why}"
-        how = (
-            "a resume draws its batches again and discards them"
-            if self.replays
-            else "no checkpoint can be made inside a pass"
-        )
-        return f"its state does not bring it back: {self.why}; {how}"
+        return f"{'comes back by its state' if self.kept else 'its state does not bring it back'}: {self.why}"
+
+    def __str__(self) -> str:
+        """Of data, with what a resume does."""
+        if self.kept is not False:
+            return self.told
+        if self.replays:
+            return f"{self.told}; a resume draws its batches again and discards them"
+        return f"{self.told}; no checkpoint can be made inside a pass"
 
 
 KNOWN = Verdict(False, "its shuffle buffer is no part of its state", replays=True)

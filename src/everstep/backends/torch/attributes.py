@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from everstep.data.known import class_names
+
 _OWN = frozenset(vars(Module()))
 """What every module has; `training` and the buffers are saved as such."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
@@ -86,7 +88,7 @@ def foreign(root: Module, saved: Collection[str]) -> list[str]:
 
 
 def _grows(module: Module) -> bool:
-    return any(f"{cls.__module__}.{cls.__qualname__}" == _GROWING for cls in type(module).__mro__)
+    return _GROWING in class_names(module)
 
 
 def _prefix(path: str) -> str:
