@@ -350,7 +350,7 @@ class Store:
         if text not in map(str, names):
             hint = nearest(text[:100], map(str, names))
             raise NoCheckpointError(
-                f"{self._pointer} was edited to name {text!r:.100}, which is not in {self._folder}: name "
+                f"{self._pointer} was edited to name {text!r:.1000}, which is not in {self._folder}: name "
                 f"another one in its first line, or delete the file for the newest ({hint})"
             )
         note = f"{self._pointer} was edited: resuming from {text} (the newest is {names[-1]})"
