@@ -83,6 +83,29 @@ def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -
     with_other_batches(start(tmp_path, on_divergence="warn")).train()
 
 
+def test_a_pass_may_end_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """Passes of three batches, of which a step draws two."""
+
+    def train(fails_at: int) -> everstep.Ending:
+        w = np.zeros(1)
+        services = [everstep.Checkpoints(everstep.Every(steps=3))]
+        with everstep.Supervisor(tmp_path, {"w": w}, seed=1, max_step=9, services=services) as sv:
+            batches = sv.stream(everstep.data.arrays(np.arange(6), batch_size=2, shuffle=True))
+            while not sv.should_stop():
+                if sv.step == fails_at:
+                    raise Boom
+                w += next(batches)[0].sum() - next(batches)[0].mean()
+                sv.advance(loss=float(w[0]))
+        return sv.ending
+
+    for fails_at in (2, 5, 8):
+        with pytest.raises(Boom):
+            train(fails_at)
+    ending = train(-1)
+    assert ending.finished and ending.warnings == ()
+    assert events(tmp_path, "diverged") == []
+
+
 def with_other_batches(tiny: Tiny) -> Tiny:
     """The same number of samples, in an order that nobody restores."""
     tiny.data = Reversed(tiny.data)

@@ -28,7 +28,7 @@ class Reference:
         rows: metrics by key; None where one was collected and its value is not known.
         batches: by step, (stream, place in the step) -> (pass, digest); the digest is None where nothing of
             the batch could be told.
-        ends: (stream, pass) -> the last complete step when the pass ended.
+        ends: (stream, pass) -> the last step that drew from the stream when the pass ended.
         lasts: (stream, pass) -> the last step that read from it.
         copies: (step, "PHASE/PART") -> digest of a part of the state in a snapshot.
         traced: steps of which all is known that was on the host.

@@ -99,7 +99,7 @@ class Replay:
             self._drawn[1] += 1
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """A pass gave its last batch; `step` is the last complete one."""
+        """A pass gave its last batch; `step` is the last that drew from the stream, or none has since."""
         was = self._was
         end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
         old = f"at its end after step {end}" if end is not None else f"going on until step {last}"

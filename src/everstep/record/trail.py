@@ -13,7 +13,7 @@ key is a pair (phase, name); a record defines it before the first that uses it, 
 | phase | name | value |
 |---|---|---|
 | batch | stream | digest of a batch as it was handed out; `epoch` is its pass, `seq` its place in the step |
-| pass | stream | none: pass `epoch` of the stream ended, and `step` was the last complete one |
+| pass | stream | none: pass `epoch` of the stream ended, and `step` was the last that drew from the stream |
 | copy | phase of a snapshot / part | digest of that part of the state as it was copied |
 | step | metric | sum of `count` values collected in the step; or their mean (FOLDED) |
 | others | metric | as the journal has it |

@@ -62,11 +62,12 @@ class Verifier:
             self.require_agreement()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """A pass gave its last batch.
+        """A pass gave its last batch; `step` is the last complete one, the open one may have drawn from it.
 
         Raises:
             DivergenceError: it ended elsewhere before, and that is to stop the run.
         """
+        step += stream in self._places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
         if not self._replay.done:
             self._replay.pass_ended(step, stream, pass_index)
