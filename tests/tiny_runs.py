@@ -14,6 +14,14 @@ from everstep.record import RunJournal
 LoopHook = Callable[[Any, int], object]
 
 
+def bind(data: Any, run_dir: Path) -> None:
+    """A loop over data that is to be refused before a step is made."""
+    with everstep.TrainLoop(run_dir, default_services=False, max_epoch=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in loop.iter_steps(data):
+                raise AssertionError("a step was made")
+
+
 class Tiny:
     """One start of the program; call `train` once.
 

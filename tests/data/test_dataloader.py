@@ -18,11 +18,11 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-import everstep
 from everstep.backends.torch.dataloader import DataLoaderStream
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
 from everstep.testing.streams import check_stream, fingerprint
+from tiny_runs import bind
 
 # torchdata calls what this torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -170,13 +170,6 @@ def test_a_loader_that_holds_another_number_of_generators_is_refused():
         as_stream(DataLoader(Augmented(), 2, generator=generator())).open(
             "train", 0, cursor.position(), seed=0
         )
-
-
-def bind(data, run_dir):
-    with everstep.TrainLoop(run_dir, default_services=False, max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(data):
-                raise AssertionError("a step was made")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Divergence, Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
-from everstep.record.trail import Trail, read_trail, trail_path
+from everstep.record.trail import Trail, last_step, read_trail, trail_path
 from everstep.redaction import redact
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "facts",
     "machine",
     "is_held",
+    "last_step",
     "located",
     "new_id",
     "read_segment",

@@ -36,7 +36,7 @@ from everstep import hazard
 from everstep.durable import temporary
 from everstep.record.frames import Block, float_bits
 from everstep.record.reading import segment_path
-from everstep.regular import read_regular
+from everstep.regular import open_regular, read_regular
 
 VERSION = 1
 SMALLEST, LARGEST = 1 << 18, 1 << 26
@@ -329,14 +329,30 @@ def read_trail(path: Path) -> Trace | None:
         data = memoryview(read_regular(path, LARGEST))
     except OSError:
         return None
+    words = _header(data)
+    if words is None or words[_PUBLISHED] > len(data):
+        return None
+    marks = _marks(data, words[_PUBLISHED])
+    return None if marks is None else Trace(words[_WHOLE], words[_STEP], marks)
+
+
+def last_step(path: Path) -> int | None:
+    """The last complete step in a trail's file, by its header alone; None where `read_trail` has none."""
+    try:
+        with open_regular(path) as file:
+            words = _header(memoryview(file.read(_START)))
+    except OSError:
+        return None
+    return None if words is None else int(words[_STEP])
+
+
+def _header(data: memoryview) -> memoryview | None:
+    """The words of a trail's header; None if it is none, or another version's."""
     if len(data) < _START:
         return None
     magic, version, _ = _HEADER.unpack_from(data)
     words = data[:_START].cast("Q")
-    if (magic, version) != (_MAGIC, VERSION) or not _START <= words[_PUBLISHED] <= len(data):
-        return None
-    marks = _marks(data, words[_PUBLISHED])
-    return None if marks is None else Trace(words[_WHOLE], words[_STEP], marks)
+    return words if (magic, version) == (_MAGIC, VERSION) and words[_PUBLISHED] >= _START else None
 
 
 def _marks(data: memoryview, end: int) -> list[Mark] | None:

@@ -80,7 +80,7 @@ from everstep.supervisor.spent import Spent
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
 from everstep.supervisor.tree import whole_tree
-from everstep.supervisor.trial import Verdict
+from everstep.supervisor.trials import Trials
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import OnDivergence, Verifier
 from everstep.supervisor.watched import WatchedMetrics
@@ -437,6 +437,7 @@ class Run:
         self._streams.stand(self._user.objects.values())
         self._journal = opening.journal(recovered, self._board, self._warn)
         stack.callback(self._journal.close)
+        self._trials = Trials(self._streams, self._user.trial, self._journal, self.println, self._warn)
         self._verifier = self._opened_verifier(recovered, stack)
         self._streams.changed = self._verifier.waive
         recovery = self._board.find(Recovery)
@@ -628,7 +629,7 @@ class Run:
         self._woken = False
         self._require_no_error()
         self._await_trial()
-        self._try_streams()
+        self._trials.try_streams()
         self._announce_commits()
         asked = self._clock()
         self._collector.read()
@@ -856,7 +857,7 @@ class Run:
         if not (best or whole) or not self._is_good():
             return
         if self._progress.step > self._recovered.step:
-            self._try_state()
+            self._trials.try_state()
         last = phase == "step" and self._is_last()
         if last:
             self._commit_kept(interim=self._interruption is None)
@@ -965,27 +966,6 @@ class Run:
 
     def _is_partial(self) -> bool:
         return False
-
-    def _try_streams(self) -> None:
-        """Data that is taken at its word is tried once, when it has given its first batch."""
-        for name, verdict in self._streams.try_words():
-            self._note_trial("stream", name, verdict)
-            if verdict.kept is False:
-                say = self.println if verdict.replays else self._warn
-                say(f"stream {name!r}: {verdict}")
-
-    def _try_state(self) -> None:
-        """State that is taken at its word is tried once, when it is first saved after a step."""
-        for name, verdict in self._user.trial.verdicts():
-            self._note_trial("state", name, verdict)
-            if verdict.kept is False:
-                self._warn(
-                    f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
-                    "state_dict, unless no later step reads it"
-                )
-
-    def _note_trial(self, kind: str, name: str, verdict: Verdict) -> None:
-        self._journal.event("tried", {kind: name, **verdict._asdict()}, wall=True)
 
     def _await_trial(self) -> None:
         """The first boundary waits for the step-0 checkpoint: no row reaches the journal before it."""

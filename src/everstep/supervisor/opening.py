@@ -23,7 +23,7 @@ from everstep.record import (
     RunJournal,
     RunLock,
     Trail,
-    read_trail,
+    last_step,
     reference,
     to_read,
     trust,
@@ -447,8 +447,8 @@ class Opening:
         """This start's trail; those of earlier starts go, as far as no resume can need them."""
         folder = self.run_dir.journal
         for path in folder.glob("segment-*.trail"):
-            found = read_trail(path)
-            if found is None or found.last < recovered.step:
+            last = last_step(path)
+            if last is None or last < recovered.step:
                 with suppress(OSError):
                     path.unlink()
         return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, warn)

@@ -1,0 +1,50 @@
+"""What a run takes at its word is tried, once a start; what is found is recorded, and said where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.record import Journal
+from everstep.supervisor.state_trial import StateTrial
+from everstep.supervisor.streams import Streams
+from everstep.supervisor.trial import Verdict
+
+
+class Trials:
+    """The trials of one start.
+
+    Args:
+        say, warn: take sentences for the user.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        state: StateTrial,
+        journal: Journal,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._streams, self._state, self._journal = streams, state, journal
+        self._say, self._warn = say, warn
+
+    def try_streams(self) -> None:
+        """Try each stream that has given its first batch."""
+        for name, verdict in self._streams.try_words():
+            self._note("stream", name, verdict)
+            if verdict.kept is False:
+                say = self._say if verdict.replays else self._warn
+                say(f"stream {name!r}: {verdict}")
+
+    def try_state(self) -> None:
+        """Try the state, when it is first saved after a step."""
+        for name, verdict in self._state.verdicts():
+            self._note("state", name, verdict)
+            if verdict.kept is False:
+                self._warn(
+                    f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
+                    "state_dict, unless no later step reads it"
+                )
+
+    def _note(self, kind: str, name: str, verdict: Verdict) -> None:
+        self._journal.event("tried", {kind: name, **verdict._asdict()}, wall=True)
