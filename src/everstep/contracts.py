@@ -128,6 +128,16 @@ class Entry(ABC):
         """After `load`: go on with these options as the program gave them."""
 
 
+class OutsideWatch(Protocol):
+    """Looks at objects of the framework that the state does not save."""
+
+    def changed(self, epoch: int) -> list[str]:
+        """Classes of those that changed since the last call; called after each step, of this epoch."""
+
+    def skip(self) -> None:
+        """What has changed until now was changed by no step."""
+
+
 class UpdateWatch(Protocol):
     """Counts the updates that really happen (optimizer steps), and knows open accumulation windows."""
 
@@ -135,6 +145,10 @@ class UpdateWatch(Protocol):
     """How many optimizer steps happened."""
     optimizers: int
     """How many optimizers the state has; 0 where only strangers are looked out for."""
+
+    @property
+    def outside(self) -> OutsideWatch:
+        """What looks at objects that the state does not save."""
 
     def gradients(self) -> Any:
         """The gradients as a tree, or None where the state needs none (no window is open)."""

@@ -21,6 +21,7 @@ import pytest
 from snippet_setups import SETUPS
 from what_samples_did import DID
 
+import everstep
 from everstep import errors
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,3 +111,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     targets = [target.partition("#")[0] for pair in links for target in pair if target]
     missing = [t for t in targets if t and "://" not in t and not (page.parent / t).exists()]
     assert not missing
+
+
+def test_each_part_of_everstep_that_a_page_names_is_there_after_a_plain_import() -> None:
+    named = {
+        name for page in PAGES for name in re.findall(r"\beverstep\.([a-z_]+)\.[a-z_]+\(", page.read_text())
+    }
+    assert {"data", "record"} <= named
+    for name in named:
+        everstep.__getattr__(name)  # by name: what a test before this one has imported does not count

@@ -89,6 +89,8 @@ GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
 
 
+_LOOKS = 16
+"""Steps of a start after which modules outside the state are looked at: an average changes now and then."""
 _DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
     Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
 }
@@ -184,6 +186,7 @@ class Run:
         self._batches: dict[str, Any] = {}
         """By stream, what the open step has drawn from a Supervisor's."""
         self._next_due = self._due_step = 0
+        self._looks_left = _LOOKS
         """The first step after which there is something to ask; after which a boundary is due by number."""
         self._due_time: float | None = None
         """The clock's time at which one is due."""
@@ -585,8 +588,21 @@ class Run:
         current.step = step = current.step + 1
         self._open_step = 0
         self._verifier.step_done(step, current.epoch)
+        if self._looks_left:
+            self._look_outside()
         if step >= self._next_due and (step >= self._due_step or self._time_has_come(step)):
             self._boundary(Moment.AFTER_STEP, can_save=can_save)
+
+    def _look_outside(self) -> None:
+        """A start's first steps are looked at: do they change what the state does not save?"""
+        self._looks_left -= 1
+        if names := self._user.forgotten(self._progress.epoch):
+            self._looks_left = 0
+            self._warn(
+                f"{', '.join(names)}: the steps change it and the state does not save it, so a resume inside "
+                "an epoch begins it anew, and what the tail reads from it lacks the steps before; add it, as "
+                "in state={..., 'metrics': metrics}, unless it is begun anew before each use"
+            )
 
     def _wake(self) -> None:
         """Make the next boundary due.  Threads and signal handlers call it: plain attributes only."""

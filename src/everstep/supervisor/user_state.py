@@ -72,6 +72,10 @@ class UserState:
         """Optimizers that training depends on and that are not part of this state."""
         return [text for watch in self._watches.values() for text in watch.strangers()]
 
+    def forgotten(self, epoch: int) -> list[str]:
+        """Classes of the objects outside this state that the last step, of this epoch, has changed."""
+        return [name for watch in self._watches.values() for name in watch.outside.changed(epoch)]
+
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save.
 
@@ -233,6 +237,8 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+        for watch in self._watches.values():
+            watch.outside.skip()
 
 
 def _saved(name: str, entry: Entry) -> Any:

@@ -1,0 +1,109 @@
+"""Modules that training changes and that the state does not save: a metric, averaged weights.
+
+Such a module begins anew at a resume in the middle of an epoch, and what the epoch's tail takes from it lacks
+the steps before.  No step reads it, so no comparison of steps finds that out: it is looked for.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+_FIRST = 3
+"""The step of a start after which modules are looked for: what the first ones make is there by then."""
+
+
+class OutsideWatch:
+    """Looks at the modules outside the state after each of the first steps of a start.
+
+    Args:
+        objects: the state's, by name; what they hold counts as saved.
+        parameters: gives (entry, name, tensor) of the state's parameters.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, Any], parameters: Callable[[], Iterable[tuple[Any, Any, Tensor]]]
+    ) -> None:
+        self._objects, self._parameters = objects, parameters
+        self._looks = 0
+        self._epoch = 0
+        self._marks: list[tuple[weakref.ref[Module], Any]] = []
+
+    def changed(self, epoch: int) -> list[str]:
+        """The classes of those that the last step has changed, each once.
+
+        Args:
+            epoch: of this step; what changes between two epochs is changed by no step.
+        """
+        self._looks += 1
+        if self._looks == _FIRST:
+            self._marks = [(weakref.ref(root), _mark(root)) for root in self._outside()]
+        same, self._epoch = epoch == self._epoch, epoch
+        moved = self._moved()
+        return list(dict.fromkeys(type(root).__name__ for root in moved)) if same else []
+
+    def skip(self) -> None:
+        """What has changed until now was changed by no step."""
+        self._moved()
+
+    def _moved(self) -> list[Module]:
+        old, self._marks = self._marks, []
+        moved = []
+        for reference, mark in old:
+            if (root := reference()) is not None:
+                self._marks.append((reference, now := _mark(root)))
+                if now != mark:
+                    moved.append(root)
+        return moved
+
+    def _outside(self) -> list[Module]:
+        """The outermost modules of this process that share no module and no array with the state."""
+        ours = {id(part) for root in _held(self._objects) for part in _parts(root)}
+        ours |= {id(parameter) for *_, parameter in self._parameters()}
+        others = [each for each in _alive() if id(each) not in ours]
+        inner = {id(part) for each in others for part in each.modules() if part is not each}
+        outermost = (each for each in others if id(each) not in inner)
+        return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
+
+
+def _held(value: Any, depth: int = 4) -> Iterator[Module]:
+    if isinstance(value, Module):
+        yield value
+    elif depth:
+        inside = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", ())
+        for each in inside.values() if isinstance(inside, dict) else inside:
+            yield from _held(each, depth - 1)
+
+
+def _alive() -> Iterable[Module]:
+    """Every module of this process; in C as far as it goes, for there may be a million other objects."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
+    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+
+
+def _parts(root: Module) -> Iterator[Any]:
+    yield from root.modules()
+    yield from root.parameters()
+    yield from root.buffers()
+
+
+def _mark(root: Module) -> list[Any]:
+    """What another value, or a change in place, of an array or a number changes; no element is read."""
+    return [
+        (name, id(value), _version(value)) if isinstance(value, Tensor) else (name, value)
+        for part in root.modules()
+        for held in (vars(part), part._parameters, part._buffers)
+        for name, value in held.items()
+        if isinstance(value, Tensor) or type(value) in (int, float)
+    ]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

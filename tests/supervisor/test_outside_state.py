@@ -1,0 +1,91 @@
+"""Modules that the steps change and that `state` does not save are named; others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torchmetrics import MeanMetric, MetricCollection
+
+import everstep
+
+KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int], Any]]] = {
+    "MeanMetric": (lambda model: MeanMetric(), lambda made, model, step: made.update(step)),
+    "MetricCollection": (
+        lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
+        lambda made, model, step: made.update(step),
+    ),
+    "AveragedModel": (
+        AveragedModel,
+        lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None,
+    ),
+}
+
+
+def warnings(
+    run_dir: Path,
+    state: dict[str, Any],
+    step_of: Callable[[int], Any],
+    tail: Callable[[Any], Any] = lambda loop: None,
+) -> list[str]:
+    """What a run says of modules outside its state; `step_of` is part of each step, `tail` of each tail."""
+    model, data = state["model"], everstep.data.arrays(torch.ones(8, 2), batch_size=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with everstep.TrainLoop(run_dir, {**state, "optimizer": optimizer}, max_epoch=3) as loop:
+        for _ in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step_of(step)
+            tail(loop)
+    return [text for text in loop.ending.warnings if "the state does not save it" in text]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_the_steps_change_outside_the_state_is_named_once(kind: str, tmp_path: Path) -> None:
+    make, change = KINDS[kind]
+    model = nn.Linear(2, 1)
+    made = make(model)
+    (said,) = warnings(tmp_path / "run", {"model": model}, lambda step: change(made, model, step))
+    assert said.startswith(f"{kind}: ")
+
+
+class Holder:
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.metric.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.metric.load_state_dict(state["metric"])
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda m: m, lambda m: {"all": [m]}, Holder], ids=["itself", "in a dict", "held"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_state_saves_is_not_named(kind: str, hold: Callable[[Any], Any], tmp_path: Path) -> None:
+    make, change = KINDS[kind]
+    model = nn.Linear(2, 1)
+    made = make(model)
+    state = {"model": model, "made": hold(made)}
+    assert warnings(tmp_path / "run", state, lambda step: change(made, model, step)) == []
+
+
+def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
+    model, inside, after = nn.Linear(2, 1), MeanMetric(), MeanMetric()
+
+    def tail(loop: Any) -> None:
+        after.update(1.0)
+        with loop.evaluation():
+            inside.update(1.0)
+
+    frozen = nn.BatchNorm1d(2).eval()
+    assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
