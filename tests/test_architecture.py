@@ -165,7 +165,7 @@ def test_import_everstep_takes_under_a_tenth_of_a_second() -> None:
 # ------------------------------------------------------------------------------------ the names
 
 
-ROOMS = ("data", "errors", "experiment", "schedule", "services", "testing", "torch")
+ROOMS = ("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch")
 """What `everstep.NAME` gives besides the public names."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everstep import (
         data as data,
+        drill as drill,
         errors as errors,
         experiment as experiment,
         record as record,
@@ -104,6 +105,7 @@ _HOMES = {
 _NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
 _ROOMS = {
     "data": "everstep.data",
+    "drill": "everstep.drill",
     "errors": "everstep.errors",
     "experiment": "everstep.experiment",
     "record": "everstep.record",
