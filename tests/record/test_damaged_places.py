@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 import everstep
 from everstep import Every
+from everstep.checkpoint import retire_others
 from everstep.durable import remedy
 from everstep.errors import CheckpointError, EverstepError
 from everstep.record import RunDir, RunLock, rundir
@@ -320,3 +322,22 @@ def test_a_journal_that_cannot_be_written_says_why(tmp_path: Path) -> None:
         program.train()
     assert "free" not in str(last.value) and "take the run to another disk" in str(last.value)
     assert not any("ree space" in line for line in program.lines)
+
+
+def test_a_pipe_with_the_name_of_best_weights_holds_nobody_up(tmp_path: Path) -> None:
+    """Old best weights go while the run trains; what has become none of them stays."""
+    pipe = tmp_path / "best" / "valid_loss" / "epoch-0000-step-00000001"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+
+    def late(*_: Any) -> None:
+        raise AssertionError("it waits for somebody to write into the pipe")
+
+    handler = signal.signal(signal.SIGALRM, late)
+    signal.alarm(5)
+    try:
+        retire_others(pipe.parent, (), top=tmp_path)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+    assert pipe.is_fifo()

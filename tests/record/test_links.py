@@ -171,3 +171,15 @@ def test_removing_a_run_leaves_alone_what_its_links_lead_to(tmp_path: Path, vict
     before = content(victim)
     remove(evil, RunDir.open(evil, create=False).id)
     assert content(victim) == before and not evil.exists()
+
+
+def test_a_link_that_comes_while_the_run_trains_is_not_followed(tmp_path: Path, victim: Path) -> None:
+    before = content(victim)
+    run = Tiny(tmp_path / "run", max_epoch=1)
+
+    def inside(loop: object, step: int) -> None:
+        if step == 2:
+            replaced(trail_path(run.run_dir, 1), victim / "run.json")
+
+    run.train(inside=inside)
+    assert content(victim) == before

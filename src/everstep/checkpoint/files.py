@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from functools import partial
@@ -77,8 +78,11 @@ def retire(folder: Path, *, top: Path) -> None:
 
     Raises:
         RunDirError: a link below `top` leads to it.
+        NotADirectoryError: it is none, so no checkpoint; to delete a pipe as a folder would hang.
     """
     require_no_link(folder, top)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     trash = to_trash(folder)
     fsync_folder(folder.parent)
     reach("checkpoint.rmtree")

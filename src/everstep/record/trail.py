@@ -236,20 +236,22 @@ class Trail:
     def close(self) -> None:
         """Let go of the file, and of what it has too much.  May be called twice."""
         if self._memory is not None:
-            end = self._at
-            self._let_go()
-            with contextlib.suppress(OSError):
-                os.truncate(self.path, end)
+            self._let_go(end=self._at)
 
     def forget(self) -> None:
         """In a forked child: the file is the parent's."""
+        if self._memory is not None:
+            os.close(self._fd)
         self._memory, self._end = None, 0
 
-    def _let_go(self) -> None:
+    def _let_go(self, end: int | None = None) -> None:
         if self._memory is not None:
             self._words.release()
             self._view.release()
             self._memory.close()
+            if end is not None:
+                with contextlib.suppress(OSError):  # not by its path: another file may stand there by now
+                    os.ftruncate(self._fd, end)
         self.forget()
 
     def _make(self, size: int, last: int, marks: Sequence[Mark]) -> None:
@@ -283,8 +285,10 @@ class Trail:
             if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole, the disk full, is SIGBUS
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._memory = mmap.mmap(descriptor, size)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        self._fd = descriptor
         self._view = memoryview(self._memory)
         self._words = self._view.cast("Q")
         self._at, self._end = _START, size
