@@ -51,7 +51,7 @@ class DataLoaderStream:
     )
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+        self.loader = loader
         self.generators = _generators(loader)
         self.resumes: Resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         # A loader with state is left out: asked for it, it would make its iterator.
@@ -60,14 +60,14 @@ class DataLoaderStream:
     @property
     def on_word(self) -> bool:
         """Whether its own state is used, which brings it back on the word of its dataset."""
-        dataset = self._loader.dataset
+        dataset = self.loader.dataset
         stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)
-        return stateful and is_stateful(self._loader) and self._loader.num_workers == 0
+        return stateful and is_stateful(self.loader) and self.loader.num_workers == 0
 
     @property
     def keeps_place(self) -> Any:
         """The loader if it has one place for all its iterators; its dataset, if that is an iterator."""
-        loader = self._loader
+        loader = self.loader
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
         dataset = loader.dataset
@@ -76,7 +76,7 @@ class DataLoaderStream:
     @contextmanager
     def place_kept(self) -> Iterator[None]:
         """What the block draws from a dataset with state is drawn again."""
-        dataset: Any = self._loader.dataset
+        dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield
             return
@@ -89,11 +89,11 @@ class DataLoaderStream:
     @property
     def unsaveable(self) -> str | None:
         """Why no checkpoint can be made while a run reads it, and the remedy; None where one can."""
-        return _unsaveable(self._loader)
+        return _unsaveable(self.loader)
 
     def end_workers(self) -> None:
         """End the workers that persist from pass to pass; the next pass starts others."""
-        end_persistent(self._loader)
+        end_persistent(self.loader)
 
     @property
     def carries_over(self) -> bool:
@@ -102,20 +102,20 @@ class DataLoaderStream:
         Then a resume between two passes opens the last position of the pass before, closes it, and
         opens the next pass from there.
         """
-        loader = self._loader
+        loader = self.loader
         kept = bool(self.generators) or bool(_with_state(loader))
         return kept or loader.persistent_workers or is_stateful(loader)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
-        what = f"data {purpose!r} ({type(self._loader).__name__})"
+        what = f"data {purpose!r} ({type(self.loader).__name__})"
         if position is None:
-            return DataLoaderCursor(what, self, self._loader)
+            return DataLoaderCursor(what, self)
         saved = _Saved(what, len(self.generators), position, by_state=self.resumes == "state")
-        return DataLoaderCursor(what, self, self._loader, saved)
+        return DataLoaderCursor(what, self, saved)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """What decides which batches come; the number of workers counts inside a pass only."""
-        loader = self._loader
+        loader = self.loader
         iterable = isinstance(loader.dataset, IterableDataset)
         return {
             "kind": "dataloader",
@@ -129,7 +129,7 @@ class DataLoaderStream:
         }
 
     def __repr__(self) -> str:
-        return f"{type(self._loader).__name__}(num_workers={self._loader.num_workers})"
+        return f"{type(self.loader).__name__}(num_workers={self.loader.num_workers})"
 
 
 _SETTINGS = (
@@ -267,15 +267,9 @@ def _indices(source: Any) -> Iterator[Any]:
 class DataLoaderCursor(PassCursor):
     """One pass of a user's DataLoader."""
 
-    def __init__(
-        self,
-        what: str,
-        stream: DataLoaderStream,
-        loader: DataLoader[Any],
-        saved: _Saved | None = None,
-    ) -> None:
-        self._stream, self._loader, self._generators = stream, loader, stream.generators
-        generators = stream.generators
+    def __init__(self, what: str, stream: DataLoaderStream, saved: _Saved | None = None) -> None:
+        loader, generators = stream.loader, stream.generators
+        self._stream, self._loader, self._generators = stream, loader, generators
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
             self._began, self._start, self._first = _states(generators), randomness.get_state(), None
