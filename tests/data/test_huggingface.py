@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import everstep
 from everstep.data import as_stream, known
 from everstep.errors import DataError
+from everstep.proof.compare import compare_runs
 from everstep.supervisor.trial import pristine, try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
@@ -30,7 +31,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     "mapped": lambda: source().map(lambda row: {"x": row["x"] + 1}).batch(5),
     "interleaved": lambda: datasets.interleave_datasets([source(), source(seed=2)]).batch(5),
     "not shuffled": lambda: source(shuffle=False).batch(5),
+    "formatted, not shuffled": lambda: source(shuffle=False).with_format("torch").batch(5),
     "in a StatefulDataLoader": lambda: StatefulDataLoader(source(), batch_size=5),
+    "in a StatefulDataLoader, not shuffled": lambda: StatefulDataLoader(source(shuffle=False), batch_size=5),
     "in a DataLoader": lambda: DataLoader(source(), batch_size=5),
 }
 
@@ -53,6 +56,15 @@ def test_no_sample_is_lost_or_given_twice_by_a_resume(kind: str, tmp_path: Path)
     with pytest.raises(InterruptedError):
         program(tmp_path / "cut", KINDS[kind](), stop_at=33)
     assert program(tmp_path / "cut", KINDS[kind]()) == whole[32:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_cut_in_its_first_pass_ends_as_the_one_that_was_not(kind: str, tmp_path: Path) -> None:
+    whole = program(tmp_path / "whole", KINDS[kind]())
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", KINDS[kind](), stop_at=8)
+    assert program(tmp_path / "cut", KINDS[kind]()) == whole[7:]
+    assert [each for each in compare_runs(tmp_path / "whole", tmp_path / "cut") if each.path != "ended"] == []
 
 
 def test_a_shuffle_without_a_seed_is_another_one_at_the_resume_and_refused(tmp_path: Path) -> None:

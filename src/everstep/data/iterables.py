@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from everstep.contracts import Cursor
 from everstep.data.cursor import PassCursor
-from everstep.data.known import shuffle_buffers
+from everstep.data.known import begin_anew, begins_anew, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 from everstep.keywords import checked_keywords
 
@@ -306,7 +306,7 @@ class StatefulStream:
     @property
     def carries_over(self) -> bool:
         """Whether the next pass depends on the state that this one leaves behind."""
-        return self.resumes == "state"
+        return self.resumes == "state" and not begins_anew(self._data)
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
@@ -323,6 +323,7 @@ class StatefulStream:
         if callable(set_epoch):
             set_epoch(pass_index)
         if position is None:
+            begin_anew(self._data)
             return _StatefulCursor(what, self, iter(self._data))
         if position["state"] is None or self.resumes == "replay":
             return self._replay(what, position)

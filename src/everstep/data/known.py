@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _ACCELERATE = "accelerate.data_loader.DataLoaderAdapter"
+_HUGGING_FACE = "datasets.iterable_dataset.IterableDataset"
 _BUFFERED = "datasets.iterable_dataset.BufferShuffledExamplesIterable"
 
 
@@ -24,6 +25,21 @@ def refusal(data: Any) -> str | None:
             "each batch to accelerator.device with accelerate.utils.send_to_device"
         )
     return None
+
+
+def begins_anew(data: Any) -> bool:
+    """Whether each of its passes begins at its start, so that what a pass leaves behind says nothing.
+
+    What Hugging Face's `IterableDataset` says of a place depends on where it was resumed, so two equal runs
+    would seem to differ.
+    """
+    return _HUGGING_FACE in class_names(data)
+
+
+def begin_anew(data: Any) -> None:
+    """Before a pass from the start: Hugging Face's would begin where it was resumed, in the same epoch."""
+    if begins_anew(data):
+        data._starting_state_dict = None
 
 
 def shuffle_buffers(data: Any) -> dict[str, str]:

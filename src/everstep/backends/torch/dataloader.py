@@ -34,7 +34,7 @@ from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
 from everstep.data.cursor import PassCursor
 from everstep.data.iterables import Resumes, is_stateful, length_of, skip
-from everstep.data.known import shuffle_buffers
+from everstep.data.known import begin_anew, begins_anew, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 
@@ -109,6 +109,7 @@ class DataLoaderStream:
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self.loader).__name__})"
         if position is None:
+            begin_anew(self.loader.dataset)
             return DataLoaderCursor(what, self)
         saved = _Saved(what, len(self.generators), position, by_state=self.resumes == "state")
         return DataLoaderCursor(what, self, saved)
@@ -336,6 +337,11 @@ class DataLoaderCursor(PassCursor):
             self._first = randomness.get_state()
         return super().__next__()
 
+    @property
+    def _is_left(self) -> bool:
+        """Whether the pass is over, and the next one begins anew whatever its data says."""
+        return self.ended and begins_anew(self._loader.dataset)
+
     def position(self) -> dict[str, Any]:
         if refusal := _unsaveable(self._loader):
             raise NotResumableError(f"{self.what} cannot be saved: {refusal}")
@@ -346,5 +352,5 @@ class DataLoaderCursor(PassCursor):
             "first": self._first,
             "generators": self._began,
             "now": _states(self._generators),
-            "own": _own_state(self._loader) if self._stream.resumes == "state" else None,
+            "own": None if self._stream.resumes == "replay" or self._is_left else _own_state(self._loader),
         }
