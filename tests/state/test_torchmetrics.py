@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,30 @@ def test_in_one_process_attributes_go_back_to_where_a_checkpoint_had_them(tmp_pa
     count(model, tmp_path / "run", 3)
     count(model, tmp_path / "run", 2, resume=0)
     assert model.seen == 2 and model.log == ["made", "step 1", "step 2"]
+
+
+class Counts(nn.Module):
+    """Counts in place, more than is copied or looked through one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.array, self.list, self.tail = np.zeros(1 << 18), [0.0] * 20_000, {i: 0 for i in range(20_000)}
+
+    def forward(self) -> None:
+        self.array[7] += 1
+        self.list[7] += 1
+        self.tail[7] += 1
+
+
+def test_what_is_large_and_changed_in_place_comes_back(tmp_path: Path) -> None:
+    for max_step in (2, 3):
+        counts = Counts()
+        with everstep.Supervisor(tmp_path, {"counts": counts}, max_step=max_step) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                counts()
+                sv.advance()
+    assert (counts.array[7], counts.list[7], counts.tail[7]) == (3, 3, 3)
 
 
 def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ left it like that.
 from __future__ import annotations
 
 import copy
+import marshal
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn import Module
 
@@ -31,9 +33,10 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set, frozenset, deque)
 _DICTS = (dict, OrderedDict)
 _LARGE = 1 << 20
-"""Bytes of an array from which on it is not copied, and of NumPy's a change in place is not seen."""
+"""Bytes of an array from which on it is not copied."""
 _MANY = 10_000
-"""Items from which on of a list or dict only another length, or another one in its place, is seen."""
+"""Items from which on of a list or dict that holds tensors only another length, or another one in its place,
+is seen."""
 _NONE = object()
 _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
 """Makes a metric more at each `increment()`."""
@@ -163,14 +166,30 @@ def _mark(value: Any) -> Any:
     if isinstance(value, Tensor):
         return kind, weakref.ref(value), 0 if value.is_inference() else value._version
     if kind is np.ndarray:
-        return kind, value.tobytes() if value.nbytes <= _LARGE else id(value), value.dtype.str, value.shape
+        return kind, _digest(value), value.dtype.str, value.shape
     if kind in _LISTS + _DICTS and len(value) > _MANY:
-        return kind, id(value), len(value)
+        return kind, _digest_of_many(value), len(value)
     if kind in _DICTS:
         return kind, [_mark(each) for pair in value.items() for each in pair]
     if kind in _LISTS:
         return kind, [_mark(each) for each in value]
     return kind, value if kind in _SCALARS else id(value)
+
+
+def _digest(array: Any) -> bytes:
+    """The bytes of a small array."""
+    if array.nbytes <= _LARGE or array.dtype.hasobject:
+        found: bytes = array.tobytes()
+        return found
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _digest_of_many(items: Any) -> Any:
+    """Of plain values; else the identity."""
+    try:
+        return xxhash.xxh3_128_digest(marshal.dumps(items, 2))  # 2: equal values give equal bytes
+    except ValueError:
+        return id(items)
 
 
 def _same(a: Any, b: Any) -> bool:
