@@ -61,11 +61,11 @@ def make_data(workers: int) -> Any:
     return everstep.data.loader(Samples(), 4, num_workers=workers)
 
 
-def services() -> list[everstep.Service]:
+def services(metric: str, every: everstep.Schedule) -> list[everstep.Service]:
     return [
         everstep.Checkpoints(Every(steps=2) | Every(seconds=600)),
-        everstep.Best("valid_loss"),
-        everstep.EarlyStop("valid_loss", patience=9),
+        everstep.Best(metric, every=every),
+        everstep.EarlyStop(metric, patience=9, every=every),
         everstep.StopAfter(seconds=900),
     ]
 
@@ -80,7 +80,9 @@ def update(state: dict[str, Any], batch: Any) -> Any:
 
 def train_loop(run_dir: Path, disturb: Disturb, workers: int) -> None:
     state, data = make_state(), make_data(workers)
-    with everstep.TrainLoop(run_dir, state, max_epoch=2, services=services()) as loop:
+    with everstep.TrainLoop(
+        run_dir, state, max_epoch=2, services=services("valid_loss", Every(epochs=1))
+    ) as loop:
         loop.loop(60, lambda: None)
         loop.on("AFTER_STEP", lambda boundary: None)
         for epoch in loop.iter_epochs():
@@ -94,7 +96,7 @@ def train_loop(run_dir: Path, disturb: Disturb, workers: int) -> None:
 
 def supervise(run_dir: Path, disturb: Disturb, workers: int) -> None:
     state = make_state()
-    with everstep.Supervisor(run_dir, state, max_step=6, services=services()) as sv:
+    with everstep.Supervisor(run_dir, state, max_step=6, services=services("loss", Every(steps=2))) as sv:
         sv.loop(60, lambda: None)
         batches = sv.stream(make_data(workers))
         while not sv.should_stop():

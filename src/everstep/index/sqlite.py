@@ -187,6 +187,11 @@ class SQLite:
                 f"{self._patience:g} s; run everstep sync later"
             )
         if name.startswith(_DISK):
+            if self._opened is not None and _identity(self._path) != self._opened:
+                return IndexBusyError(
+                    f"the index {self.name} was moved or deleted while it was used; it is made again from "
+                    "the journals when the next run ships, or by everstep sync"
+                )
             return UnwritableIndexError(f"the index {self.name} cannot be used ({error}); see to the disk")
         if name == "SQLITE_INTERRUPT":
             return RunIndexError(
