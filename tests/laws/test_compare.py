@@ -167,7 +167,7 @@ def test_other_best_weights(run: Path, copied: Path) -> None:
 
 def rewritten(run_dir: Path, change: Callable[[frames.Block], Iterator[frames.Block]]) -> None:
     """Write the journal's only file again, each block replaced by those of `change(block)`."""
-    [path] = (run_dir / "journal").iterdir()
+    [path] = (run_dir / "journal").glob("*.evj")
     data = path.read_bytes()
     out = bytearray(data[: frames.HEADER_SIZE])
     for frame in frames.scan(data, frames.HEADER_SIZE):
