@@ -20,7 +20,7 @@ import everstep
 from everstep import Every
 from everstep.checkpoint import retire_others
 from everstep.durable import remedy
-from everstep.errors import CheckpointError, EverstepError
+from everstep.errors import CheckpointError, EverstepError, RunLockedError
 from everstep.record import RunDir, RunLock, rundir
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, Tiny, boom_at
@@ -341,3 +341,70 @@ def test_a_pipe_with_the_name_of_best_weights_holds_nobody_up(tmp_path: Path) ->
         signal.alarm(0)
         signal.signal(signal.SIGALRM, handler)
     assert pipe.is_fifo()
+
+
+def while_training(run: Path, harm: Callable[[Path], object], **more: Any) -> Tiny:
+    """A run to which this is done at its sixth step of twelve."""
+    program = Tiny(run, max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))], **more)
+    program.train(inside=lambda loop, step: harm(run) if step == 6 else None)
+    return program
+
+
+@pytest.mark.parametrize("place", ["journal", "journal/segment-0001.evj"])
+@pytest.mark.parametrize("gone", [is_gone, lambda path: path.rename(path.with_name("away"))])
+def test_a_journal_that_is_removed_while_the_run_trains_is_written_again(
+    tmp_path: Path, place: str, gone: Callable[[Path], object]
+) -> None:
+    said: list[str] = []
+    whole = while_training(tmp_path / "whole", lambda run: None)
+    program = while_training(tmp_path / "run", lambda run: gone(run / place), say=said.append)
+    assert program.result() == whole.result()
+    assert any("written again, and nothing is lost" in line for line in said), said
+
+
+def test_what_stands_in_the_journals_place_is_said_and_stays(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = tmp_path / "run" / "journal" / "segment-0001.evj"
+    with pytest.raises(CheckpointError, match="something else has the name: move it away and start again"):
+        while_training(tmp_path / "run", lambda run: becomes_file(place), say=said.append)
+    assert place.read_text() == "of somebody"
+    assert any("the checkpoint before is intact" in line for line in said), said
+
+
+def test_a_lock_that_is_removed_while_the_run_trains_is_made_again(tmp_path: Path) -> None:
+    held: list[bool] = []
+    program = Tiny(tmp_path / "run", max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))])
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 6:
+            is_gone(program.run_dir / "lock")
+        held.append((program.run_dir / "lock").exists())
+
+    program.train(inside=inside)
+    assert held[5] is False and held[-1] is True
+    assert program.loop.ending.finished
+
+
+def test_another_process_that_came_in_without_the_lock_ends_this_one(tmp_path: Path) -> None:
+    """Two processes never write into one run: the one whose lock is gone sees that before its next save."""
+
+    def other_enters(run: Path) -> None:
+        is_gone(run / "lock")
+        (run / "lock").touch()
+
+    with pytest.raises(RunLockedError, match="another process has entered the run: this one saves no more"):
+        while_training(tmp_path / "run", other_enters)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*-00000007"))
+
+
+def test_the_file_of_a_lost_segment_may_be_brought_back(tmp_path: Path) -> None:
+    run, away = tmp_path / "run", tmp_path / "away"
+    for epochs in (1, 2):
+        Tiny(run, max_epoch=epochs).train()
+    (run / "journal").rename(away)
+    third = Tiny(run, max_epoch=3).train()
+    assert any("bring the file back" in line for line in third.lines)
+    for path in away.glob("*.evj"):
+        assert not (run / "journal" / path.name).exists()
+        shutil.copy(path, run / "journal")
+    assert third.result() == Tiny(tmp_path / "whole", max_epoch=3).train().result()

@@ -123,7 +123,7 @@ class Journal:
             require_no_link(path.parent, run_dir)
             hazard.reach("journal.create")
             path.parent.mkdir(exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = _create(path)
         except FileExistsError as error:
             raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()") from error
         except RunDirError:
@@ -309,6 +309,7 @@ class Journal:
             with self._lock:
                 if self._fd < 0:
                     raise UsageError(f"{self.path} is closed; sync before Journal.close()")
+                self._stay()
                 if self._queue and self._queue[0].offset < needed:
                     code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC
                     raise OSError(
@@ -335,6 +336,31 @@ class Journal:
                 self._accepted("fsync")
             self._tell()
 
+    def _stay(self) -> None:
+        """Write the file again where its name was taken away: without one it is lost with this process.
+
+        Raises:
+            OSError: something else has the name, or the disk refuses.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                return
+        require_no_link(self.path.parent, self.path.parent.parent)
+        self.path.parent.mkdir(exist_ok=True)
+        made = _create(self.path)
+        try:
+            for at in range(0, self._size, _CHUNK):
+                os.pwrite(made, os.pread(self._fd, min(_CHUNK, self._size - at), at), at)
+            os.fsync(made)
+            os.dup2(made, self._fd, inheritable=False)
+        except BaseException:
+            self.path.unlink()
+            raise
+        finally:
+            os.close(made)
+        self._named = False
+        self._messages.append(f"{self.path} was removed or moved; it is written again, and nothing is lost")
+
     def _rewind(self, error: OSError) -> None:
         """After a failed fsync nobody knows what the disk has: all that was not durable waits again."""
         self._queue.extendleft(reversed(self._unsynced))
@@ -349,6 +375,10 @@ class Journal:
         """Speak while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.popleft())
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def _recordable(data: dict[str, Any]) -> dict[str, Any]:

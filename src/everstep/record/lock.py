@@ -81,9 +81,34 @@ class RunLock:
             if self._fd is None or _HELD.get(self._key) != os.getpid():
                 return
             with contextlib.suppress(OSError):
-                hazard.reach("lock.unlink")
-                self._note.unlink(missing_ok=True)
+                if self._is_here(os.fstat(self._fd)):  # else the note may be another process's
+                    hazard.reach("lock.unlink")
+                    self._note.unlink(missing_ok=True)
             self._drop()
+
+    def keep(self) -> None:
+        """See that the lock is still in its place: a lock whose file has lost its name keeps nobody out.
+
+        Raises:
+            RunLockedError: another file stands there, so another process may have had the run meanwhile.
+            OSError: the lock is gone, and cannot be made again.
+        """
+        with _GUARD:
+            if self._fd is None or self._is_here(os.fstat(self._fd)):
+                return
+            before, gone = self._fd, self._key
+            try:
+                descriptor = self._open(os.O_EXCL)
+            except FileExistsError:
+                raise RunLockedError(
+                    f"the lock {self._path} was removed while this process trained, and another process has "
+                    "entered the run: this one saves no more; leave the run to the other, or stop both and "
+                    "start one again"
+                ) from None
+            os.close(before)
+            _HELD.pop(gone, None)
+            self._fd = descriptor
+            self._announce()
 
     def moved(self) -> None:
         """Give back the lock of a directory that has another name now: at its old place may be a new run."""
@@ -99,9 +124,10 @@ class RunLock:
                     "its `with` block first, or give this one another directory"
                 )
 
-    def _open(self) -> int:
+    def _open(self, exclusive: int = 0) -> int:
         hazard.reach("lock.open")
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | exclusive
+        descriptor = os.open(self._path, flags, 0o666)
         try:
             hazard.reach("lock.lock")
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -425,13 +425,13 @@ class Run:
     def _open(self, stack: ExitStack) -> None:
         """Take what is needed, in this order; given back in the reverse, also if a later one fails."""
         self._opening = opening = Opening(self._start, self.println, self._warn, stack)
-        self.segment = opening.segment
         self._signals.install()
         stack.callback(self._signals.restore)
         stack.callback(self._ticker.close)
         self._user.open(stack)
         self._user.require_whole()
         self._recovered = recovered = opening.recover(self._user, self._board, self._limits())
+        self.segment = opening.segment
         for target in (target for service in self._board for target in service.sets):
             self._user.numbers(target)  # which refuses what is not there
         self._progress = recovered.progress

@@ -127,6 +127,7 @@ class Opening:
 
     Attributes:
         run_dir, store: the directory and its checkpoints.
+        lock: what keeps other processes out; not taken where the user wants none.
         segment: number of this start, from 1.
         rollbacks: those that were decided in what this start goes on from.
     """
@@ -136,11 +137,11 @@ class Opening:
         self.run_dir = RunDir.open(start.path, seed=start.seed)
         for note in self.run_dir.notes:
             say(note)
+        self.lock = RunLock(self.run_dir.path)
         if start.lock:
-            lock = RunLock(self.run_dir.path)
-            if taken_over := lock.acquire():
+            if taken_over := self.lock.acquire():
                 say(taken_over)
-            stack.callback(lock.release)
+            stack.callback(self.lock.release)
         self.run_dir.require_same()
         self.segment = self.run_dir.next_segment()
         self.store = Store(self.run_dir.path, self.segment, say)
@@ -274,6 +275,8 @@ class Opening:
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
             self._say(f"journal: {lost}")
+        if parent is not None and parent.segment >= self.segment:  # its file may be brought back
+            self.segment = self.store.segment = parent.segment + 1
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
             self._say(

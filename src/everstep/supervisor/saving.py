@@ -114,6 +114,7 @@ class Saver:
         self._writer.submit(write, self._done, self._failed)
 
     def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
+        self._opening.lock.keep()
         for action in best:
             self._write_best(snapshot, action)
         if not whole:
