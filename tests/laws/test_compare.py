@@ -205,10 +205,8 @@ def flip_count(block: frames.Block) -> list[frames.Block]:
 
 
 def twice(block: frames.Block) -> list[frames.Block]:
-    return [
-        block,
-        block._replace(**{c: getattr(block, c)[:1] for c in ("steps", "values", "counts", "seqs")}),
-    ]
+    columns = {c: getattr(block, c) for c in ("steps", "values", "counts", "seqs")}
+    return [block._replace(**{c: [column[0], *column] for c, column in columns.items()})]
 
 
 def drop_first(block: frames.Block) -> list[frames.Block]:
