@@ -167,9 +167,10 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
     if args.bad:
         found.append(everstep.Recovery(9))
     if args.patience:
-        metric = "valid/loss" if args.door == "trainer" else "valid_loss"
-        found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.08))
-        found.append(everstep.Best(metric))
+        metric = {"loop": "valid_loss", "supervisor": "loss", "trainer": "valid/loss"}[args.door]
+        every = everstep.Every(steps=args.every) if args.door == "supervisor" else everstep.Every(epochs=1)
+        found.append(everstep.EarlyStop(metric, patience=args.patience, min_delta=0.08, every=every))
+        found.append(everstep.Best(metric, every=every))
     return [*found, *everything()] if args.everything else found
 
 
