@@ -89,3 +89,23 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
 
     frozen = nn.BatchNorm1d(2).eval()
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
+
+
+def test_modules_that_cannot_be_looked_into_are_no_obstacle(tmp_path: Path) -> None:
+    lazy, half = nn.LazyLinear(2), nn.Linear.__new__(nn.Linear)
+    assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
+    assert lazy.has_uninitialized_params() and not vars(half)
+
+
+class Broken(nn.Module):
+    def modules(self) -> Any:
+        raise RuntimeError("of its own")
+
+
+def test_a_module_that_fails_when_it_is_looked_at_stops_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Broken()
+    assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
+    assert capsys.readouterr().out.count("was not looked at (RuntimeError: of its own)") == 1
+    assert isinstance(broken, nn.Module)

@@ -596,7 +596,13 @@ class Run:
     def _look_outside(self) -> None:
         """A start's first steps are looked at: do they change what the state does not save?"""
         self._looks_left -= 1
-        if names := self._user.forgotten(self._progress.epoch):
+        try:
+            names = self._user.forgotten(self._progress.epoch)
+        except Exception as error:  # of objects that are none of this run's
+            self._looks_left = 0
+            self.println(f"what lies outside the state was not looked at ({type(error).__name__}: {error})")
+            return
+        if names:
             self._looks_left = 0
             self._warn(
                 f"{', '.join(names)}: the steps change it and the state does not save it, so a resume inside "

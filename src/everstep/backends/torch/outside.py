@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 _FIRST = 3
 """The step of a start after which modules are looked for: what the first ones make is there by then."""
@@ -85,7 +86,8 @@ def _alive() -> Iterable[Module]:
     """Every module of this process; in C as far as it goes, for there may be a million other objects."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
-    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+    found = compress(objects, map(kinds.__contains__, map(type, objects)))
+    return [each for each in found if "_modules" in vars(each)]  # not in the middle of being made
 
 
 def _parts(root: Module) -> Iterator[Any]:
@@ -106,4 +108,4 @@ def _mark(root: Module) -> list[Any]:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
