@@ -21,6 +21,7 @@ NOBODY = 65534
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="everstep-config-")  # no test makes the user's key
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+os.environ.pop("COLUMNS", None)  # set in the workers of pytest-xdist: tables would be as narrow as a terminal
 os.environ.setdefault("EVERSTEP_INDEX", "off")  # thousands of runs need no index; its own tests ask for it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
