@@ -120,8 +120,8 @@ def test_what_is_no_finite_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda target: services.Plateau("loss", then=SetValue(target, 0.5)),
-        lambda target: services.When(Every(epochs=9), SetValue(target, 0.5)),
+        lambda target: services.Plateau("loss", then=SetValue(target, 0.5), every=Every(steps=9)),
+        lambda target: services.When(Every(steps=9), SetValue(target, 0.5)),
         lambda target: services.Scheduled(target, lambda step: 0.5),
     ],
 )
