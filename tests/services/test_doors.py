@@ -335,3 +335,24 @@ def test_a_run_that_is_cut_is_not_told_of_an_end(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         Tiny(tmp_path / "run", max_epoch=1, services=[each]).train(inside=crash)
     assert each.rest == []
+
+
+class OneOutput(everstep.Service):
+    """Names its only output without a tuple around it."""
+
+    outputs = "loss"
+
+    def __init__(self) -> None:
+        super().__init__("one output", everstep.Every(steps=1))
+        self.seen: list[dict[str, Any]] = []
+
+    def run(self, boundary: Boundary) -> None:
+        self.seen.append(dict(boundary.outputs))
+
+
+def test_one_output_may_be_named_by_a_text(tmp_path: Path) -> None:
+    service = OneOutput()
+    with everstep.Supervisor(tmp_path, {"w": np.zeros(1)}, services=[service], max_step=2) as sv:
+        while not sv.should_stop():
+            sv.advance(loss=1.0)
+    assert service.seen == [{"loss": 1.0}] * 2

@@ -186,8 +186,9 @@ class Run:
         self._batches: dict[str, Any] = {}
         """By stream, what the open step has drawn from a Supervisor's."""
         self._next_due = self._due_step = 0
-        self._looks_left = _LOOKS
         """The first step after which there is something to ask; after which a boundary is due by number."""
+        self._looks_left = _LOOKS
+        """Steps after which modules outside the state are still looked at."""
         self._due_time: float | None = None
         """The clock's time at which one is due."""
         self._collector = Collector(self._record_rows, lambda: self._open_step)
@@ -1083,7 +1084,7 @@ class Run:
                 readings=self._board.reader(service),
                 stop=stop,
                 payload=payload,
-                outputs={name: outputs[name] for name in service.outputs if name in outputs},
+                outputs={name: outputs[name] for name in _names(service.outputs) if name in outputs},
             )
 
         return view
