@@ -27,7 +27,13 @@ def store(connection: Connection, given: list[dict[str, Any]]) -> list[dict[str,
     expected = []
     for number, one in enumerate(given, 1):
         facts = {"name": f"run{number}", "path": f"/runs/{number}", "status": "finished", "step": one["step"]}
-        facts |= {"epoch": 0, "created": 1.5, "started": float(number % 3), "heartbeat": None}
+        facts |= {
+            "epoch": 0,
+            "created": 1.5,
+            "started": float(number % 3),
+            "heartbeat": None,
+            "diverged": None,
+        }
         facts |= {"seed": one["seed"], "reason": one["reason"]}
         connection.execute(insert(runs).values(id=number, **facts))
         at = dict.fromkeys((column.name for column in segments.columns), 0)

@@ -84,7 +84,7 @@ class Sampler(everstep.Service):
 
 
 def watch_all_moments(loop: everstep.TrainLoop) -> None:
-    for moment in Moment:
+    for moment in set(Moment) - {Moment.AFTER_EVAL_STEP}:  # a Trainer's alone
         loop.on(moment, draw)
     loop.on(Moment.AFTER_STEP, draw, every=3)
     loop.on(Moment.AFTER_STEP, lambda boundary: boundary.readings.clear(), every=At(5))

@@ -69,8 +69,12 @@ def becomes_folder(path: Path) -> None:
 
 
 def becomes_file(path: Path) -> None:
-    clear(path)
-    path.write_text("of somebody")
+    """At one instant: where a name is missing, a run that trains makes its own file again."""
+    other = path.with_name(f"{path.name}.other")
+    other.write_text("of somebody")
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    other.replace(path)
 
 
 def becomes_empty(path: Path) -> None:
@@ -372,28 +376,23 @@ def test_what_stands_in_the_journals_place_is_said_and_stays(tmp_path: Path) -> 
 
 
 def test_a_lock_that_is_removed_while_the_run_trains_is_made_again(tmp_path: Path) -> None:
-    held: list[bool] = []
-    program = Tiny(tmp_path / "run", max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))])
+    lock, before = tmp_path / "run" / "lock", 0
 
-    def inside(loop: Any, step: int) -> None:
-        if step == 6:
-            is_gone(program.run_dir / "lock")
-        held.append((program.run_dir / "lock").exists())
+    def harm(run: Path) -> None:
+        nonlocal before
+        before = lock.stat().st_ino
+        is_gone(lock)
 
-    program.train(inside=inside)
-    assert held[5] is False and held[-1] is True
+    program = while_training(tmp_path / "run", harm)
+    assert lock.stat().st_ino != before  # the file that was removed was open until the new one was locked
     assert program.loop.ending.finished
 
 
 def test_another_process_that_came_in_without_the_lock_ends_this_one(tmp_path: Path) -> None:
     """Two processes never write into one run: the one whose lock is gone sees that before its next save."""
 
-    def other_enters(run: Path) -> None:
-        is_gone(run / "lock")
-        (run / "lock").touch()
-
     with pytest.raises(RunLockedError, match="another process has entered the run: this one saves no more"):
-        while_training(tmp_path / "run", other_enters)
+        while_training(tmp_path / "run", lambda run: becomes_file(run / "lock"))
     assert not list((tmp_path / "run" / "checkpoints").glob("*-00000007"))
 
 
