@@ -94,6 +94,10 @@ class CheckpointVersionError(CheckpointError):
     """A checkpoint was written by a format version that this everstep does not read."""
 
 
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint lies in one run and belongs to another."""
+
+
 class NoCheckpointError(CheckpointError, FileNotFoundError):
     """A checkpoint was asked for by name or step, and there is none."""
 

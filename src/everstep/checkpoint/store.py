@@ -27,6 +27,7 @@ from everstep.errors import (
     CheckpointVersionError,
     ConfigError,
     DamagedCheckpointError,
+    ForeignCheckpointError,
     NoCheckpointError,
     nearest,
 )
@@ -43,11 +44,15 @@ class Store:
         run_dir: the run directory, which exists.
         segment: number of this start of the run; goes into manifests and the names of what is set aside.
         say: takes sentences for the user.
+        run: the run's id; None for who only looks, and takes what is there as the run's.
     """
 
-    def __init__(self, run_dir: Path, segment: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_dir: Path, segment: int, say: Callable[[str], None], run: str | None = None
+    ) -> None:
         self.run_dir = Path(run_dir)
         self.segment = segment
+        self.run = run
         self._say = say
         self._folder = self.run_dir / "checkpoints"
         self._pointer = self.run_dir / "checkpoint"
@@ -178,7 +183,7 @@ class Store:
             CheckpointError, OSError: as `commit`.
         """
         foreign: Any = checkpoint.meta
-        meta: dict[str, Json] = {**foreign, **facts}
+        meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
         self.commit(
             checkpoint.name,
             checkpoint.structure,
@@ -192,12 +197,12 @@ class Store:
         return meta
 
     def _whole(self, name: CheckpointName) -> Checkpoint | None:
-        """The checkpoint that has the name, None if it is damaged or there is none."""
+        """The checkpoint that has the name, None if there is none, or it is damaged or another run's."""
         if not self.path(name).exists():
             return None
         try:
             return self.read(name)
-        except DamagedCheckpointError as error:
+        except (DamagedCheckpointError, ForeignCheckpointError) as error:
             self._say(f"{error}; it moves to damaged/")
             return None
 
@@ -234,12 +239,16 @@ class Store:
             return f"it cannot be moved to damaged/ ({error.strerror})"
 
     def check_best(self) -> list[str]:
-        """Read every byte of the best weights; damaged ones move to `damaged/`, each with a sentence."""
+        """Read every byte of the best weights.
+
+        Damaged ones and those of another run move to `damaged/`, each with a sentence.
+        """
         problems = []
         for path in self.best_folders():
             try:
                 format.verify(path)
-            except DamagedCheckpointError as error:
+                self._require_own(format.read_body(path)["meta"], path)
+            except (DamagedCheckpointError, ForeignCheckpointError) as error:
                 problems.append(f"best weights in {path.parent.name}: {error}; {self.set_aside_best(path)}")
             except CheckpointVersionError as error:
                 problems.append(f"best weights in {path.parent.name}: {error}")
@@ -258,6 +267,7 @@ class Store:
             NoCheckpointError: there is none of that name; names the nearest.
             DamagedCheckpointError: says which file is damaged, and how.
             CheckpointVersionError: an everstep of another format wrote it.
+            ForeignCheckpointError: another run wrote it.
         """
         self._require(name)
         found = format.read(self.path(name))
@@ -265,7 +275,17 @@ class Store:
             raise DamagedCheckpointError(
                 f"checkpoint {name} is damaged: {self.path(name) / format.MANIFEST} belongs to {found.name}"
             )
+        self._require_own(found.meta, found.path)
         return found
+
+    def _require_own(self, meta: Json, path: Path) -> None:
+        """Refuse what was copied into this run: its rows are in another journal."""
+        run = meta.get("run") if isinstance(meta, dict) else None
+        if self.run is not None and run is not None and run != self.run:
+            raise ForeignCheckpointError(
+                f"{path} belongs to the run {run}, not to {self.run} in {self.run_dir}: move it away; to go "
+                "on from it here, give resume= its new path, or init_from= for its weights alone"
+            )
 
     def facts(self) -> list[Facts]:
         """What the manifests say, oldest to newest; each is read once; none of damaged ones."""
@@ -293,6 +313,7 @@ class Store:
             DamagedCheckpointError: the one that was asked for is damaged.
             CheckpointError: there are some, and all are damaged: lists what is wrong with each.
             CheckpointVersionError: an everstep of another format wrote it.
+            ForeignCheckpointError: another run wrote it.
         """
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")

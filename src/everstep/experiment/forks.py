@@ -84,7 +84,7 @@ class Fork:
             "checkpoint": str(self.checkpoint.name),
         }
         about = {"id": run, "parent": parent, "config": self.digest}
-        store = Store(RunDir.open(new, seed=origin.seed, about=about).path, 0, print)
+        store = Store(RunDir.open(new, seed=origin.seed, about=about).path, 0, print, run)
         for checkpoint in (*self._inside(), self.checkpoint):
             store.adopt(checkpoint, journal=None, config=self.tree)
 

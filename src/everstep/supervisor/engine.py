@@ -963,6 +963,7 @@ class Run:
         self._verifier.snapshot(current.step, phase, encoded)
         position = self._flush()
         meta = {
+            "run": self._opening.run_dir.id,
             "controllers": self._board.controllers(),
             "options": self._user.options(),
             "config": None if self._start.config is None else self._start.config.tree,

@@ -144,7 +144,7 @@ class Opening:
             stack.callback(self.lock.release)
         self.run_dir.require_same()
         self.segment = self.run_dir.next_segment()
-        self.store = Store(self.run_dir.path, self.segment, say)
+        self.store = Store(self.run_dir.path, self.segment, say, self.run_dir.id)
         self.store.clean()
         trial_write(self.run_dir.path)
         self._journal = RunJournal(self.run_dir.path)

@@ -148,7 +148,7 @@ class Saver:
             digest=digest(user),
             epoch=snapshot.epoch,
             phase=snapshot.phase,
-            meta={"metric": action.metric, "value": action.value},
+            meta={"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id},
             guarded=snapshot.guarded,
             keep={*self._spoken_of(action.metric), *action.beside},
             top=self._opening.run_dir.path,
