@@ -268,7 +268,7 @@ def test_nothing_is_left_for_later() -> None:
     }
     assert stubs == {
         "data.cursor: raise NotImplementedError(type(self).__name__)",
-        'contracts: raise NotImplementedError(f"{type(self).__name__}.run")',
+        'contracts.services: raise NotImplementedError(f"{type(self).__name__}.run")',
         "schedule: raise NotImplementedError(type(self).__name__)",
     }
     silenced = re.compile(r"pytest\.(xfail|importorskip)|mark\.(skip|xfail)\b")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         testing as testing,
         torch as torch,
     )
-    from everstep.contracts import (
+    from everstep.contracts.data import Cursor as Cursor, Stream as Stream
+    from everstep.contracts.services import (
         Boundary as Boundary,
-        Cursor as Cursor,
         Interrupt as Interrupt,
         Moment as Moment,
         Outcome as Outcome,
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
         Service as Service,
         SetValue as SetValue,
         Stage as Stage,
-        Stateful as Stateful,
         Stop as Stop,
-        Stream as Stream,
-        Task as Task,
     )
+    from everstep.contracts.state import Stateful as Stateful
+    from everstep.contracts.tasks import Task as Task
     from everstep.experiment.experiment import Experiment as Experiment
     from everstep.index.asking import query as query
     from everstep.experiment.from_params import (
@@ -68,9 +67,9 @@ if TYPE_CHECKING:
     from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
 
 _HOMES = {
-    "contracts": (
+    "contracts.data": ("Cursor", "Stream"),
+    "contracts.services": (
         "Boundary",
-        "Cursor",
         "Interrupt",
         "Moment",
         "Outcome",
@@ -78,11 +77,10 @@ _HOMES = {
         "Service",
         "SetValue",
         "Stage",
-        "Stateful",
         "Stop",
-        "Stream",
-        "Task",
     ),
+    "contracts.state": ("Stateful",),
+    "contracts.tasks": ("Task",),
     "experiment.experiment": ("Experiment",),
     "index.asking": ("query",),
     "experiment.from_params": ("test_from_params", "train_from_params"),

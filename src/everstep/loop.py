@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep import backends, hazard
-from everstep.contracts import Moment, Service
+from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, DataError, MetricError, ProgressError, UsageError
 from everstep.keywords import checked_keywords, whole
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, log_tag, parameter_table

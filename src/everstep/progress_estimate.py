@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from everstep.contracts import Clock
+from everstep.contracts.services import Clock
 
 
 def progress(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from everstep.backends.described import described, is_unknown, other_python
-from everstep.contracts import Moment
+from everstep.contracts.services import Moment
 
 ARGS = argparse.Namespace(epochs=40, run_dir="here")
 CONFIG = {"warmup": 3, "folder": "there"}

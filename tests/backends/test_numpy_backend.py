@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from everstep.backends import get
-from everstep.contracts import Backend
+from everstep.contracts.state import Backend
 from everstep.errors import MetricError
 
 NUMPY = get("numpy")

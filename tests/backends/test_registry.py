@@ -33,7 +33,8 @@ def test_torch_is_active_only_once_the_program_imported_it() -> None:
 
 def test_a_checkpoint_with_tensors_imports_torch_for_them() -> None:
     code = (
-        "import sys; from everstep.state import decode, Encoded; from everstep.contracts import HostArray;"
+        "import sys; from everstep.state import decode, Encoded;"
+        "from everstep.contracts.state import HostArray;"
         "import numpy as np; host = HostArray('BF16', (2,), np.zeros(4, np.uint8), 'torch');"
         "print(decode(Encoded({'$array': 'a'}, {'a': host})))"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from everstep.checkpoint import Checkpoint, CheckpointName, CommittedCheckpoint, Retention, Store, save_apart
-from everstep.contracts import HostArray
+from everstep.contracts.state import HostArray
 
 Log = Callable[[str], None]
 

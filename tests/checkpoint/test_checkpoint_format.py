@@ -16,7 +16,7 @@ from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
 from everstep.checkpoint import CheckpointName, Store
 from everstep.checkpoint.format import ARRAYS, FORMAT, ITEM_BYTES, MANIFEST, OLDEST, _manifest, finite
-from everstep.contracts import HostArray
+from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 
 

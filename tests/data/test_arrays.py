@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays
 from everstep.errors import DataError, UsageError
 from everstep.testing.streams import check_stream

@@ -19,7 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import everstep
 from everstep import Every
-from everstep.contracts import Interrupt
+from everstep.contracts.services import Interrupt
 from everstep.errors import EverstepError, Interrupted
 from everstep.record import RunLock
 from everstep.testing import armed, nothing_left

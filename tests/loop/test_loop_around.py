@@ -15,7 +15,7 @@ import torch
 import everstep
 from everstep import Every
 from everstep.checkpoint import read_checkpoint
-from everstep.contracts import Boundary, Service
+from everstep.contracts.services import Boundary, Service
 from everstep.errors import Interrupted
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events, rows

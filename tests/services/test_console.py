@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from everstep import hazard
-from everstep.contracts import Action, Boundary, Moment
+from everstep.contracts.services import Action, Boundary, Moment
 from everstep.errors import ConfigError
 from everstep.metrics import Stats, Window
 from everstep.services.console import Console

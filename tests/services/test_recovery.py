@@ -12,7 +12,7 @@ import pytest
 
 import everstep
 from everstep import Every, Recovery
-from everstep.contracts import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
 from everstep.errors import ConfigError, GuardStop, LossBoundError, NonFiniteError, RolledBack
 from everstep.record import RunJournal
 from everstep.services import LossBound

@@ -14,7 +14,7 @@ import torch
 
 from everstep.backends.numpy import NumpyBackend
 from everstep.backends.torch.backend import TorchBackend
-from everstep.contracts import Backend, HostArray
+from everstep.contracts.state import Backend, HostArray
 from everstep.testing import check_backend
 
 NUMPY_DTYPES = [*"?bBhHiIqQefdFD", ">f4", "M8[s]"]

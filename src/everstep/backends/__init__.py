@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import Any
 
-from everstep.contracts import Backend
+from everstep.contracts.state import Backend
 from everstep.errors import ConfigError, nearest
 
 __all__ = ["active", "get", "of"]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everstep.backends.python import same_state
-from everstep.contracts import Entry, HostArray, Mismatch, UpdateWatch
+from everstep.contracts.state import Entry, HostArray, Mismatch, UpdateWatch
 from everstep.errors import MetricError, RestoreError, StateError
 
 _NAMES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everstep.checkpoint import files, format
 from everstep.checkpoint.format import CheckpointName, Phase
-from everstep.contracts import HostArray, Json
+from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
 from everstep.redaction import without_credentials

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from everstep.checkpoint import files
-from everstep.contracts import HostArray, Json
+from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 from everstep.regular import open_regular, parse_json, read_regular
 

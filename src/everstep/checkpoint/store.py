@@ -20,7 +20,7 @@ from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finit
 from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable
-from everstep.contracts import HostArray, Json
+from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
     CheckpointError,

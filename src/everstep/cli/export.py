@@ -13,7 +13,7 @@ from everstep.cli.finding import find
 from everstep.cli.listing import store_of
 from everstep.cli.options import index_option, run_argument
 from everstep.cli.output import note, say
-from everstep.contracts import BESIDE, HostArray
+from everstep.contracts.state import BESIDE, HostArray
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.services import export
 from everstep.state import array_name

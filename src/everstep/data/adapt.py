@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from everstep.contracts import Stream
+from everstep.contracts.data import Stream
 from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
 from everstep.data.known import class_names, refusal
 from everstep.errors import DataError

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream
 from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError, DataError, nearest

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-from everstep.contracts import Cursor
+from everstep.contracts.data import Cursor
 from everstep.data.order import Sampling
 from everstep.errors import DataError, UsageError
 
 
 class PassCursor:
-    """A cursor over an iterator of batches; see `contracts.Cursor`.
+    """A cursor over an iterator of batches; see `contracts.data.Cursor`.
 
     Attributes:
         what: the data, in words, for messages.

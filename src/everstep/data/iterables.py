@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
-from everstep.contracts import Cursor
+from everstep.contracts.data import Cursor
 from everstep.data.cursor import PassCursor
 from everstep.data.known import begin_anew, begins_anew, shuffle_buffers
 from everstep.errors import DataError, NotResumableError

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
 from everstep.data.wrapping import StreamAround

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from everstep.contracts import Service, Task
+from everstep.contracts.services import Service
+from everstep.contracts.tasks import Task
 from everstep.data.order import pass_key
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.paths import imported

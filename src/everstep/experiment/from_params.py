@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from everstep.checkpoint import CheckpointName, Store
-from everstep.contracts import Boundary, Moment, RunView, Service
+from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment import params as schema
 from everstep.experiment.experiment import note_uncommitted

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
-from everstep import contracts
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
 from everstep.data.adapt import describe
 from everstep.data.arrays import Arrays
@@ -24,7 +24,7 @@ RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
 """What no target may be called."""
 
 
-class ParamsTask(contracts.Task):
+class ParamsTask(Task):
     """The task of `train_from_params` and `test_from_params`; a `train_loop` gets it.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from everstep.contracts import Json
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.experiment.layers import CALL
 from everstep.experiment.paths import imported

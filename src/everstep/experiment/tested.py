@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.contracts import EvalStep
+from everstep.contracts.services import EvalStep
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.predictions import npz

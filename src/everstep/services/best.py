@@ -8,7 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from everstep.contracts import Boundary, Json, Outcome, Readings, RunView, SaveBest, Service, Stage
+from everstep.contracts.services import Boundary, Outcome, Readings, RunView, SaveBest, Service, Stage
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule, When

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.checkpoint import Retention
-from everstep.contracts import Boundary, Outcome, Save, Service, Stage
+from everstep.contracts.services import Boundary, Outcome, Save, Service, Stage
 from everstep.schedule import Every, Schedule
 
 

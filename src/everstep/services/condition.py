@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from everstep.backends.described import described
-from everstep.contracts import Boundary, Json, RunView
+from everstep.contracts.services import Boundary, RunView
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import checked_keywords
 from everstep.schedule import Every, Schedule

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TextIO
 
 from everstep import hazard
-from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.keywords import number
 from everstep.metrics.collector import is_wall

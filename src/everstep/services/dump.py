@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, get_args
 
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, files
-from everstep.contracts import Boundary, EvalStep, Moment, RunView, Service, Stage
+from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service, Stage
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, nearest
 from everstep.keywords import whole

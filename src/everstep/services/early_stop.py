@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from everstep.contracts import Boundary, Json, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import number, whole
 from everstep.schedule import Every, Schedule

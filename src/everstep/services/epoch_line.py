@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from everstep.contracts import Boundary, Moment, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.metrics import log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import When

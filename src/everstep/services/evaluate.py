@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from everstep.contracts import Boundary, Moment, Outcome, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.metrics.aggregation import checked_statistics

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others, write_arrays
-from everstep.contracts import BESIDE, Boundary, HostArray, Moment, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
+from everstep.contracts.state import BESIDE, HostArray
 from everstep.errors import ConfigError, nearest
 from everstep.keywords import whole
 from everstep.metrics.collector import is_wall

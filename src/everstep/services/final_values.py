@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from everstep.contracts import Boundary, Outcome, Service, Stage
+from everstep.contracts.services import Boundary, Outcome, Service, Stage
 from everstep.metrics.collector import to_scalar
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.contracts import SCHEDULED, Boundary, Moment, Outcome, Service, ServiceFunction, Stage
+from everstep.contracts.services import SCHEDULED, Boundary, Moment, Outcome, Service, ServiceFunction, Stage
 from everstep.schedule import Every, Schedule
 
 

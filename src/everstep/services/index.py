@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from everstep.contracts import RunView, Service, Stage
+from everstep.contracts.services import RunView, Service, Stage
 from everstep.index.location import index_of, lacks_credential, place
 from everstep.index.writer import IndexWriter
 

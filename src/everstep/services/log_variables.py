@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.schedule import Every, Schedule

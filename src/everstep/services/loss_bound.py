@@ -7,7 +7,8 @@ from collections import deque
 from statistics import median
 from typing import Any, Literal
 
-from everstep.contracts import Boundary, Json, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError, LossBoundError
 from everstep.keywords import number, whole
 from everstep.metrics import Stats

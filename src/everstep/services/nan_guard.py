@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from everstep.contracts import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
 from everstep.errors import ConfigError, NonFiniteError
 from everstep.schedule import When
 

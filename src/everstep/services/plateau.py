@@ -7,7 +7,8 @@ from collections import deque
 from statistics import fmean
 from typing import Any
 
-from everstep.contracts import Boundary, Json, Outcome, RunView, Service, SetValue, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, RunView, Service, SetValue, Stage, Stop
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule, When

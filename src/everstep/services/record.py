@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everstep.contracts import Boundary, Service, Stage
+from everstep.contracts.services import Boundary, Service, Stage
 from everstep.schedule import Every
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from everstep.checkpoint import CheckpointName
-from everstep.contracts import Boundary, Moment, Service, Stage
+from everstep.contracts.services import Boundary, Moment, Service, Stage
 from everstep.keywords import whole
 from everstep.record import Rollback
 

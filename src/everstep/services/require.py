@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.contracts import Boundary, Json, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError, GuardStop
 from everstep.keywords import whole
 from everstep.schedule import At, Every, Schedule

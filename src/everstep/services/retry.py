@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.contracts import Boundary, Service, Stage
+from everstep.contracts.services import Boundary, Service, Stage
 from everstep.errors import ConfigError
 from everstep.keywords import number, whole
 

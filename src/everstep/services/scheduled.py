@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.backends.described import described
-from everstep.contracts import Boundary, Json, Moment, Outcome, Service, SetValue, Stage
+from everstep.contracts.services import Boundary, Moment, Outcome, Service, SetValue, Stage
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import checked_init, whole
 from everstep.schedule import Every, Schedule

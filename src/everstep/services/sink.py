@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from everstep.contracts import Boundary, RunView, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.record import Follower, Item

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Boundary, Interrupt, Json, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import plain
 from everstep.schedule import At, Every, Schedule, When

@@ -20,7 +20,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep import backends, hazard
-from everstep.contracts import SCHEDULED, Boundary, HostArray, Moment
+from everstep.contracts.services import SCHEDULED, Boundary, Moment
+from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.keywords import whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep import backends
-from everstep.contracts import Boundary, Outcome, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Outcome, RunView, Service, Stage
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from everstep.checkpoint import Store
-from everstep.contracts import Boundary, Moment, RunView, Service, Stage
+from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.errors import ServiceError
 from everstep.keywords import number, whole
 from everstep.record import user_path

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from everstep.contracts import (
+from everstep.contracts.services import (
     Action,
     Boundary,
     Interrupt,
-    Json,
     Outcome,
     Save,
     Service,
@@ -17,6 +16,7 @@ from everstep.contracts import (
     Stage,
     Stop,
 )
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError, UsageError
 from everstep.schedule import Schedule
 from everstep.services.condition import Condition, Trigger

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from everstep import hazard
-from everstep.contracts import Boundary, Moment, RunView, Service
+from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.errors import StateError
 from everstep.schedule import Every
 from everstep.state import capture, digest, encode

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from everstep import backends
-from everstep.contracts import HostArray, Json
+from everstep.contracts.state import HostArray, Json
 from everstep.errors import StateError
 
 Tree: TypeAlias = Any

@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep import backends
 from everstep.backends.python import python_state, set_python_state
-from everstep.contracts import Entry, Mismatch, Stateful
+from everstep.contracts.state import Entry, Mismatch, Stateful
 from everstep.errors import RestoreError, StateError
 from everstep.keywords import checked_keywords
 from everstep.state.codec import PLAIN, SAVEABLE

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from everstep.contracts import (
+from everstep.contracts.services import (
     Action,
     Boundary,
-    Json,
     Moment,
     Outcome,
     RunView,
@@ -19,6 +18,7 @@ from everstep.contracts import (
     ServiceFunction,
     Stage,
 )
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.keywords import plain_tree
 from everstep.metrics.collector import Collector, Reader, to_scalar

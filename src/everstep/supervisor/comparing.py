@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.backends.described import is_unknown, other_python
-from everstep.contracts import Json
+from everstep.contracts.state import Json
 from everstep.supervisor.configuration import NONE, Difference, differences
 from everstep.supervisor.progress import StopRecord
 from everstep.supervisor.user_state import UserState

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import backends
-from everstep.contracts import Json, Service
+from everstep.contracts.services import Service
+from everstep.contracts.state import Json
 from everstep.errors import ChangedError, ConfigError
 from everstep.keywords import plain
 from everstep.record import facts as run_facts

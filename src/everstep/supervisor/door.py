@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts import SCHEDULED, Moment, ServiceFunction
+from everstep.contracts.services import SCHEDULED, Moment, ServiceFunction
 from everstep.errors import ConfigError, ProgressError, UsageError, nearest
 from everstep.keywords import checked_keywords, number, plain, whole
 from everstep.metrics.collector import to_scalar

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Phase
-from everstep.contracts import (
+from everstep.contracts.services import (
     OBSERVED,
     SCHEDULED,
     SYNCHRONOUS,

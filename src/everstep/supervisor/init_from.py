@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from everstep.checkpoint import Checkpoint, find_checkpoint
-from everstep.contracts import BESIDE
+from everstep.contracts.state import BESIDE
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
 from everstep.keywords import checked_init
 from everstep.record import to_read, user_path

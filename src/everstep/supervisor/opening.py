@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
-from everstep.contracts import Json
+from everstep.contracts.state import Json
 from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.record import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from everstep.contracts import Cursor
+from everstep.contracts.data import Cursor
 from everstep.data.wrapping import CursorAround
 
 

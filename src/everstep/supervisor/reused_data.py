@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from everstep.contracts import Entry, Stream
+from everstep.contracts.data import Stream
+from everstep.contracts.state import Entry
 from everstep.state import Encoded, decode, digest, encode, isolated, make_entry
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
-from everstep.contracts import SaveBest
+from everstep.contracts.services import SaveBest
 from everstep.durable import remedy
 from everstep.errors import RunDirError
 from everstep.record import Journal, Position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Clock
+from everstep.contracts.services import Clock
 
 
 class Spent:

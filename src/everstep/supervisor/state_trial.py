@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everstep import backends
-from everstep.contracts import Entry
+from everstep.contracts.state import Entry
 from everstep.errors import StateError
 from everstep.state import decode, encode, isolated, make_entry
 from everstep.state.entries import StatefulEntry

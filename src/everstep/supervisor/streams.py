@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from everstep.contracts import Clock, Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.services import Clock
 from everstep.data.adapt import alive, as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.record import Batch

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from everstep.contracts import Clock
+from everstep.contracts.services import Clock
 
 LONGEST_SLEEP = 1.0
 """Seconds after which the ticker asks again, so that a clock that jumps is noticed."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everstep import backends
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.errors import NotResumableError, StateError
 from everstep.state import capture, isolated, restore
 

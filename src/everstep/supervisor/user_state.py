@@ -9,7 +9,8 @@ from operator import getitem
 from typing import Any
 
 from everstep import backends
-from everstep.contracts import Entry, Mismatch, SetValue, UpdateWatch
+from everstep.contracts.services import SetValue
+from everstep.contracts.state import Entry, Mismatch, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import Slot, array_name, array_paths, make_entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 
-from everstep.contracts import Service
+from everstep.contracts.services import Service
 from everstep.errors import alike, nearest
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from everstep import backends
-from everstep.contracts import Backend, Entry, HostArray, Mismatch
+from everstep.contracts.state import Backend, Entry, HostArray, Mismatch
 from everstep.errors import MetricError
 from everstep.state import Encoded, decode, digest, encode, isolated
 
@@ -30,7 +30,7 @@ def check_backend(
     update: Callable[[State], object],
     accumulate: Callable[[State], object] | None = None,
 ) -> None:
-    """Check every member of `everstep.contracts.Backend`.
+    """Check every member of `everstep.contracts.state.Backend`.
 
     1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its
        own; the host buffer is used again where it fits, and only there.

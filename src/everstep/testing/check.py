@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.contracts import Entry, Stateful, Stream
+from everstep.contracts.data import Stream
+from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.iterables import StatefulStream, is_stateful
 from everstep.errors import DataError, StateError

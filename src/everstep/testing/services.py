@@ -15,7 +15,7 @@ import numpy as np
 
 from everstep import data
 from everstep.checkpoint import Store
-from everstep.contracts import Interrupt, Moment, Service, Stage
+from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.errors import ConfigError, Interrupted
 from everstep.loop import TrainLoop
 from everstep.record import RunJournal

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from everstep.checkpoint import CheckpointName, read_checkpoint, save_apart
-from everstep.contracts import Entry
+from everstep.contracts.state import Entry
 from everstep.state import Encoded, capture, decode, digest, encode, isolated, leaves, make_entry, restore
 
 T = TypeVar("T")

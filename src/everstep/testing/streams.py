@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.supervisor.trial import comparable
 
 _PURPOSE = "train"

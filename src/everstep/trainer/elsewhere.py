@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.contracts import Task
+from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, alike
 
 _TRAINER = {

@@ -8,7 +8,9 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 from everstep import backends
-from everstep.contracts import Cursor, EvalStep, Stream, Task
+from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.services import EvalStep
+from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
 from everstep.keywords import positive
 from everstep.metrics.aggregation import Aggregate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.wrapping import CursorAround, StreamAround
 
 Fetch = Callable[[Iterator[Any]], Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import read_manifest
-from everstep.contracts import EvalStep, Moment, Stage
+from everstep.contracts.services import EvalStep, Moment, Stage
 from everstep.errors import MetricError
 from everstep.loop import TrainLoop
 from everstep.services.best import Best

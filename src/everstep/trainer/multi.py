@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
-from everstep.contracts import Interrupt, Stream, Task
+from everstep.contracts.data import Stream
+from everstep.contracts.services import Interrupt
+from everstep.contracts.tasks import Task
 from everstep.data.adapt import describe
 from everstep.errors import ConfigError, Interrupted, RolledBack
 from everstep.state import capture, isolated, restore

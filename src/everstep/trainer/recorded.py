@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from everstep.contracts import Service
+from everstep.contracts.services import Service
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Evaluation, RunJournal, evaluations, located, record_evaluation, to_read
 from everstep.supervisor import Loaded, best

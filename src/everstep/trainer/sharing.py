@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everstep.contracts import Cursor, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import describe
 from everstep.data.wrapping import StreamAround
 

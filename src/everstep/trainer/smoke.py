@@ -8,7 +8,8 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 
-from everstep.contracts import Stream, Task
+from everstep.contracts.data import Stream
+from everstep.contracts.tasks import Task
 from everstep.record import located
 from everstep.state import decode, encode, isolated
 from everstep.supervisor.user_state import UserState

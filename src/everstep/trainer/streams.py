@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts import Stream
+from everstep.contracts.data import Stream
 from everstep.data import as_stream
 from everstep.errors import ConfigError, nearest
 from everstep.trainer.inputs import Fetch, Inputs

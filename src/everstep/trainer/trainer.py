@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.contracts import Moment, Service, Stream, Task
+from everstep.contracts.data import Stream
+from everstep.contracts.services import Moment, Service
+from everstep.contracts.tasks import Task
 from everstep.errors import (
     CheckpointError,
     ConfigError,

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from everstep.backends.torch.entries import make_entry
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.updates import TorchUpdateWatch, flatten
-from everstep.contracts import Entry, HostArray, UpdateWatch
+from everstep.contracts.state import Entry, HostArray, UpdateWatch
 from everstep.errors import MetricError, StateError
 
 _NAMES = {

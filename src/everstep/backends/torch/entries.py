@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from everstep.backends.torch import attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.contracts import BESIDE, Entry, Mismatch
+from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
 _METADATA = "_metadata"

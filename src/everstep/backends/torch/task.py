@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
-from everstep import contracts
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -22,13 +21,14 @@ from everstep.backends.torch.optimizers import (
     ScaledOptimizer,
 )
 from everstep.backends.torch.updates import flatten
+from everstep.contracts import tasks
 from everstep.errors import ConfigError, MetricError, StateError
 from everstep.keywords import checked_keywords, number, positive, whole
 
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Task(contracts.Task):
+class Task(tasks.Task):
     """A task for one model and one optimizer of torch's: write `build_model`, `build_optimizer`, `forward`.
 
         class Digits(everstep.torch.Task):
