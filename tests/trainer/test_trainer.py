@@ -365,6 +365,21 @@ def test_a_smoke_test_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
     assert not task.w.any() and not (tmp_path / "run").exists()
 
 
+def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
+    def smoke_test(**how: Any) -> None:
+        trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
+
+    def broken(*results: Any) -> Any:
+        raise Boom
+
+    with pytest.raises(ConfigError, match=r"stats= asks for 'los'.*did you mean 'loss'"):
+        smoke_test(stats={"los": "std"})
+    for name in ("agg_func", "online_agg_func"):
+        with pytest.raises(Boom):
+            smoke_test(**{name: broken})
+    smoke_test(stats={"loss": "std"}, agg_func=lambda results: {"batches": len(results)})
+
+
 # --------------------------------------------------------------------------------- bad input
 
 

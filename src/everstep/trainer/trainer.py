@@ -348,9 +348,7 @@ class Trainer:
         task = self.task
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [
-                Evaluate(each.stream, num_steps=1, name=each.name) for each in _evaluates(self._services)
-            ]
+            services += [_one_batch(each) for each in _evaluates(self._services)]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self._seed)
             trainer._taken = self._taken
             trainer.train(1)
@@ -594,6 +592,18 @@ class Trainer:
 
 def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
     return [service for service in services if isinstance(service, Evaluate)]
+
+
+def _one_batch(service: Evaluate) -> Evaluate:
+    """The service as a smoke test tries it: the same statistics and functions, of the first batch."""
+    return Evaluate(
+        service.stream,
+        num_steps=1,
+        stats=service.stats,
+        online_agg_func=service.online_agg_func,
+        agg_func=service.agg_func,
+        name=service.name,
+    )
 
 
 def _require_one_each(services: Sequence[Evaluate]) -> None:
