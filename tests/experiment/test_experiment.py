@@ -103,6 +103,9 @@ def test_every_schedule_has_a_name_and_a_wrong_one_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match="no argument 'min_eval_freq'; did you mean 'min_eval_frequency'"):
         experiment().run("train_and_evaluate", min_eval_freq=3)
     assert all(callable(getattr(everstep.Experiment, name)) for name in SCHEDULES)
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "experiment.md").read_text()
+    table = guide.partition("| schedule |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == sorted(SCHEDULES)
 
 
 def test_train_is_the_trainer_and_goes_on() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
@@ -16,9 +16,10 @@ from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.paths import imported
 from everstep.keywords import checked_keywords, number, whole
 from everstep.record.provenance import code_folder, git_facts
+from everstep.schedule import Every
 from everstep.state import isolated, seed_all
+from everstep.supervisor import Ending
 from everstep.trainer import Trainer
-from everstep.trainer.modes import RunResult
 from everstep.trainer.watching import Which
 
 Maker = Callable[[], Any] | str
@@ -33,6 +34,18 @@ SCHEDULES = (
     "test",
 )
 """The schedules: methods of `Experiment`, which `run` and `everstep train --schedule` take by name."""
+
+
+class RunResult(NamedTuple):
+    """What a schedule came to.
+
+    Attributes:
+        ending: how training ended; None of a schedule that does not train.
+        metrics: what was evaluated last, with the prefix of each stream.
+    """
+
+    ending: Ending | None
+    metrics: dict[str, float]
 
 
 class Experiment:
@@ -165,7 +178,7 @@ class Experiment:
         Args:
             evaluate: False to leave out every `Evaluate`: another process evaluates (`continuous_eval`).
         """
-        return self._to_train().run("train", evaluate=evaluate)
+        return RunResult(self._to_train().run_training(evaluate=evaluate), {})
 
     def evaluate(self, weights: str | Path | None = None) -> RunResult:
         """Evaluate the streams of the `Evaluate` services, else "valid".
@@ -174,9 +187,7 @@ class Experiment:
             weights: "best", "best/METRIC", the name of a checkpoint, or a path, as for `Trainer.evaluate`;
                 None: the newest checkpoint.
         """
-        if weights is None:
-            return self.trainer.run("eval")
-        return RunResult(None, self.trainer.evaluate_all(weights=weights))
+        return RunResult(None, self.trainer.evaluate_all(newest=weights is None, weights=weights))
 
     def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
         """Train, evaluating in between, and evaluate the end unless that was just done.
@@ -185,15 +196,11 @@ class Experiment:
             min_eval_frequency: steps from one evaluation to the next; None: when the `Evaluate` services
                 say; 0: only at the end.
         """
-        min_eval_frequency = whole(
-            "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
-        )
+        frequency = whole("min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules")
+        when = Every(steps=frequency) if frequency else frequency is None
         trainer = self._to_train()
-        if min_eval_frequency is None:
-            return trainer.run("train_and_eval")
-        if min_eval_frequency == 0:
-            return trainer.run("train_then_eval")
-        return trainer.run("continuous_train_and_eval", steps_per_iteration=min_eval_frequency)
+        ending = trainer.run_training(evaluate=when, evaluate_end=True)
+        return RunResult(ending, trainer.evaluate_all())
 
     def continuous_eval(
         self,
@@ -226,11 +233,10 @@ class Experiment:
         """Train some steps, evaluate, and so on; the data goes on.
 
         Args:
-            train_steps_per_iteration: None: a tenth of max_step, else 1000.
+            train_steps_per_iteration: None: a tenth of max_step, 1000 without a max_step.
         """
-        return self._to_train().run(
-            "continuous_train_and_eval", steps_per_iteration=train_steps_per_iteration
-        )
+        steps = whole("train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step")
+        return self.train_and_evaluate(steps or max((self._options.get("max_step") or 10_000) // 10, 1))
 
     def test(self) -> RunResult:
         """A smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""

@@ -14,7 +14,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
 from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
 from everstep.experiment.config import Resolved, resolve
-from everstep.experiment.experiment import SCHEDULES, Experiment
+from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
 from everstep.experiment.foreign import admit, code_of
 from everstep.experiment.schema import ExperimentConfig
 from everstep.record import RunDir, RunJournal, to_read
@@ -23,7 +23,6 @@ from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
 from everstep.supervisor.configuration import told
 from everstep.trainer import Trainer
-from everstep.trainer.modes import RunResult
 
 
 class Configured(Experiment):
