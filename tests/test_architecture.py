@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -22,7 +23,7 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"keywords", "hazard", "redaction"},
+    {"keywords", "hazard", "lazy", "redaction"},
     {"schedule"},
     {"contracts", "durable", "regular"},
     {"progress_estimate", "backends"},
@@ -195,10 +196,31 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         everstep.TrainLop  # noqa: B018
 
 
-def test_type_checkers_see_every_public_name() -> None:
-    block = next(n for n in ast.parse((SRC / "__init__.py").read_text()).body if isinstance(n, ast.If))
-    shown = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert shown == {*everstep.__all__, *ROOMS}
+LATE = ("everstep", *(f"everstep.{room}" for room in ("data", "experiment", "services", "testing", "torch")))
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_type_checkers_and_dir_see_every_public_name(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    shown = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing", "everstep.lazy"):
+            shown |= {alias.asname or alias.name for alias in node.names}
+    assert shown == {*module.__all__, *(ROOMS if name == "everstep" else ())}
+    listed = set(run(f"import {name}; print(*dir({name}))").split())
+    assert shown <= listed
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_no_submodule_hides_a_name_that_is_imported_late(name: str) -> None:
+    """`import everstep.testing.check` would bind the module where the function is expected."""
+    program = f"""
+import pkgutil, {name} as module
+late = {{*module.__all__}} - {{*vars(module)}}
+print(*(late & {{each.name for each in pkgutil.iter_modules(getattr(module, "__path__", ()))}}))
+"""
+    assert run(program) == "\n"
 
 
 # ----------------------------------------------------------------------------------- the errors

@@ -6,8 +6,9 @@ framework.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep import (
@@ -66,73 +67,55 @@ if TYPE_CHECKING:
     )
     from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
 
-_HOMES = {
-    "contracts.data": ("Cursor", "Stream"),
-    "contracts.services": (
-        "Boundary",
-        "Interrupt",
-        "Moment",
-        "Outcome",
-        "Save",
-        "Service",
-        "SetValue",
-        "Stage",
-        "Stop",
-    ),
-    "contracts.state": ("Stateful",),
-    "contracts.tasks": ("Task",),
-    "experiment.experiment": ("Experiment",),
-    "index.asking": ("query",),
-    "experiment.from_params": ("test_from_params", "train_from_params"),
-    "loop": ("TrainLoop",),
-    "metrics": ("MetricFormatter",),
-    "record": ("Evaluation", "evaluations"),
-    "schedule": ("At", "Every", "Never"),
-    "services.best": ("Best",),
-    "services.checkpoints": ("Checkpoints",),
-    "services.console": ("Console",),
-    "services.early_stop": ("EarlyStop",),
-    "services.evaluate": ("Evaluate",),
-    "services.nan_guard": ("NaNGuard",),
-    "services.recovery": ("Recovery",),
-    "services.stop_after": ("StopAfter",),
-    "state": ("Slot",),
-    "supervisor": ("BestRecord", "Ending", "InitFrom", "Loaded", "Supervisor", "best", "load", "recovering"),
-    "trainer": ("MultiRun", "Trainer"),
-}
-_NAMES = {name: f"everstep.{home}" for home, names in _HOMES.items() for name in names}
-_ROOMS = {
-    "data": "everstep.data",
-    "drill": "everstep.drill",
-    "errors": "everstep.errors",
-    "experiment": "everstep.experiment",
-    "record": "everstep.record",
-    "schedule": "everstep.schedule",
-    "services": "everstep.services",
-    "testing": "everstep.testing",
-    "torch": "everstep.torch",
-}
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "everstep.contracts.data": ("Cursor", "Stream"),
+            "everstep.contracts.services": (
+                "Boundary",
+                "Interrupt",
+                "Moment",
+                "Outcome",
+                "Save",
+                "Service",
+                "SetValue",
+                "Stage",
+                "Stop",
+            ),
+            "everstep.contracts.state": ("Stateful",),
+            "everstep.contracts.tasks": ("Task",),
+            "everstep.experiment.experiment": ("Experiment",),
+            "everstep.index.asking": ("query",),
+            "everstep.experiment.from_params": ("test_from_params", "train_from_params"),
+            "everstep.loop": ("TrainLoop",),
+            "everstep.metrics": ("MetricFormatter",),
+            "everstep.record": ("Evaluation", "evaluations"),
+            "everstep.schedule": ("At", "Every", "Never"),
+            "everstep.services.best": ("Best",),
+            "everstep.services.checkpoints": ("Checkpoints",),
+            "everstep.services.console": ("Console",),
+            "everstep.services.early_stop": ("EarlyStop",),
+            "everstep.services.evaluate": ("Evaluate",),
+            "everstep.services.nan_guard": ("NaNGuard",),
+            "everstep.services.recovery": ("Recovery",),
+            "everstep.services.stop_after": ("StopAfter",),
+            "everstep.state": ("Slot",),
+            "everstep.supervisor": (
+                "BestRecord",
+                "Ending",
+                "InitFrom",
+                "Loaded",
+                "Supervisor",
+                "best",
+                "load",
+                "recovering",
+            ),
+            "everstep.trainer": ("MultiRun", "Trainer"),
+        },
+        rooms=("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch"),
+        beside="everstep.services",
+    )
 
 __version__ = "0.1.0"
-__all__ = list(_NAMES)
-"""The names; not the rooms, so that `from everstep import *` takes no `data` from a program."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        value = getattr(importlib.import_module(_NAMES[name]), name)
-    elif name in _ROOMS:
-        value = importlib.import_module(_ROOMS[name])
-    else:
-        from everstep import services
-        from everstep.errors import nearest
-
-        there = name in services.__all__
-        hint = f"it is everstep.services.{name}" if there else nearest(name, [*_NAMES, *_ROOMS])
-        raise AttributeError(f"module 'everstep' has no attribute {name!r}; {hint}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES, *_ROOMS})

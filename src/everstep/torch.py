@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep.backends.torch.optimizers import Clip as Clip
@@ -11,14 +12,12 @@ if TYPE_CHECKING:
     from everstep.backends.torch.optimizers import MinibatchOptimizer as MinibatchOptimizer
     from everstep.backends.torch.task import Task as Task
 
-_AROUND = ("Clip", "ClipOptimizer", "MinibatchOptimizer")
-_HOMES = {**dict.fromkeys(_AROUND, "optimizers"), "Task": "task"}
-__all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        from everstep.errors import nearest
-
-        raise AttributeError(f"module 'everstep.torch' has no attribute {name!r}; {nearest(name, _HOMES)}")
-    return getattr(importlib.import_module(f"everstep.backends.torch.{_HOMES[name]}"), name)
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "everstep.backends.torch.optimizers": ("Clip", "ClipOptimizer", "MinibatchOptimizer"),
+            "everstep.backends.torch.task": ("Task",),
+        },
+    )

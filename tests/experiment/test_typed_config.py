@@ -14,7 +14,7 @@ import pytest
 import everstep
 from everstep.errors import ConfigError
 from everstep.experiment.config import Call, as_yaml, free, resolve
-from everstep.experiment.schema import ExperimentConfig, main_services
+from everstep.experiment.schema import MAIN_SERVICES, ExperimentConfig
 from everstep.schedule import At, Every, Never, Schedule
 
 HERE = __name__
@@ -256,7 +256,7 @@ def test_another_function_does_not_get_the_arguments_of_the_one_before(write: Ca
 def test_every_service_of_the_door_has_its_name() -> None:
     doors = {name for name in everstep.__all__ if isinstance(getattr(everstep, name), type)}
     exported = {name for name in doors if issubclass(getattr(everstep, name), everstep.Service)}
-    assert exported - {"Service"} == set(main_services())
+    assert exported - {"Service"} == set(MAIN_SERVICES)
 
 
 # --------------------------------------------------------------------------------------- mistakes

@@ -29,7 +29,7 @@ def command(spec: str, change: str | None, as_json: bool) -> None:
     obj = _named(spec)
     if isinstance(obj, type) or type(obj).__name__ == "function":
         obj = obj()
-    from everstep.testing.check import check
+    from everstep.testing import check
 
     found = check(obj, None if change is None else _named(change))
     if as_json:

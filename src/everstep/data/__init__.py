@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from everstep.data.adapt import as_stream
 from everstep.data.arrays import arrays
 from everstep.data.checked import checked
 from everstep.data.iterables import replay
 from everstep.data.prefetch import prefetch
+from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.backends.torch.loader import loader
+    from everstep.backends.torch.loader import loader as loader
+else:
+    # loader needs torch, which only those pay for who use it.
+    __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.loader": ("loader",)})
 
 __all__ = ["arrays", "as_stream", "checked", "loader", "prefetch", "replay"]
-
-
-def __getattr__(name: str) -> Any:
-    # loader needs torch, which only those pay for who use it.
-    if name == "loader":
-        return importlib.import_module("everstep.backends.torch.loader").loader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

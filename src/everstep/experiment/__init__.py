@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep.experiment.calls import Call as Call
@@ -19,25 +20,17 @@ if TYPE_CHECKING:
     from everstep.experiment.schema import ExperimentConfig as ExperimentConfig
     from everstep.experiment.tested import intermediate_results as intermediate_results
 
-_HOMES = {
-    "calls": ("Call",),
-    "config": ("Resolved", "as_yaml", "resolve"),
-    "experiment": ("Experiment",),
-    "from_params": ("recorded_params", "test_from_params", "train_from_params"),
-    "opening": ("open_config", "open_run"),
-    "schema": ("ExperimentConfig",),
-    "tested": ("intermediate_results",),
-}
-_NAMES = {name: f"everstep.experiment.{home}" for home, names in _HOMES.items() for name in names}
-
-__all__ = [*_NAMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        from everstep.errors import nearest
-
-        raise AttributeError(
-            f"module 'everstep.experiment' has no attribute {name!r}; {nearest(name, __all__)}"
-        )
-    return getattr(importlib.import_module(_NAMES[name]), name)
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "everstep.experiment.calls": ("Call",),
+            "everstep.experiment.config": ("Resolved", "as_yaml", "resolve"),
+            "everstep.experiment.experiment": ("Experiment",),
+            "everstep.experiment.from_params": ("recorded_params", "test_from_params", "train_from_params"),
+            "everstep.experiment.opening": ("open_config", "open_run"),
+            "everstep.experiment.schema": ("ExperimentConfig",),
+            "everstep.experiment.tested": ("intermediate_results",),
+        },
+    )

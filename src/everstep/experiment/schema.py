@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,11 +19,17 @@ FREE = {"free": True}
 LATE = {"late": 1}
 """Marks a call whose first argument is not the config's: the model's parameters, the optimizer."""
 
-
-def main_services() -> list[str]:
-    """The services that `everstep` itself exports; the others are in `everstep.services`."""
-    homes = importlib.import_module("everstep")._HOMES
-    return [name for home, names in homes.items() if home.startswith("services.") for name in names]
+MAIN_SERVICES = (
+    "Best",
+    "Checkpoints",
+    "Console",
+    "EarlyStop",
+    "Evaluate",
+    "NaNGuard",
+    "Recovery",
+    "StopAfter",
+)
+"""The services that `everstep` itself exports; the others are in `everstep.services`."""
 
 
 class ServiceCall(Call):
@@ -46,7 +51,7 @@ class ServiceCall(Call):
             raise ConfigError(f"the service {name} has {arguments!r}; give {{argument: value}}")
         if ":" not in name:
             homes = dict.fromkeys(services.__all__, "everstep.services")
-            homes |= dict.fromkeys(main_services(), "everstep")
+            homes |= dict.fromkeys(MAIN_SERVICES, "everstep")
             if name not in homes:
                 raise ConfigError(f"no service {name!r}; {nearest(name, homes)}")
             name = f"{homes[name]}:{name}"

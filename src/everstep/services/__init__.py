@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from everstep.lazy import exports
 
 if TYPE_CHECKING:
     from everstep.services.condition import OnBest as OnBest
@@ -29,37 +30,29 @@ if TYPE_CHECKING:
     from everstep.services.wait import GlobalStepWaiter as GlobalStepWaiter
     from everstep.services.when import When as When
 
-_HOMES = {
-    "condition": ("OnBest",),
-    "dump": ("Dump",),
-    "export": ("Export",),
-    "final_values": ("FinalValues",),
-    "index": ("Index",),
-    "log_variables": ("LogVariables",),
-    "loss_bound": ("LossBound",),
-    "plateau": ("Plateau",),
-    "profile": ("Profile",),
-    "progress_bar": ("ProgressBar",),
-    "require": ("Require",),
-    "retry": ("Retry",),
-    "scheduled": ("Annealing", "Scheduled"),
-    "tables": ("CSV", "JSONLines"),
-    "tensorboard": ("Histogram", "Image", "TensorBoard"),
-    "throughput": ("Throughput",),
-    "wait": ("GlobalStepWaiter",),
-    "when": ("When",),
-}
-_NAMES = {name: f"everstep.services.{home}" for home, names in _HOMES.items() for name in names}
-
-__all__ = [*_NAMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        from everstep.errors import nearest
-
-        raise AttributeError(
-            f"module 'everstep.services' has no attribute {name!r}; {nearest(name, __all__)}; in everstep "
-            "itself: Best, Checkpoints, Console, EarlyStop, Evaluate, NaNGuard, Recovery, StopAfter"
-        )
-    return getattr(importlib.import_module(_NAMES[name]), name)
+    __all__: list[str]
+else:
+    __getattr__, __dir__, __all__ = exports(
+        __name__,
+        {
+            "everstep.services.condition": ("OnBest",),
+            "everstep.services.dump": ("Dump",),
+            "everstep.services.export": ("Export",),
+            "everstep.services.final_values": ("FinalValues",),
+            "everstep.services.index": ("Index",),
+            "everstep.services.log_variables": ("LogVariables",),
+            "everstep.services.loss_bound": ("LossBound",),
+            "everstep.services.plateau": ("Plateau",),
+            "everstep.services.profile": ("Profile",),
+            "everstep.services.progress_bar": ("ProgressBar",),
+            "everstep.services.require": ("Require",),
+            "everstep.services.retry": ("Retry",),
+            "everstep.services.scheduled": ("Annealing", "Scheduled"),
+            "everstep.services.tables": ("CSV", "JSONLines"),
+            "everstep.services.tensorboard": ("Histogram", "Image", "TensorBoard"),
+            "everstep.services.throughput": ("Throughput",),
+            "everstep.services.wait": ("GlobalStepWaiter",),
+            "everstep.services.when": ("When",),
+        },
+        beside="everstep",
+    )
