@@ -1,12 +1,15 @@
 """The torch backend: scalars, seeding, modes, what it says of itself."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import everstep
 from everstep.backends import get
 from everstep.errors import MetricError
+from everstep.record import RunJournal
 
 TORCH = get("torch")
 
@@ -94,6 +97,43 @@ def test_seed_and_describe() -> None:
     assert torch.equal(torch.rand(2), drawn)
     TORCH.set_random_state(before)
     assert TORCH.describe()["torch"] == str(torch.__version__)
+
+
+class Driver:
+    """A machine with a GPU, as torch.cuda tells: the first question to the device initialises CUDA."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -> None:
+        self.initialised = initialised
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.initialised)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.asked("H200"))
+        monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: self.asked([torch.zeros(16).byte()]))
+
+    def asked(self, answer: Any) -> Any:
+        self.initialised = True
+        return answer
+
+
+def test_a_program_on_the_cpu_of_a_machine_with_a_gpu_never_asks_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(monkeypatch, initialised=False)
+    model = torch.nn.Linear(1, 1)
+    profile = everstep.services.Profile(everstep.At(1), steps=1)
+    with everstep.Supervisor(tmp_path, {"model": model}, max_step=3, services=[profile]) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance()
+    assert not driver.initialised and TORCH.is_deterministic()
+    assert "cuda_devices" not in RunJournal(tmp_path).facts()["backends"]["torch"]
+    assert "cuda" not in TORCH.random_state()
+
+
+def test_a_program_that_uses_cuda_is_described_with_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch, initialised=True)
+    assert TORCH.describe()["cuda_devices"] == "H200"
+    assert "cuda" in TORCH.random_state() and not TORCH.is_deterministic()
 
 
 if torch.cuda.is_available():

@@ -159,6 +159,7 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     crashed(tmp_path)
     with pytest.raises(Boom):
         differing(start(tmp_path, **chosen)).train(inside=boom_at(9))
+    assert all("nothing was executed again" not in each["report"] for each in events(tmp_path, "verified"))
     tiny = differing(start(tmp_path, **(chosen if "seed" in chosen else {}))).train()
     assert not any("differs" in each for each in tiny.loop.ending.warnings)
     assert events(tmp_path, "diverged") == []

@@ -20,6 +20,8 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
 
 import everstep
+from everstep.errors import RestoreError
+from everstep.record import RunJournal
 
 METRICS: dict[str, Callable[[], Any]] = {
     "sums": lambda: MulticlassAccuracy(3),
@@ -168,6 +170,46 @@ def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
     (path,) = (tmp_path / "run" / "exports").rglob("*.safetensors")
     with safe_open(path, "np") as file:
         assert set(file.keys()) == {"layer.weight", "layer.bias"}
+
+
+GROWING: dict[str, Callable[[nn.ModuleList], object]] = {
+    "layers": lambda parts: parts.append(nn.Linear(1, 1)),
+    "metrics": lambda parts: parts.append(MeanMetric()),
+    "a layer fewer": lambda parts: parts.pop(0) if len(parts) else None,
+    "a wider layer": lambda parts: parts.__setitem__(0, nn.Linear(1, len(parts) + 3)),
+}
+
+
+@pytest.mark.parametrize("in_a_dict", [False, True])
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_module_that_gets_other_parts_is_said_once_before_a_resume_refuses_it(
+    tmp_path: Path, kind: str, in_a_dict: bool
+) -> None:
+    def train(stop_at: int = 0) -> everstep.TrainLoop:
+        parts = nn.ModuleList([nn.Linear(1, 1)])
+        state = {"parts": {"inner": parts} if in_a_dict else parts, "other": nn.ModuleList([nn.Linear(1, 1)])}
+        loop = everstep.TrainLoop(tmp_path / "run", state, max_epoch=4, default_services=False)
+        with loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps([1.0, 2.0]):
+                    if step == stop_at:
+                        raise InterruptedError
+                    if isinstance(value := parts[-1] if len(parts) else None, MeanMetric):
+                        value.update(1.0)
+                if loop.epoch < 3:
+                    GROWING[kind](parts)
+        return loop
+
+    with pytest.raises(InterruptedError):
+        train(stop_at=5)
+    noted = [
+        event.data["state"]
+        for event in RunJournal(tmp_path / "run").events("tried")
+        if "parts are not those" in event.data["why"]
+    ]
+    assert noted == ["parts"]
+    with pytest.raises(RestoreError):
+        train()
 
 
 def test_a_tracker_has_the_metrics_that_it_had(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import everstep
 from everstep.errors import Interrupted, ProgressError
@@ -21,6 +22,7 @@ from tiny_runs import Tiny, quiet
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "WORKING", 1_000)
     monkeypatch.setattr(rounds, "BUSY", 2_000)
 
 
@@ -55,8 +57,24 @@ def test_a_numpy_loop_without_data_that_never_advances(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_draws_batches_and_never_advances(tmp_path: Path) -> None:
-    with pytest.raises(ProgressError, match="in 1,000 rounds of the loop, each of which drew a batch"):
+    with pytest.raises(ProgressError, match="in 10,000 rounds of the loop, each of which drew a batch"):
         supervise(tmp_path, lambda sv, batches: next(batches), [1, 2, 3])
+
+
+def test_many_updates_of_a_critic_in_one_step_may_ask_between_them(tmp_path: Path) -> None:
+    critic, actor = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    learn = torch.optim.SGD([*critic.parameters(), *actor.parameters()], lr=0.1)
+    state = {"critic": critic, "actor": actor, "learn": learn}
+    with quiet(tmp_path, state, max_step=2) as sv:
+        batches = sv.stream([torch.ones(1)] * 50)
+        while not sv.should_stop():
+            for _ in range(1_500):
+                if sv.should_stop():
+                    break
+                critic(next(batches)).sum().backward()
+                learn.step()
+            sv.advance()
+    assert (sv.ending.finished, sv.updates) == (True, 3_000)
 
 
 @pytest.mark.usefixtures("short_patience")
@@ -146,6 +164,7 @@ def test_a_loop_that_asks_inside_its_steps_completes_the_step_before_a_signal_en
 def test_who_waits_and_other_threads_may_ask_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rounds, "WORKING", 100)
     monkeypatch.setattr(rounds, "BUSY", 100)
     asked: list[int] = []
     threads: list[threading.Thread] = []

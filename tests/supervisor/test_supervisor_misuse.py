@@ -13,6 +13,7 @@ import torch
 
 import everstep
 from everstep.errors import ProgressError
+from everstep.supervisor import rounds
 
 
 class Net:
@@ -29,7 +30,8 @@ class Net:
         self.optimizer.step()
 
 
-def test_a_loop_that_never_advances_is_an_error_in_its_hundredth_round(tmp_path: Path) -> None:
+def test_a_loop_that_never_advances_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "WORKING", 100)
     net = Net()
 
     def forgetful() -> None:

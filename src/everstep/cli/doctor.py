@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import subprocess
@@ -87,7 +88,7 @@ def _determinism() -> Iterator[Finding]:
     cuda = None
     if find_spec("torch") is not None:
         facts = backends.get("torch").describe()
-        cuda = facts.get("cuda_devices")
+        cuda = ", ".join(importlib.import_module("everstep.backends.torch.backend").cuda_devices())
         yield Finding(
             "devices", f"CPU, {facts['torch_threads']} threads" + (f"; CUDA: {cuda}" if cuda else "")
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -75,6 +75,10 @@ class Entry(ABC):
     def check(self, tree: Any) -> Mismatch:
         """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
         return Mismatch([], [], [])
+
+    def expects(self) -> Callable[[Any], Mismatch]:
+        """`check` for the object as it is now, to be asked later: training may add parts to the object."""
+        return self.check
 
     @abstractmethod
     def load(self, tree: Any) -> None:

@@ -33,6 +33,7 @@ class Reference:
         copies: (step, "PHASE/PART") -> digest of a part of the state in a snapshot.
         traced: steps of which all is known that was on the host.
         names: metrics that any step of the run has collected.
+        set_aside: the last step of executions that are not compared with; 0 if all are.
     """
 
     first: int
@@ -44,6 +45,7 @@ class Reference:
     copies: dict[tuple[int, str], int] = field(default_factory=dict)
     traced: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    set_aside: int = 0
 
     def __post_init__(self) -> None:
         self.last = max(self.last, self.first)
@@ -76,6 +78,8 @@ def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
             found.rows.setdefault(key, row)
             if in_step:
                 found.last = max(found.last, step)
+        elif in_step and step >= end:
+            found.set_aside = max(found.set_aside, step)
 
 
 def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
@@ -98,6 +102,8 @@ def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
                 found.rows.setdefault(key, None)
             elif found.rows.get(key) is None:
                 found.rows[key] = row
+    if trail.last >= end:
+        found.set_aside = max(found.set_aside, trail.last)
     found.traced |= new
     found.last = max(found.last, *new, 0)
 

@@ -196,14 +196,24 @@ class Replay:
         if self.difference is not None:
             total = self.equal.total() + self.differing
             return f"resume differs: {self.difference} ({self.differing} of {total} compared differ)"
+        aside = self._aside()
         if not self.steps and not equal:
-            return "resume not verified: nothing was executed again"
+            return f"resume not verified: {aside or 'nothing was executed again'}"
         found = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
             found.append(f"{uncompared} not compared{f' ({self._why})' if self._why else ''}")
         again = f"{self.steps} step{'s' * (self.steps != 1)} executed again"
         verified = "verified" if equal else "not verified"
-        return f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"
+        report = f"resume {verified}: {again}: {', '.join(found) or 'they left nothing to compare'}"
+        return f"{report}; {aside}" if aside else report
+
+    def _aside(self) -> str:
+        """The steps whose earlier executions are not compared with, and why; "" if there are none."""
+        first, last = self._was.last + 1, self._was.set_aside
+        if last < first:
+            return ""
+        steps = f"step {last} is" if first == last else f"steps {first} to {last} are"
+        return f"{steps} not compared with what was found before: it was accepted, or superseded on purpose"
 
     def advice(self) -> str:
         """What may be at fault where something differs, and how to find it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from everstep import backends
@@ -211,16 +211,25 @@ class ContainerEntry(Entry):
 
     def check(self, tree: Any) -> Mismatch:
         """The objects in it must all be saved and fit."""
-        found = Mismatch([], [], [])
-        saved = dict(_pairs(tree)) if type(tree) is type(self.container) else {}
-        for key, entry in self.inner():
-            if key in saved or isinstance(entry, ContainerEntry):
-                inner = entry.check(saved.get(key))
-                for names, more in zip(found, inner, strict=True):
-                    names.extend(f"{key}/{name}" for name in more)
-            else:
-                found.missing.append(str(key))
-        return found
+        return self.expects()(tree)
+
+    def expects(self) -> Callable[[Any], Mismatch]:
+        """The objects of now, and what each of them expects."""
+        kind = type(self.container)
+        objects = [(key, type(entry) is ContainerEntry, entry.expects()) for key, entry in self.inner()]
+
+        def check(tree: Any) -> Mismatch:
+            found = Mismatch([], [], [])
+            saved = dict(_pairs(tree)) if type(tree) is kind else {}
+            for key, is_container, expected in objects:
+                if key in saved or is_container:
+                    for names, more in zip(found, expected(saved.get(key)), strict=True):
+                        names.extend(f"{key}/{name}" for name in more)
+                else:
+                    found.missing.append(str(key))
+            return found
+
+        return check
 
     def load(self, tree: Any) -> None:
         """Become the saved container."""

@@ -949,6 +949,7 @@ class Run:
         current = self._progress
         current.updates = self._user.updates
         user = self._user.save()
+        self._trials.try_parts(user["user"])
         tree = whole_tree(
             progress=current.tree(phase),
             user=user,

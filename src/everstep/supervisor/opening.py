@@ -305,9 +305,11 @@ class Opening:
 
     def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
         """What earlier executions found after the checkpoint, to compare with."""
-        if parent is None or self._chosen:
+        if parent is None:
             return Replay(Reference(progress.step))
         found = reference(self._journal, parent, progress.step, tail=progress.phase == "step")
+        if self._chosen:
+            found = Reference(progress.step, set_aside=max(found.last, found.set_aside))
         return Replay(found, partial(incomparable, same_numbers))
 
     def _remember_rollbacks(self, meta: Any) -> None:

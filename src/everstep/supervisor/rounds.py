@@ -7,9 +7,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import NamedTuple
 
-UPDATING, DRAWING, BUSY = 100, 1_000, 100_000
-"""After so many rounds in one step: if an optimizer made updates meanwhile; if each round drew a batch; if
-the loop did not wait between them.  One that waits for something (sleeps, or reads) may ask for ever."""
+WORKING, BUSY = 10_000, 100_000
+"""Rounds in one step that are too many: where an optimizer made updates, or each round drew a batch; where
+the loop did not wait between them.  A loop that waits (sleeps, or reads) may ask for ever.
+
+A WGAN's critic and PPO's epochs over a rollout ask within one step, up to thousands of times."""
 
 _WAITING = 0.1
 """A thread that uses the processor for less than this part of the time waits."""
@@ -55,7 +57,7 @@ class Rounds:
         if self.count == 2:
             self._second = self._judged = self._work()
             self._began, self._used = time.monotonic(), time.thread_time()
-        return self._verdict() if self.count % UPDATING == 0 else None
+        return self._verdict() if self.count % WORKING == 0 else None
 
     @property
     def in_vain(self) -> bool:
@@ -65,8 +67,8 @@ class Rounds:
     def _verdict(self) -> str | None:
         before, self._judged = self._judged, self._work()
         if made := self._judged.updates - before.updates:
-            return f"in which the optimizers of the state made {made} updates"
-        if self.count >= DRAWING and self._judged.drawn - self._second.drawn >= self.count - 2:
+            return f"in which the optimizers of the state made {made:,} updates"
+        if self._judged.drawn - self._second.drawn >= self.count - 2:
             return "each of which drew a batch"
         return "between which it did not wait" if self.count >= BUSY and not self._waits() else None
 

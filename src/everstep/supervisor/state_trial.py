@@ -33,6 +33,16 @@ class StateTrial:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._found = {name: (each.obj, copied(each.obj)) for name, each in _stateful(entries.items())}
         self._others = {id(obj) for obj, _ in self._found.values()}
+        self._expected = {name: each.expects() for name, each in entries.items()}
+
+    def outgrown(self, user: Mapping[str, Any]) -> Iterator[tuple[str, Verdict]]:
+        """Entries whose saved tree a resume would refuse, as they have got other parts; each once."""
+        for name, expects in list(self._expected.items()):
+            if name in user and any(found := expects(user[name])):
+                del self._expected[name]
+                others = [*found.unexpected, *found.missing, *found.reshaped]
+                some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+                yield name, Verdict(False, f"its parts are not those that it had at the start: {some}")
 
     def verdicts(self) -> Iterator[tuple[str, Verdict]]:
         """What is found out now, by the name of the entry; nothing more the next time."""

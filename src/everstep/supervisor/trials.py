@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from everstep.record import Journal
 from everstep.supervisor.state_trial import StateTrial
@@ -45,6 +46,15 @@ class Trials:
                     f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
                     "state_dict, unless no later step reads it"
                 )
+
+    def try_parts(self, user: Mapping[str, Any]) -> None:
+        """Look for what has grown in a saved `user` branch."""
+        for name, verdict in self._state.outgrown(user):
+            self._note("state", name, verdict)
+            self._warn(
+                f"state entry {name!r}: {verdict.told}; a resume makes the object without them and is "
+                f"refused: make them before the loop opens, or leave {name!r} out of state"
+            )
 
     def _note(self, kind: str, name: str, verdict: Verdict) -> None:
         self._journal.event("tried", {kind: name, **verdict._asdict()}, wall=True)

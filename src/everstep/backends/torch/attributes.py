@@ -15,7 +15,7 @@ import copy
 import marshal
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -79,15 +79,11 @@ def save(root: Module) -> dict[str, dict[str, Any]]:
     return {path: changed for path, changed in found.items() if changed}
 
 
-def foreign(root: Module, saved: Collection[str]) -> list[str]:
-    """Names of saved modules that are not there, and that no load makes."""
-    modules = dict(root.named_modules())
-    trackers = [path for path, module in modules.items() if _grows(module)]
-    return [
-        path
-        for path in saved
-        if path not in modules and not any(path.startswith(_prefix(tracker)) for tracker in trackers)
-    ]
+def foreign(root: Module) -> Callable[[Collection[str]], list[str]]:
+    """What names those of saved modules that are not in `root` as it is now, and that no load makes."""
+    modules = {path: _grows(module) for path, module in root.named_modules()}
+    grown = tuple(_prefix(path) for path, grows in modules.items() if grows)
+    return lambda saved: [path for path in saved if path not in modules and not path.startswith(grown)]
 
 
 def _grows(module: Module) -> bool:

@@ -190,7 +190,8 @@ class TorchBackend:
         return view
 
     def is_deterministic(self) -> bool:
-        """On the CPU; on CUDA as `torch.use_deterministic_algorithms` says, without cuDNN's benchmark."""
+        """On the CPU; where the program uses CUDA as `torch.use_deterministic_algorithms` says, without
+        cuDNN's benchmark."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
@@ -246,11 +247,10 @@ class TorchBackend:
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
     def describe(self) -> dict[str, str]:
-        """Torch's version, threads, and CUDA's devices."""
+        """Torch's version, threads, and CUDA's devices if the program uses CUDA."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
-        if torch.cuda.is_available():
-            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(names)}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
@@ -263,6 +263,17 @@ class TorchBackend:
         if any(device.type == "cuda" for device in devices):
             facts |= _cuda_facts()
         return facts
+
+
+def cuda_devices() -> list[str]:
+    """Names of CUDA's devices.
+
+    The first question to CUDA takes seconds, keeps hundreds of MB, and makes the devices' random state a part
+    of the saved one: a program that computes on the CPU must not be made to pay for it.
+    """
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 _VARIABLES = (

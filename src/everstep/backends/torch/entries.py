@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -81,19 +81,25 @@ class ModuleEntry(Entry):
 
     def check(self, tree: Any) -> Mismatch:
         """Names, shapes and dtypes."""
-        if not isinstance(tree, dict):
-            return Mismatch([], [], [f"a {type(tree).__name__} -> a {type(self.module).__name__}"])
-        live = self.module.state_dict()
-        saved = {name: value for name, value in tree.items() if name not in BESIDE}
-        reshaped = [
-            f"{name} {_shape(saved[name])} -> {_shape(value)}"
-            for name, value in live.items()
-            if name in saved and _shape(saved[name]) != _shape(value)
-        ]
-        gone = attributes.foreign(self.module, tree.get(_ATTRIBUTES, {}))
-        return Mismatch(
-            [n for n in live if n not in saved], [n for n in saved if n not in live] + gone, reshaped
-        )
+        return self.expects()(tree)
+
+    def expects(self) -> Callable[[Any], Mismatch]:
+        """The names, shapes and dtypes of now."""
+        kind = type(self.module).__name__
+        live = {name: _shape(value) for name, value in self.module.state_dict().items()}
+        foreign = attributes.foreign(self.module)
+
+        def check(tree: Any) -> Mismatch:
+            if not isinstance(tree, dict):
+                return Mismatch([], [], [f"a {type(tree).__name__} -> a {kind}"])
+            saved = {name: _shape(value) for name, value in tree.items() if name not in BESIDE}
+            return Mismatch(
+                [name for name in live if name not in saved],
+                [name for name in saved if name not in live] + foreign(tree.get(_ATTRIBUTES, {})),
+                [f"{n} {saved[n]} -> {live[n]}" for n in live if n in saved and saved[n] != live[n]],
+            )
+
+        return check
 
     def load(self, tree: Any) -> None:
         """Copy into the live tensors."""

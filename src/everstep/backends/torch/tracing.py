@@ -34,7 +34,7 @@ class Trace:
 
     def __init__(self) -> None:
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         with _quiet():
             self._profile = profile(activities=activities)
