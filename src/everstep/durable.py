@@ -74,7 +74,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException | None) -> str:
-    """What happened to a file operation and what to do, in words."""
+    """Say in words what happened to a file operation and what to do."""
     if isinstance(error, MemoryError):
         return _REMEDIES[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None

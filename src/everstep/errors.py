@@ -23,7 +23,7 @@ class ConfigError(EverstepError, ValueError):
 
 
 class ChangedError(ConfigError):
-    """What was given differs from what the run has stored, where that changes training.
+    """A given value differs from the stored value, and that changes training.
 
     Attributes:
         differences: in words.
@@ -163,7 +163,7 @@ class DivergenceError(EverstepError, RuntimeError):
 
 
 class ServiceError(EverstepError, RuntimeError):
-    """One or more services failed; the first failure is the cause, all are listed."""
+    """At least one service failed; the first failure is the cause, all are listed."""
 
 
 class DrillError(EverstepError, RuntimeError):
@@ -206,7 +206,7 @@ class RolledBack(Interrupted):
 
 
 class TriedAgain(RolledBack):
-    """What a listed error has ended is tried again from the newest checkpoint; starting it again does so.
+    """A listed error ended the run; a new start tries again from the newest checkpoint.
 
     Attributes:
         number: which try in a row this is, from 1.

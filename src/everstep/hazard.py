@@ -73,7 +73,7 @@ def _parse(spec: str) -> Callable[[str], None]:
 
 
 def _strike(kind: str, spec: str) -> Callable[[], None] | None:
-    """What `kind` does, None if there is no such kind."""
+    """Find the action of `kind`; None if the kind is unknown."""
     if kind == "kill":
         return lambda: os.kill(os.getpid(), signal.SIGKILL)
     if kind in signal.Signals.__members__:

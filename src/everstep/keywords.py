@@ -1,4 +1,4 @@
-"""What arguments must be: a known keyword, a whole number, a number in its range."""
+"""Checks of arguments: a known keyword, an integer, a number in its range."""
 
 from __future__ import annotations
 

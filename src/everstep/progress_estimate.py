@@ -1,4 +1,4 @@
-"""How far a run is, and how long it still takes.
+"""Progress of a run, and the time that it still takes.
 
 Progress is a pure function of counters and limits.  The rate of steps is measured over a recent
 window and without evaluations, so neither a slow start nor a long validation makes the ETA jump;

@@ -56,7 +56,7 @@ def redacted(value: Any) -> Any:
 
 
 def without_credentials(value: Any) -> Any:
-    """As `redacted`, by their form alone: of what everstep itself goes by, a pattern must hide nothing."""
+    """Redact by form alone: a user's pattern must not hide what everstep itself reads."""
     return _redacted(value, "", ())
 
 
@@ -136,7 +136,7 @@ def _url(scheme: str, rest: str) -> str:
 
 
 def _user_information(scheme: str, rest: str) -> str:
-    """What stands before the host; rather too much than too little where a password is no valid one."""
+    """Find what stands before the host; too much rather than too little where a password is not valid."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
     first = head.partition("@")[0]
     if "@" in head and ":" not in first:

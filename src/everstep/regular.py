@@ -40,7 +40,7 @@ def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> Non
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> bytes:
@@ -97,7 +97,7 @@ def read_note(path: str | os.PathLike[str]) -> Any:
     """The value of a small JSON file.
 
     Raises:
-        OSError: it is no regular file, cannot be read, or is larger than `LARGEST_NOTE`.
-        ValueError: it is no JSON.
+        OSError: not a regular file, cannot be read, or is larger than `LARGEST_NOTE`.
+        ValueError: not JSON.
     """
     return parse_json(read_regular(path, LARGEST_NOTE))

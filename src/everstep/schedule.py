@@ -23,7 +23,7 @@ NEVER = 1 << 62
 
 
 class When(NamedTuple):
-    """What a schedule may look at.
+    """Facts that a schedule may look at.
 
     Attributes:
         step: last completed step, from 0.
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def wall(self) -> bool:
-        """Whether it depends on the clock, and so is no part of exact equality."""
+        """Whether it depends on the clock, and so is left out of exact equality."""
         return False
 
     def __or__(self, other: Schedule) -> Schedule:
@@ -179,7 +179,7 @@ class _Pair(Schedule):
     def __init__(self, left: Schedule, right: Schedule) -> None:
         for side in (left, right):
             if not isinstance(side, Schedule):
-                raise ConfigError(f"{side!r} is no schedule; combine values such as Every(steps=100)")
+                raise ConfigError(f"{side!r} is not a schedule; combine values such as Every(steps=100)")
         self.left, self.right = left, right
 
     def next_step(self, step: int) -> int:

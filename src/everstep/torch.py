@@ -1,4 +1,4 @@
-"""What is for PyTorch users.  Importing it imports no torch; using one of its names does."""
+"""Names for users of PyTorch.  Importing this module imports no torch; using one of the names does."""
 
 from __future__ import annotations
 

@@ -232,9 +232,9 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
         (
             ["train", "tiny.yaml", "optimizer"],
             2,
-            "'optimizer' is no file, and no setting: those are PATH=VALUE",
+            "'optimizer' is not a file, and not a setting (PATH=VALUE",
         ),
-        (["train", "tiny.yaml", "optimizer.lr", "3"], 2, "'optimizer.lr' is no file, and no setting"),
+        (["train", "tiny.yaml", "optimizer.lr", "3"], 2, "'optimizer.lr' is not a file, and not a setting"),
         (
             ["train", "tiny.yaml", "--lr=3"],
             2,

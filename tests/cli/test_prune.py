@@ -129,7 +129,7 @@ def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Pat
 
 @pytest.mark.long
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
-    assert "is no run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
+    assert "is not a run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
     (here / "link").symlink_to(here / "runs" / "good")
     assert "it is a link" in everstep("prune", "link", "--delete", cwd=here, status=1)[1]
     RunDir.open(here / "runs" / "long" / "mine")
@@ -164,7 +164,7 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
         (["goood"], 2, "did you mean 'good-"),
         (["epcoh<1"], 2, "did you mean 'epoch'"),
         (["epoch<"], 2, "is no comparison"),
-        (["--where", "epoch"], 2, "is no JSON"),
+        (["--where", "epoch"], 2, "is not JSON"),
         (["good", "--index", "none/everstep.db"], 1, "there are no runs"),
     ],
 )

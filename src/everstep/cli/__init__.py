@@ -1,8 +1,8 @@
 """The command `everstep`: it owns no logic of training.
 
 Exit status: 0 done; 1 something was found wrong or went wrong; 2 wrong usage (an unknown command, run,
-metric or option, a filter that is no comparison, a config that cannot be right); of training also 3 the time
-budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals it goes on.
+metric or option, a filter that is not a comparison, a config that cannot be right); of training also 3 the
+time budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals a run resumes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _run() -> int:
 
 
 def _unknown(error: click.NoSuchOption) -> str:
-    """What is said of an unknown option: a setting of a config is none."""
+    """Explain an unknown option; a setting of a config is not an option."""
     from everstep.errors import alike
 
     params = error.ctx.command.params if error.ctx else ()

@@ -42,13 +42,13 @@ def command(spec: str, change: str | None, as_json: bool) -> None:
 
 
 def _named(spec: str) -> Any:
-    """What MODULE:NAME or FILE.py:NAME names."""
+    """Import the object that MODULE:NAME or FILE.py:NAME names."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py"):
         sys.path.insert(0, "")  # as for python -m
         return imported(spec)
     if not Path(file).is_file():
-        raise ConfigError(f"there is no file {file}; give MODULE:NAME or FILE.py:NAME")
+        raise ConfigError(f"file {file} does not exist; give MODULE:NAME or FILE.py:NAME")
     names = runpy.run_path(file)
     if name not in names:
         raise ConfigError(f"{file} has no {name!r}; {nearest(name, names)}")

@@ -128,7 +128,7 @@ def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, A
 
 
 def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any]]:
-    """What goes, as it was listed before."""
+    """Delete what was listed before."""
     before = {row["name"]: row for row in checkpoints_of(run_dir)}
     store = store_of(run_dir, lambda text: note([text]))
     require_no_link(run_dir / "checkpoints", run_dir)

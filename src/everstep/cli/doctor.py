@@ -61,7 +61,7 @@ def command(folder: Path, as_json: bool) -> None:
 
 
 def _trials(folder: Path) -> Iterator[Finding]:
-    """What the newest start of a run has tried."""
+    """List the trials of the newest start of a run."""
     if not (folder / "journal").is_dir():
         return
     events = list(RunJournal(folder).events())

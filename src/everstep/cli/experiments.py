@@ -1,4 +1,4 @@
-"""What the commands on experiments share: config files with overrides, and runs that have a config."""
+"""Parts shared by the commands on experiments: config files with overrides, and runs that have a config."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def weights_option(function: F) -> F:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Config files, and overrides: those with a "=" that are no files.
+    """Config files, and overrides: arguments with a "=" that are not files.
 
     Raises:
         UsageError: there is no file, or something that is neither.
@@ -81,7 +81,7 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     for file in files[1:]:  # the first one may be a run
         if file.suffix not in (".yaml", ".yml") and not file.exists():
             raise click.UsageError(
-                f"{str(file)!r} is no file, and no setting: those are PATH=VALUE, as in optimizer.lr=0.1"
+                f"{str(file)!r} is not a file, and not a setting (PATH=VALUE, as in optimizer.lr=0.1)"
             )
     return files, [each for each in arguments if Path(each) not in files]
 

@@ -1,4 +1,4 @@
-"""Which index and which run a command means."""
+"""Find the index and the run that a command means."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_index(index: str | None) -> Database:
 
 
 class Searched(NamedTuple):
-    """What was found in an index; `names` are those that were asked about, in their order."""
+    """Runs found in an index; `names` are those that were asked about, in their order."""
 
     database: Database
     runs: list[Mapping[str, Any]]
@@ -47,7 +47,7 @@ def search(
         wanted: further names that each run is to have, if it can.
 
     Raises:
-        ConfigError: what is asked is no comparison or no filter, or can hold of no run: see `index.sense`.
+        ConfigError: the question is not a comparison or a filter, or no run can match it: see `index.sense`.
         RunIndexError: there is neither an index nor a run.
     """
     asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
@@ -72,7 +72,7 @@ def _filter(text: str | None) -> mongo.Node:
         return mongo.parse(json.loads(text or "{}", object_pairs_hook=_object))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(
-            f'--where is no JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
+            f'--where is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
         ) from None
 
 
@@ -158,7 +158,7 @@ def _is_run_dir(text: str) -> bool:
     if folder.is_dir() and run_dirs(folder) == [folder]:
         return True
     if folder.is_dir() and os.sep in text:
-        raise ConfigError(f"{text} is no run directory: it has no run.json; give one that has")
+        raise ConfigError(f"{text} is not a run directory: run.json is missing; give one that has")
     return False
 
 

@@ -1,4 +1,4 @@
-"""What several commands list of a run: its checkpoints on disk, its best values."""
+"""Lists that several commands share: a run's checkpoints on disk, its best values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> S
 
 
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
-    """One dictionary per checkpoint, oldest first: of what can be told from its manifest.
+    """List a dictionary per checkpoint, oldest first, from the manifests alone.
 
     An interim one ("interim" is true) is there for the next start alone: tables leave it out.
     """
@@ -38,7 +38,7 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
         pins = set()
     names = store.names()
     named = ""
-    with contextlib.suppress(OSError):  # it is no file, or cannot be read: the next start says so
+    with contextlib.suppress(OSError):  # not a file, or not readable: the next start says so
         named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
     return [_describe(store, name, name in pins, str(name) == named) for name in names]
 
@@ -72,7 +72,7 @@ def _timestamp(text: str) -> float | None:
 
 
 def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of `checkpoints_of` that a schedule, an interruption or a person (by a pin) asked for."""
+    """Keep the checkpoints that a schedule, an interruption or a person (by a pin) asked for."""
     return [one for one in checkpoints if one["pinned"] or not one["interim"]]
 
 
@@ -83,7 +83,7 @@ def digest_of(run_dir: Path) -> str | None:
 
 
 def best_weights(run_dir: Path) -> list[dict[str, Any]]:
-    """One dictionary per folder of best weights: metric, rank, value, step, epoch and path, as far as known.
+    """List the folders of best weights: metric, rank, value, step, epoch and path, as far as known.
 
     The rank is that of the run's newest checkpoint, 1 is the best; None for one of an older checkpoint.
     """
@@ -102,7 +102,7 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
-    """How the objects of a run were made, by entry of its state, as its newest checkpoint has it."""
+    """Options of the objects of a run, by entry of its state, from its newest checkpoint."""
     for name in reversed(store_of(run_dir).names()):
         with contextlib.suppress(CheckpointError):
             options: dict[str, dict[str, str]] = read_manifest(store_of(run_dir).path(name))["meta"][
@@ -115,7 +115,7 @@ def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
 def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
     """(phase, name) -> the best finite value and its step, of metrics whose name tells which way is better.
 
-    Those of single steps are left out: they are no measure of a run.
+    Those of single steps are left out: they do not measure a run.
     """
     found = {}
     for phase, name in metric_names(connection, run):

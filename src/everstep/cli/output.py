@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people."""
+"""Output of the commands: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(text: str) -> str:
 
 
 def in_line(text: str) -> str:
-    """As `shown`, for a part of a line: without line ends and tabs, too."""
+    """Escape as `shown` does, for a part of a line: line ends and tabs, too."""
     return shown(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -116,7 +116,7 @@ class _Table:
         ]
 
     def least(self, text: int) -> int:
-        """How wide it is with texts of at most so many characters."""
+        """Width of the table whose texts have at most `n` characters."""
         return sum(self._floors(text)) + 2 * (len(self._widths) - 1)
 
     def _floors(self, text: int) -> list[int]:

@@ -81,7 +81,9 @@ def _draw(lines: list[_Line], metric: str) -> None:
             plotext.plot(line.steps, line.values, marker=chosen, color=color)
         told = in_line(line.title) + ("" if line.steps else ": no value")
         legend.append(f"{plotext.colorize(marker, color)} {told}")
-    click.echo("\n".join([plotext.build().rstrip("\n"), *legend]))  # without colours where it is no terminal
+    click.echo(
+        "\n".join([plotext.build().rstrip("\n"), *legend])
+    )  # without colours where the output is not a terminal
 
 
 def _write(lines: list[_Line], metric: str, out: Path) -> None:

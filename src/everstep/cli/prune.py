@@ -39,7 +39,7 @@ def command(
 
     RUN is a directory or a whole name, with or without its six digits: no beginning of one.
 
-    Only run directories go, each as a whole.  A run that is running stays, as does what is no run.
+    Only run directories go, each as a whole.  A run that is running stays, as does what is not a run.
     The exit status is 1 if a RUN that was named stays.
     """
     conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
@@ -68,7 +68,7 @@ def command(
 def _searched(
     index: str | None, conditions: Sequence[str], filter_text: str | None
 ) -> list[tuple[Database, Mapping[str, Any]]]:
-    """What is there; evaluations go with their run."""
+    """List the runs there; evaluations go with their run."""
     searched = search(index, conditions, filter_text)
     there = [run for run in searched.runs if run["status"] != GONE]
     return [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]

@@ -97,7 +97,7 @@ def command(
 
     Every config is checked before it is trained, those of a grid or of draws before the first training.  A
     run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same line again goes on where
-    each of them stands.  One that fails is no obstacle for the others; the exit status is 1 then.
+    each of them stands.  A failed run does not stop the others; the exit status is 1 then.
 
     Optuna chooses as many settings as there are --jobs, and the next when these are trained, so that the
     same line chooses the same.
@@ -194,7 +194,7 @@ def _row(trial: Trial, status: str) -> dict[str, Any]:
 
 
 def _told(code: int) -> str:
-    with suppress(ValueError):  # it is no signal's
+    with suppress(ValueError):  # the status is not a signal's
         name = signal.Signals(-code if code < 0 else code - 128).name
         return f"{'killed' if code < 0 else 'stopped'} by {name}"
     return _STATUS.get(code, "failed")

@@ -59,7 +59,7 @@ def drill(
     """
     path = Path(script)
     if not path.is_file():
-        raise ConfigError(f"{path} is no file; give the path of a Python script")
+        raise ConfigError(f"{path} is not a file; give the path of a Python script")
     kills = whole("kills", kills, 0)
     timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards)
@@ -134,7 +134,7 @@ class _Drill:
             raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
 
     def ordeal(self, hazard: str, turn: int, reference: Reference, course: Course) -> Ordeal:
-        """One program, struck and started again until it ends; another one if it was not hit."""
+        """Strike one program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
             strikes = HAZARDS[hazard](course, draw)
@@ -178,7 +178,7 @@ class _Drill:
 
 
 def first_divergence(reference: Reference, program: Program) -> Divergence | None:
-    """As `Reference.first_divergence`; a run that cannot be read is one, too."""
+    """Find the first divergence, as `Reference` does; a run that cannot be read counts as a divergence."""
     try:
         return reference.first_divergence(program)
     except EverstepError as error:
@@ -186,7 +186,7 @@ def first_divergence(reference: Reference, program: Program) -> Divergence | Non
 
 
 def _struck(starts: list[Start]) -> str:
-    """Where the first strike fell, and how many followed."""
+    """Describe the first strike, and count those that followed."""
     if not starts:
         return ""
     more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""

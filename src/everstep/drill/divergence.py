@@ -1,4 +1,4 @@
-"""Where two chains of starts of one program part first, and in which component."""
+"""First place at which two chains of starts of one program part, and the component."""
 
 from __future__ import annotations
 
@@ -86,24 +86,24 @@ class Divergence:
 
     @property
     def cause(self) -> str:
-        """What is likely to be at fault, and what to do."""
+        """Name the likely cause and the remedy."""
         return self.note or CAUSES[self.component]
 
     @property
     def where(self) -> str:
-        """Where it is, in words."""
+        """Name the place in words."""
         return _WHERE[self.place].format(step=self.step, epoch=self.epoch)
 
     def __str__(self) -> str:
         return f"{self.component} ({self.name}) {self.where}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to a dictionary for JSON."""
         return {**asdict(self), "where": self.where, "cause": self.cause}
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """What came first: by place, then from cause to effect."""
+        """Sort key: by place, then from cause to effect."""
         place = _PLACES[self.place]
         step = 1 << 62 if self.place == "end" else self.step
         return (-1 if place < 0 else self.epoch, step, place, COMPONENTS.index(self.component))
@@ -117,7 +117,7 @@ class Reference:
 
     @cached_property
     def records(self) -> dict[_Key, Record]:
-        """What the witness wrote, by (run, place, epoch, step)."""
+        """Read the lines of the witness, by (run, place, epoch, step)."""
         return {_key(record): record for start in self.program.starts for record in start.records}
 
     @cached_property
@@ -129,7 +129,7 @@ class Reference:
         }
 
     def first_divergence(self, other: Program) -> Divergence | None:
-        """Where `other` first leaves this program's course; None if it ended as the same runs.
+        """Find where `other` first leaves this program's course; None if it ended as the same runs.
 
         Raises:
             EverstepError: something in its run directories cannot be read.
@@ -147,7 +147,7 @@ class Reference:
 
     @cached_property
     def touches(self) -> dict[_Key, frozenset[str]]:
-        """Which parts changed before a step began, where no line of the loop runs."""
+        """Name the parts that changed before a step began, where no line of the loop runs."""
         return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
 
     def _of_touches(self, other: Program) -> Iterator[Divergence]:
@@ -195,7 +195,7 @@ class Reference:
             yield Divergence(component, name, run, place, row.epoch, row.step, *values)
 
     def _of_ends(self, other: Program, run: str) -> Iterator[Divergence]:
-        """What can differ though every step was the same."""
+        """Compare what can differ though every step was the same."""
         for path, expected, found in compare_runs(self.program.root / run, other.root / run):
             component, name = _of_path(path)
             yield Divergence(component, name, run, "end", 0, 0, expected, found)
@@ -222,7 +222,7 @@ def _divergence(component: str, name: str, at: Record, expected: str, found: str
 
 
 def _touches(records: list[Record]) -> Iterator[tuple[_Key, frozenset[str]]]:
-    """For each step that followed another one: the parts that changed between them."""
+    """List, for each step that followed another step, the parts that changed between them."""
     for record, after in pairwise(records):
         if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
             both = record.parts.keys() & after.parts.keys()
@@ -267,5 +267,5 @@ def _of_path(path: str) -> tuple[str, str]:
 
 
 def could_not_read(error: EverstepError, run: str = "") -> Divergence:
-    """What a run that cannot be read counts as."""
+    """Divergence that stands for a run that cannot be read."""
     return Divergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")

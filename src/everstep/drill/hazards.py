@@ -13,7 +13,7 @@ from everstep.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Course:
-    """What an undisturbed start passed, to aim by.
+    """Points that an undisturbed start passed, to aim by.
 
     Attributes:
         start: that start.
@@ -25,7 +25,7 @@ class Course:
 
     @cached_property
     def steps(self) -> int:
-        """How many steps it completed, over all of its runs."""
+        """Count its completed steps, over all of its runs."""
         return self.points.count("witness.step")
 
     @cached_property

@@ -22,7 +22,7 @@ def done_by(start: Start, place: dict[tuple[str, int, int], int]) -> list[int]:
 
 
 def executed_again(starts: list[Start], place: dict[tuple[str, int, int], int]) -> int:
-    """How many steps were completed a second time, or more often."""
+    """Count the steps that were completed more than once."""
     done = [step for start in starts for step in done_by(start, place)]
     return len(done) - len(set(done))
 

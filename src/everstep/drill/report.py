@@ -1,4 +1,4 @@
-"""What came of a drill: a table for people, JSON for machines, an exit status for CI."""
+"""Report of a drill: a table for people, JSON for machines, an exit status for CI."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Ordeal:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to a dictionary for JSON."""
         divergence = None if self.divergence is None else self.divergence.as_dict()
         return {
             **asdict(self),
@@ -92,7 +92,7 @@ class Ordeal:
 
 @dataclass
 class DrillReport:
-    """What a drill found.
+    """Findings of a drill.
 
     Attributes:
         script, args, seed: what was drilled; the same seed aims the same kills.
@@ -133,7 +133,7 @@ class DrillReport:
         return self.nondeterminism or min(found, key=lambda one: one.order, default=None)
 
     def header(self) -> str:
-        """What stands above the table."""
+        """Lines above the table."""
         what = " ".join([self.script, *self.args])
         runs = f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
         title = f"{what}: {runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
@@ -143,7 +143,7 @@ class DrillReport:
         return f"{title}\n\n{'hazard':<{_HAZARD}} {'struck':<{_STRUCK}} {legend:<{WIDTH}} again"
 
     def verdict(self) -> str:
-        """What stands below the table."""
+        """Lines below the table."""
         if self.nondeterminism is not None:
             return self._nondeterministic(self.nondeterminism)
         count = {
@@ -179,7 +179,7 @@ class DrillReport:
         return f"{self.header()}\n{rows}\n{self.verdict()}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to a dictionary for JSON."""
         nondeterminism = None if self.nondeterminism is None else self.nondeterminism.as_dict()
         return {
             "script": self.script,

@@ -30,7 +30,7 @@ HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 
 
 class Strike(NamedTuple):
-    """What befalls a start: a hazard inside it (`everstep.hazard`), or SIGKILL so many seconds after its
+    """Harm to a start: a hazard inside it (`everstep.hazard`), or SIGKILL a number of seconds after its
     first run was opened."""
 
     spec: str = ""
@@ -179,7 +179,7 @@ class Program:
 
 
 def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
-    """How a script is started: by the Python that runs the drill; a config file by `everstep train`."""
+    """Command that starts a script: the Python that runs the drill; for a config file `everstep train`."""
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
     return (sys.executable, *program, str(script), *args)
 

@@ -1,4 +1,4 @@
-"""What an evaluation makes of many values: exact means and sums, running spreads, quantiles of a sample.
+"""Statistics of an evaluation's values: exact means and sums, running spreads, quantiles of a sample.
 
 Everything takes memory that does not grow with the number of values.  Sums are exact (Shewchuk's
 expansions, through `math.fsum`), so the order of the batches counts for nothing.
@@ -29,10 +29,10 @@ _COMPRESS_AT = 4096
 
 
 def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """What a user asked for: metric to names of statistics.
+    """Check a user's request: metric to names of statistics.
 
     Raises:
-        ConfigError: it is no mapping of names to names, or a statistic is unknown; names the nearest.
+        ConfigError: `stats` is not a mapping of names to names, or a statistic is unknown; names the nearest.
     """
     if not isinstance(stats, Mapping):
         raise ConfigError(

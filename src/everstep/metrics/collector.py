@@ -1,4 +1,4 @@
-"""From the values a user collects to the rows of the record and every consumer's window.
+"""Path of a metric: from the collected values to the rows of the record and every consumer's window.
 
 Inside steps a value is only appended to a list; it is read (on a device: with one transfer for all)
 when something is due.  What a window holds does not depend on when that happens.
@@ -124,7 +124,7 @@ def resolve(values: list[Any]) -> list[float]:
 
 
 class Reader:
-    """One consumer's own windows: reading or clearing them changes nobody else's."""
+    """Windows of one consumer: reading or clearing them changes nobody else's."""
 
     def __init__(self, *, outside: bool = True) -> None:
         self.saved = True
@@ -258,7 +258,7 @@ class Collector:
             seen(number)
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
-        """Of one name at one moment there is one writer: best values and early stops would mix two.
+        """Refuse a second writer of one name at one moment: best values and early stops would mix the two.
 
         The program may collect a name as often as it likes: its values fold.
 
@@ -321,7 +321,7 @@ class Collector:
         self._close_rows(self.open_step())
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
-        """One row a step; the last stays open, since its step may collect the name again."""
+        """Fold to a row per step; the last row stays open, since its step may collect the name again."""
         previous = self.open_rows.pop(name, None)
         if previous is None and len(set(steps)) == len(steps):
             done = Rows("step", name, is_wall(name), steps[:-1], values[:-1], [1] * (len(steps) - 1), [])
@@ -379,7 +379,7 @@ class Collector:
 
 
 def _writer(phase: str) -> str:
-    """Who writes the rows of a phase, in words."""
+    """Name the writer of a phase's rows, in words."""
     return "the program" if phase in _PROGRAM else f"service {phase.removeprefix('eval/')!r}"
 
 

@@ -34,10 +34,10 @@ def humanize_duration(seconds: float) -> str:
 
 
 class MetricFormatter:
-    """How metrics look in a log line; replace it by anything with these two methods."""
+    """Format of metrics in a log line; any object with these two methods replaces it."""
 
     def format(self, name: str, stats: Stats, is_best: bool) -> str:
-        """One metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized."""
+        """Format a metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized."""
         show = humanize_duration if is_wall(name) else _number
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
@@ -58,7 +58,7 @@ def log_tag(
     max_step: int | None,
     eta: float | None,
 ) -> str:
-    """Where the run stands, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
+    """Format the place of the run, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
 
     The epoch is dropped where there is only one, a limit or the ETA (seconds) where it is None.
     """
@@ -138,7 +138,7 @@ def _grouped(title: str, rows: list[_Row], groups: Sequence[str]) -> list[tuple[
 
 
 def _prefixes(rows: list[_Row], group: str) -> set[str]:
-    """What could have been meant: the parts of the names as deep as `group`."""
+    """List candidates for a mistyped group: the parts of the names as deep as `group`."""
     depth = group.strip("./").count(".") + 1
     return {".".join(row.name.split(".")[:depth]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Whether two runs are one run: every leaf of the last state, every row, the best weights, the end."""
+"""Comparison of two runs: every leaf of the last state, every row, the best weights, the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Facts: TypeAlias = dict[str, list[bytes]]
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same in both runs, or that a run has twice.
+    """A thing that differs between two runs, or that a run has twice.
 
     Attributes:
         path: what it is: "leaf/PATH", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH", "ended"
@@ -44,7 +44,7 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
         shared: leave out what only one of them has: for runs with different services.
 
     Raises:
-        RunDirError: one is no run directory.
+        RunDirError: a path is not a run directory.
         DamagedCheckpointError: the newest checkpoint, or the best weights, are damaged.
     """
     found = list(_differences(_facts(Path(a)), _facts(Path(b))))

@@ -37,7 +37,7 @@ class Slot:
 
     @value.setter
     def value(self, value: Any) -> None:
-        # None is no value yet; of numbers and text each counts: which of them are one object is Python's.
+        # None is not yet a value; of numbers and text each counts: which of them are one object is Python's.
         if self._value is not None and not (value is self._value and _mutable(value)):
             self._replaced = True
         self._value = value
@@ -176,7 +176,7 @@ class PythonRandomEntry(Entry):
         return python_state(self.generator)
 
     def check(self, tree: Any) -> Mismatch:
-        """It must be such a state."""
+        """Refuse a value that is not such a state."""
         ours = isinstance(tree, dict) and tree.keys() == self.save().keys()
         return Mismatch([], [], [] if ours else [f"a {type(tree).__name__} -> a random.Random"])
 
@@ -248,7 +248,7 @@ class ContainerEntry(Entry):
                 self.container[key] = value
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """As the object at the path says; bare arrays in a container may hold anything."""
+        """Ask the object at the path; bare arrays in a container may hold anything."""
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
@@ -271,13 +271,13 @@ class ContainerEntry(Entry):
             entry.leave()
 
     def options(self) -> dict[str, str]:
-        """Those of the objects in it, as "KEY/NAME"."""
+        """Options of the objects in it, as "KEY/NAME"."""
         return {
             f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
         }
 
     def in_schedule(self, option: str) -> bool:
-        """As the object whose option it is says."""
+        """Ask the object whose option it is."""
         return any(
             entry.in_schedule(option.removeprefix(f"{key}/"))
             for key, entry in self.inner()

@@ -36,7 +36,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Whatever happens inside leaves the global random state as it was."""
+    """Restore the global random state after the block, whatever happens inside."""
     before = capture()
     try:
         yield

@@ -20,7 +20,7 @@ class _Held(NamedTuple):
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Whatever the block takes, it gives back, also where it raises.
+    """Require that the block gives back whatever it takes, also where it raises.
 
     Looked at: living threads, open file descriptors (where the system lists them), and the handlers of
     the signals that everstep handles.

@@ -22,7 +22,7 @@ _CHANGES = 3
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check has found.
+    """Findings of a check.
 
     Attributes:
         kind: "data" or "state".
@@ -54,7 +54,7 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
     Args:
         obj: as a program makes it, not yet used.
         change: of state: what training does to it, as `lambda scheduler: scheduler.step()`; what it returns
-            is compared, too.  With it, `obj` is checked as state.  Without it an object that is no data is
+            is compared, too.  With it, `obj` is checked as state.  Without it an object that is not data is
             only saved and loaded.
 
     Returns:
@@ -89,7 +89,7 @@ def _try(stream: Stream) -> Verdict:
 
 
 def _by(stream: Any, verdict: Verdict) -> Verdict:
-    """How a run goes on with it: by drawing and discarding where its state was found wanting."""
+    """Way of resuming: drawing and discarding where the state was found wanting."""
     drawn = "a resume draws the batches before it again and discards them"
     if verdict.kept is False and verdict.replays:
         return Verdict(True, drawn)

@@ -85,16 +85,16 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
 
 def _check_facts(make_service: Callable[[], Service]) -> None:
     service, twin = make_service(), make_service()
-    assert isinstance(service, Service), f"{service!r} is no everstep.Service"
+    assert isinstance(service, Service), f"{service!r} is not an everstep.Service"
     assert service is not twin, "make_service() must make a new service each time"
     name = service.name
     assert isinstance(name, str) and name and "/" not in name, f"name {name!r}: a text without '/', not empty"
     assert twin.name == name, f"the name is the key of its state, but two of them are {name!r}, {twin.name!r}"
-    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is no everstep.Stage"
+    assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.Stage"
     moments = service.moments
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
     assert known, f"moments {moments!r}: give a frozenset of everstep.Moment"
-    assert isinstance(service.schedule, Schedule), f"schedule {service.schedule!r} is no Schedule"
+    assert isinstance(service.schedule, Schedule), f"schedule {service.schedule!r} is not a Schedule"
     for when in (When(1, 1, False, 1.0), When(2, 1, True, 2.0)):
         assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
     with suppress(ConfigError, TypeError):
@@ -124,7 +124,7 @@ class _Crash(Exception):
 
 
 class _Planted(Exception):
-    """What the service raises where its failure is tried."""
+    """Error that the service raises where its failure is tried."""
 
 
 class _Final(NamedTuple):
