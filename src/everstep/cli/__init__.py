@@ -2,7 +2,7 @@
 
 Exit status: 0 done; 1 something was found wrong or went wrong; 2 wrong usage (an unknown command, run,
 metric or option, a filter that is not a comparison, a config that cannot be right); of training also 3 the
-time budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals a run resumes.
+time budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals it resumes.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
         told: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
         with contextlib.suppress(CheckpointError):
             body = read_manifest(path)
-            told |= {**body["meta"], "step": body["step"], "epoch": body["epoch"]}
+            told |= {name: value for name, value in body["meta"].items() if name != "run"}
+            told |= {"step": body["step"], "epoch": body["epoch"]}
         found.append({**told, "path": str(path)})
     return found
 
