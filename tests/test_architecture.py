@@ -34,6 +34,7 @@ FLOORS = (
     {"loop"},
     {"trainer"},
     {"experiment"},
+    {"tfutils"},
     {"testing", "proof", "torch"},
     {"drill"},
     {"cli"},
@@ -133,6 +134,19 @@ def test_no_framework_outside_the_backends(path: Path) -> None:
     if path.is_relative_to(SRC / "backends"):
         return
     assert not {name.split(".")[0] for name in imports(path)} & FRAMEWORKS
+
+
+def test_what_only_trees_of_tfutils_need_is_in_a_room_that_no_other_imports() -> None:
+    """The doors that export its names import them when they are used."""
+    name_it = {dotted(path) for path in modules() if "everstep.tfutils" in path.read_text()}
+    assert {module for module in name_it if module.split(".")[0] != "tfutils"} == {"__init__", "experiment"}
+    below = [
+        f"everstep.{dotted(path)}"
+        for path in modules()
+        if HEIGHT[dotted(path).split(".")[0]] < HEIGHT["tfutils"]
+    ]
+    program = f"import importlib, sys; list(map(importlib.import_module, {below})); print(*sys.modules)"
+    assert not [name for name in run(program).split() if name.startswith("everstep.tfutils")]
 
 
 def test_every_room_has_its_floor() -> None:

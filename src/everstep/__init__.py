@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from everstep.contracts.tasks import Task as Task
     from everstep.experiment.experiment import Experiment as Experiment
     from everstep.index.asking import query as query
-    from everstep.experiment.from_params import (
-        test_from_params as test_from_params,
-        train_from_params as train_from_params,
-    )
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
@@ -64,6 +60,10 @@ if TYPE_CHECKING:
         best as best,
         load as load,
         recovering as recovering,
+    )
+    from everstep.tfutils import (
+        test_from_params as test_from_params,
+        train_from_params as train_from_params,
     )
     from everstep.trainer import MultiRun as MultiRun, Trainer as Trainer
 
@@ -88,7 +88,6 @@ else:
             "everstep.contracts.tasks": ("Task",),
             "everstep.experiment.experiment": ("Experiment",),
             "everstep.index.asking": ("query",),
-            "everstep.experiment.from_params": ("test_from_params", "train_from_params"),
             "everstep.loop": ("TrainLoop",),
             "everstep.metrics": ("MetricFormatter",),
             "everstep.record": ("Evaluation", "evaluations"),
@@ -112,6 +111,7 @@ else:
                 "load",
                 "recovering",
             ),
+            "everstep.tfutils": ("test_from_params", "train_from_params"),
             "everstep.trainer": ("MultiRun", "Trainer"),
         },
         rooms=("data", "drill", "errors", "experiment", "record", "schedule", "services", "testing", "torch"),

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from everstep.experiment.config import as_yaml as as_yaml
     from everstep.experiment.config import resolve as resolve
     from everstep.experiment.experiment import Experiment as Experiment
-    from everstep.experiment.from_params import recorded_params as recorded_params
-    from everstep.experiment.from_params import test_from_params as test_from_params
-    from everstep.experiment.from_params import train_from_params as train_from_params
     from everstep.experiment.opening import open_config as open_config
     from everstep.experiment.opening import open_run as open_run
     from everstep.experiment.schema import ExperimentConfig as ExperimentConfig
-    from everstep.experiment.tested import intermediate_results as intermediate_results
+    from everstep.tfutils import intermediate_results as intermediate_results
+    from everstep.tfutils import recorded_params as recorded_params
+    from everstep.tfutils import test_from_params as test_from_params
+    from everstep.tfutils import train_from_params as train_from_params
 
     __all__: list[str]
 else:
@@ -28,9 +28,13 @@ else:
             "everstep.experiment.calls": ("Call",),
             "everstep.experiment.config": ("Resolved", "as_yaml", "resolve"),
             "everstep.experiment.experiment": ("Experiment",),
-            "everstep.experiment.from_params": ("recorded_params", "test_from_params", "train_from_params"),
             "everstep.experiment.opening": ("open_config", "open_run"),
             "everstep.experiment.schema": ("ExperimentConfig",),
-            "everstep.experiment.tested": ("intermediate_results",),
+            "everstep.tfutils": (
+                "intermediate_results",
+                "recorded_params",
+                "test_from_params",
+                "train_from_params",
+            ),
         },
     )

@@ -9,10 +9,10 @@ from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, nearest
-from everstep.experiment.params import Params
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
 from everstep.supervisor.init_from import names_in
+from everstep.tfutils.schema import Params
 
 ROOT = "runs"
 """The folder of runs where `cache_dir` names none."""

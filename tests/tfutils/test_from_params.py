@@ -31,13 +31,13 @@ from digits_params import (
 )
 
 import everstep
-from everstep.backends.torch.params import parts
+from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
 from everstep.experiment import intermediate_results, recorded_params
-from everstep.experiment.recorded import ParamsRecord, restored
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
+from everstep.tfutils.recording import ParamsRecord, restored
 from postgres_server import Server
 
 BASIC = Path("runs/digits/tutorial/basic")
@@ -582,6 +582,27 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
     train(train_params__targets={"func": local}, train_params__num_steps=1)
     with pytest.raises(ConfigError, match=r"train_params\.targets\.func was .*<locals>.*top of its module"):
         recorded_params(BASIC)
+
+
+def test_a_run_that_was_recorded_before_the_room_was_made_is_read_and_goes_on() -> None:
+    """Made at commit 0ca1ea0, when the modules of tfutils' trees lay in everstep.experiment."""
+    shutil.copytree(Path(__file__).parent / "fixtures" / "recorded-before", BASIC.parent)
+    before = RunJournal(BASIC).series("loss", "step")
+    tree = recorded_params(BASIC, trust=True)
+    assert tree["model_params"] == {"func": mnist_model, "seed": 3, "width": 1}
+    assert tree["optimizer_params"]["optimizer"] is everstep.torch.ClipOptimizer
+    (kept,) = intermediate_results(BASIC.with_name("tested"))
+    assert kept["batch"] == 2 and kept["results"].keys() == {"top1"}
+    tree["train_params"]["num_steps"] = 4
+    ending = everstep.train_from_params(**tree, skip_check=True)
+    assert (ending.resumed_from, ending.step) == ("step-00000002", 4)
+    steps, losses = RunJournal(BASIC).series("loss", "step")
+    assert steps == [1, 2, 3, 4] and losses[:2] == before[1][:2]
+    assert losses[2] == pytest.approx(before[1][2])  # executed again, perhaps by another processor
+    with pytest.raises(ChangedError, match=r"optimizer_params\.clip\.global_norm: stored 1\.0, given 2\.0"):
+        everstep.train_from_params(
+            **{**tree, "optimizer_params": {**tree["optimizer_params"], "clip": {"global_norm": 2.0}}}
+        )
 
 
 # ------------------------------------------------------------------------------------------- misuse

@@ -14,11 +14,11 @@ from everstep.contracts.services import EvalStep
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.predictions import npz
-from everstep.experiment.recorded import ParamsRecord
 from everstep.record import Evaluation, RunDir, RunJournal, record_evaluation, recording, to_read
 from everstep.record.evaluation import Recording
 from everstep.supervisor import Loaded
 from everstep.supervisor.configuration import Configuration
+from everstep.tfutils.recording import ParamsRecord
 
 FOLDER = "intermediate"
 _KIND = "test"

@@ -1,4 +1,4 @@
-"""What the tasks of `everstep.experiment.train_from_params` need of torch."""
+"""What torch has to do for the task of a parameter tree (everstep/tfutils)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.experiment.params_task import Named
+from everstep.tfutils.data import Named
 
 ImageSet = dict[str, Any]
 

@@ -12,10 +12,15 @@ from typing import Any
 
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
+from everstep.experiment.foreign import admit, code_of
 from everstep.experiment.layers import CALL
+from everstep.experiment.opening import findable
 from everstep.experiment.paths import imported
 from everstep.keywords import plain
+from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.provenance import git_facts
+from everstep.record.trust import distrust
+from everstep.redaction import without_credentials
 
 _ABOUT = ("source", "version", "commit", "dirty")
 """Beside a function's import path, which is under `CALL`."""
@@ -132,3 +137,31 @@ def restored(tree: Any, place: str = "") -> Any:
     if isinstance(tree, list):
         return [restored(part, f"{place}.{at}") for at, part in enumerate(tree)]
     return tree
+
+
+def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, Any]:
+    """The parameters of a run, as its newest start recorded them: `train_from_params` makes it again.
+
+        params = everstep.experiment.recorded_params("runs/digits/basic")
+        everstep.train_from_params(**params)
+
+    Args:
+        trust: import what the run names, though it does not count as this user's: docs/guide/trust.md.
+
+    Raises:
+        TrustError: it does not, and `trust` is not given.
+        ConfigError: it is no run of `train_from_params`, or a function is not found by its import path.
+    """
+    run_dir = to_read(run_dir)
+    start = RunJournal(run_dir).newest_start()
+    facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
+    tree = without_credentials(facts.get("config") or {})
+    if not isinstance(tree, dict) or "model_params" not in tree:
+        raise ConfigError(
+            f"the run in {run_dir} was not made by train_from_params; start it by its own program"
+        )
+    code = code_of(facts, run_dir)
+    admit(run_dir, RunDir.open(run_dir, create=False).id, tree, code, distrust(run_dir, facts), trust)
+    findable(code)
+    found: dict[str, Any] = restored(tree)
+    return found

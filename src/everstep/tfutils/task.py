@@ -1,4 +1,4 @@
-"""The task and the streams that a tree of parameters describes."""
+"""The task that a tree of parameters describes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.tasks import Task
-from everstep.data import arrays, as_stream
-from everstep.data.adapt import describe
-from everstep.data.arrays import Arrays
-from everstep.data.iterables import SequenceStream
-from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.params import Params, arguments
-from everstep.trainer.inputs import Inputs
+from everstep.tfutils.schema import Params, arguments
 
 RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
 """What no target may be called."""
@@ -58,7 +51,7 @@ class ParamsTask(Task):
         given = {"inputs": self._example, "train": self._train, "seed": call["seed"]}
         model = call["func"](**arguments(call, "seed"), **given)
         if "torch" in sys.modules:
-            kit: Any = importlib.import_module("everstep.backends.torch.params")
+            kit: Any = importlib.import_module("everstep.backends.torch.tfutils")
             self._torch = kit if kit.is_model(model) else None
         own_step = self._torch is not None or not self._train or self._has("train_params", "train_loop")
         if not callable(model) or not (own_step or hasattr(model, "train_step")):
@@ -187,94 +180,3 @@ def _named(inputs: Mapping[str, Any], name: str) -> Any:
     if name not in inputs:
         raise ConfigError(f"loss_params.pred_targets: a batch has no {name!r}; {nearest(name, inputs)}")
     return inputs[name]
-
-
-# ------------------------------------------------------------------------------------------- data
-
-
-def data_of(call: Params, place: str, *, shuffle: bool) -> Any:
-    """The data that `data_params` describe.
-
-    A dictionary of arrays becomes batches of it; in training shuffled, in an order that has a seed of its
-    own, so that models of different seeds can share it.
-    """
-    made = call["func"](**arguments(call))
-    if not isinstance(made, Mapping):
-        return made
-    if "batch_size" not in call:
-        raise ConfigError(f"{place}.batch_size is missing; give how many samples a batch of the arrays has")
-    if not made:
-        raise ConfigError(
-            f"{place}.func returned a dictionary with nothing in it; return arrays by their names"
-        )
-    return Named(tuple(made), arrays(*made.values(), batch_size=call["batch_size"], shuffle=shuffle, seed=0))
-
-
-def tagged(name: str, data: Any) -> Stream:
-    """The stream of a validation: its batches say which one they are for."""
-    return Inputs(as_stream(data), lambda batches: (name, next(batches)))
-
-
-class Named(StreamAround):
-    """Batches of arrays as dictionaries."""
-
-    stream: Arrays
-
-    def __init__(self, names: tuple[str, ...], stream: Arrays) -> None:
-        super().__init__(stream)
-        self._names = names
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return _NamedCursor(self._names, self.stream.open(purpose, pass_index, position, seed=seed))
-
-    def describe(self, seed: int) -> dict[str, Any]:
-        return {**describe(self.stream, seed), "names": list(self._names)}
-
-    def __len__(self) -> int:
-        return len(self.stream)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (dict(zip(self._names, batch, strict=True)) for batch in self.stream)
-
-
-class _NamedCursor(CursorAround):
-    def __init__(self, names: tuple[str, ...], cursor: Cursor) -> None:
-        super().__init__(cursor)
-        self._names = names
-
-    def __next__(self) -> dict[str, Any]:
-        return dict(zip(self._names, next(self.cursor), strict=True))
-
-
-class Example(Mapping[str, Any]):
-    """A batch to see the shapes by, read when it is first looked at.
-
-    Raises:
-        ConfigError: at the first look, where reading one would take it from the training.
-    """
-
-    def __init__(self, data: Any, seed: int) -> None:
-        self._data, self._seed = data, seed
-        self._found: Mapping[str, Any] | None = None
-
-    @property
-    def _batch(self) -> Mapping[str, Any]:
-        if self._found is None:
-            stream = as_stream(self._data)
-            if not isinstance(self._data, Stream | SequenceStream) and not isinstance(stream, SequenceStream):
-                raise ConfigError(
-                    "model_params.func looks at its inputs, and to read one of a "
-                    f"{type(self._data).__name__} would take it from the training; give sizes as arguments"
-                )
-            with closing(stream.open("example", 0, seed=self._seed)) as batches:
-                self._found = next(batches)
-        return self._found
-
-    def __getitem__(self, name: str) -> Any:
-        return self._batch[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._batch)
-
-    def __len__(self) -> int:
-        return len(self._batch)

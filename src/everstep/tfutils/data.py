@@ -1,0 +1,105 @@
+"""The data that a tree of parameters describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from everstep.contracts.data import Cursor, Stream
+from everstep.data import arrays, as_stream
+from everstep.data.adapt import describe
+from everstep.data.arrays import Arrays
+from everstep.data.iterables import SequenceStream
+from everstep.data.wrapping import CursorAround, StreamAround
+from everstep.errors import ConfigError
+from everstep.tfutils.schema import Params, arguments
+from everstep.trainer.inputs import Inputs
+
+
+def data_of(call: Params, place: str, *, shuffle: bool) -> Any:
+    """The data that `data_params` describe.
+
+    A dictionary of arrays becomes batches of it; in training shuffled, in an order that has a seed of its
+    own, so that models of different seeds can share it.
+    """
+    made = call["func"](**arguments(call))
+    if not isinstance(made, Mapping):
+        return made
+    if "batch_size" not in call:
+        raise ConfigError(f"{place}.batch_size is missing; give how many samples a batch of the arrays has")
+    if not made:
+        raise ConfigError(
+            f"{place}.func returned a dictionary with nothing in it; return arrays by their names"
+        )
+    return Named(tuple(made), arrays(*made.values(), batch_size=call["batch_size"], shuffle=shuffle, seed=0))
+
+
+def tagged(name: str, data: Any) -> Stream:
+    """The stream of a validation: its batches say which one they are for."""
+    return Inputs(as_stream(data), lambda batches: (name, next(batches)))
+
+
+class Named(StreamAround):
+    """Batches of arrays as dictionaries."""
+
+    stream: Arrays
+
+    def __init__(self, names: tuple[str, ...], stream: Arrays) -> None:
+        super().__init__(stream)
+        self._names = names
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _NamedCursor(self._names, self.stream.open(purpose, pass_index, position, seed=seed))
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        return {**describe(self.stream, seed), "names": list(self._names)}
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (dict(zip(self._names, batch, strict=True)) for batch in self.stream)
+
+
+class _NamedCursor(CursorAround):
+    def __init__(self, names: tuple[str, ...], cursor: Cursor) -> None:
+        super().__init__(cursor)
+        self._names = names
+
+    def __next__(self) -> dict[str, Any]:
+        return dict(zip(self._names, next(self.cursor), strict=True))
+
+
+class Example(Mapping[str, Any]):
+    """A batch to see the shapes by, read when it is first looked at.
+
+    Raises:
+        ConfigError: at the first look, where reading one would take it from the training.
+    """
+
+    def __init__(self, data: Any, seed: int) -> None:
+        self._data, self._seed = data, seed
+        self._found: Mapping[str, Any] | None = None
+
+    @property
+    def _batch(self) -> Mapping[str, Any]:
+        if self._found is None:
+            stream = as_stream(self._data)
+            if not isinstance(self._data, Stream | SequenceStream) and not isinstance(stream, SequenceStream):
+                raise ConfigError(
+                    "model_params.func looks at its inputs, and to read one of a "
+                    f"{type(self._data).__name__} would take it from the training; give sizes as arguments"
+                )
+            with closing(stream.open("example", 0, seed=self._seed)) as batches:
+                self._found = next(batches)
+        return self._found
+
+    def __getitem__(self, name: str) -> Any:
+        return self._batch[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch)
+
+    def __len__(self) -> int:
+        return len(self._batch)

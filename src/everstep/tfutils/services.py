@@ -1,0 +1,95 @@
+"""The services that a tree of parameters describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from everstep.checkpoint import CheckpointName, Store
+from everstep.contracts.services import Boundary, Moment, RunView, Service
+from everstep.schedule import Every
+from everstep.services.checkpoints import Checkpoints
+from everstep.services.evaluate import Evaluate
+from everstep.services.index import Index
+from everstep.services.loss_bound import LossBound
+from everstep.services.nan_guard import NaNGuard
+from everstep.tfutils.loading import index_of
+from everstep.tfutils.schema import Params
+
+
+def services_of(save: Params, training: Params, validations: Mapping[str, Params]) -> list[Service]:
+    cache, permanent = save["cache_filters_freq"], save["save_filters_freq"]
+    services: list[Service] = [NaNGuard(), Index(index_of(save, "save_params"))]
+    if training["thres_loss"] is not None:
+        services.append(LossBound("loss", bound=training["thres_loss"]))
+    for name, one in validations.items():
+        services.append(
+            evaluation(
+                name, one, Every(steps=save["save_valid_freq"]), validate_first=training["validate_first"]
+            )
+        )
+    services.append(
+        Checkpoints(
+            Every(steps=cache) | Every(steps=permanent),
+            keep_last=save["cache_max_num"],
+            keep_every=Every(steps=permanent),
+        )
+    )
+    services.append(_Written(Every(steps=save["save_metrics_freq"])))
+    if save["save_initial_filters"]:
+        services.append(_InitialFilters())
+    return services
+
+
+def evaluation(
+    name: str, one: Params, every: Every | None = None, *, validate_first: bool = False
+) -> Evaluate:
+    """The service that a validation describes."""
+    return Evaluate(
+        name,
+        every,
+        num_steps=one["num_steps"] or -1,
+        validate_first=validate_first,
+        agg_func=one["agg_func"],
+        online_agg_func=one["online_agg_func"],
+    )
+
+
+class _Written(Service):
+    """Hands the rows of the record to the operating system every so often."""
+
+    isolate = False
+    window = "none"
+
+    def __init__(self, every: Every) -> None:
+        super().__init__("save_metrics_freq", every)
+        self._run: RunView | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        self._run.flush()
+
+
+class _InitialFilters(Service):
+    """Pins the checkpoint of step 0."""
+
+    isolate = False
+    window = "none"
+    moments = frozenset({Moment.AFTER_CHECKPOINT})
+
+    def __init__(self) -> None:
+        super().__init__("save_initial_filters")
+        self._run: RunView | None = None
+
+    def open(self, run: RunView) -> None:
+        self._run = run
+
+    def run(self, boundary: Boundary) -> None:
+        assert self._run is not None
+        store = Store(Path(self._run.run_dir), 0, lambda _: None)
+        name = CheckpointName.parse(boundary.payload)
+        if name == CheckpointName(0, 0) and name not in store.pins() and name in store.names():
+            store.pin(name)
