@@ -608,10 +608,12 @@ class TrainLoop(Supervisor):
         self._estimator.update(self._progress.step)
         before = self.updates
         found: dict[str, Any] = {}
-        self._found_inside = found
-        with isolated(), self._user.evaluation_mode():
-            yield
-        self._found_inside = None
+        around, self._found_inside = self._found_inside, found
+        try:
+            with isolated(), self._user.evaluation_mode():
+                yield
+        finally:
+            self._found_inside = around
         if self.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "

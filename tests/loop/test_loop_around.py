@@ -15,7 +15,7 @@ import torch
 import everstep
 from everstep import Every
 from everstep.checkpoint import read_checkpoint
-from everstep.contracts.services import Boundary, Service
+from everstep.contracts.services import Boundary, Moment, Service
 from everstep.errors import Interrupted
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events, rows
@@ -244,6 +244,27 @@ def test_an_evaluation_that_raises_leaves_modes_and_random_state_as_they_were(tm
             assert np.random.get_state(legacy=False)["state"]["pos"] == before[1]["state"]["pos"]  # type: ignore[index]
             assert program.model.training and not program.model[2].training
             break
+
+
+def test_an_evaluation_that_raises_inside_another_takes_nothing_from_it(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def raising(loop: Any) -> None:
+        with loop.evaluation():
+            loop.collect_metrics(inner=2.0)
+            raise Boom
+
+    def tail(loop: Any, epoch: int) -> None:
+        with loop.evaluation():
+            loop.collect_metrics(before=1.0)
+            with pytest.raises(Boom):
+                raising(loop)
+            loop.collect_metrics(after=3.0)
+
+    tiny = Tiny(tmp_path / "run", max_epoch=1)
+    tiny.loop.on(Moment.AFTER_EVALUATION, lambda boundary: found.append(boundary.payload))
+    tiny.train(tail=tail)
+    assert found == [{"before": 1.0, "after": 3.0}]
 
 
 # ------------------------------------------------------------------------------------ saves, printing

@@ -115,7 +115,10 @@ def test_numbers_that_cannot_be_expected_to_be_equal_are_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("now", "what"),
     [
-        ([([7, 9], [0.375, 0.375])], "step 1 batch of train was 0000000000000008 in pass 1 and is 0"),
+        (
+            [([7, 9], [0.375, 0.375])],
+            "step 1 batch of train was the one with digest 0000000000000008 and is the one with digest 0",
+        ),
         ([([7], [0.5, 0.25])], "step 1 batch of train was drawn and is not drawn now"),
         ([([7, 8, 9], [0.5, 0.25])], "step 1 batch of train was not drawn and is drawn now"),
         ([([7, 8], [])], None),

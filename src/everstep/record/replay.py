@@ -93,7 +93,7 @@ class Replay:
             elif old == (pass_index, digest):
                 self._drawn[0] += 1
             else:
-                words = (f"{value or 0:016x} in pass {at + 1}" for at, value in (old, (pass_index, digest)))
+                words = _told_apart(old, (pass_index, digest))
                 self._differs(step, f"batch of {stream}", *words, in_data=True)
         elif was.first < step <= was.last:
             self._drawn[1] += 1
@@ -223,6 +223,13 @@ class Replay:
             "data or a metric depends on the clock (a metric that does is named ..._time) or on the order of "
             "a set, or a kernel is not deterministic. `everstep drill SCRIPT` names the component"
         )
+
+
+def _told_apart(old: tuple[int, int | None], new: tuple[int, int | None]) -> tuple[str, str]:
+    """Two batches, each by its pass where that differs, else by its digest."""
+    if old[0] != new[0]:
+        return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
+    return f"the one with digest {old[1]:016x}", f"the one with digest {new[1]:016x}"
 
 
 def _counted(found: Counter[str]) -> str:
