@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,11 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def program(run_dir: Path, data: Any, *, stop_at: int = 0) -> list[list[int]]:
+def program(run_dir: Path, data: Any, *, stop_at: int = 0, **limits: int) -> list[list[int]]:
     seen: list[list[int]] = []
     saves = everstep.Checkpoints(everstep.Every(steps=1))
-    with everstep.TrainLoop(run_dir, services=[saves], max_epoch=2, seed=1, default_services=False) as loop:
+    options: dict[str, Any] = {"max_epoch": 2, **limits}
+    with everstep.TrainLoop(run_dir, services=[saves], seed=1, default_services=False, **options) as loop:
         for _ in loop.iter_epochs():
             for step, batch in loop.iter_steps(data):
                 if step == stop_at:
@@ -65,6 +67,34 @@ def test_a_run_that_was_cut_in_its_first_pass_ends_as_the_one_that_was_not(kind:
         program(tmp_path / "cut", KINDS[kind](), stop_at=8)
     assert program(tmp_path / "cut", KINDS[kind]()) == whole[7:]
     assert [each for each in compare_runs(tmp_path / "whole", tmp_path / "cut") if each.path != "ended"] == []
+
+
+NOT_SHUFFLED = [kind for kind in KINDS if "not shuffled" in kind]
+
+
+@pytest.mark.parametrize("limits", [{"max_step": 13}, {"max_step": 13, "steps_per_epoch": 7}], ids=str)
+@pytest.mark.parametrize("kind", NOT_SHUFFLED)
+def test_a_run_that_ends_inside_a_pass_says_where_and_not_how_it_came_there(
+    kind: str, limits: dict[str, int], tmp_path: Path
+) -> None:
+    whole = program(tmp_path / "whole", KINDS[kind](), **limits)
+    with pytest.raises(InterruptedError):
+        program(tmp_path / "cut", KINDS[kind](), stop_at=8, **limits)
+    assert program(tmp_path / "cut", KINDS[kind](), **limits) == whole[7:]
+    assert compare_runs(tmp_path / "whole", tmp_path / "cut") == []
+    longer = {**limits, "max_step": 17}
+    rest = program(tmp_path / "whole", KINDS[kind](), **longer)
+    assert program(tmp_path / "cut", KINDS[kind](), **longer) == rest
+
+
+@pytest.mark.parametrize("kind", NOT_SHUFFLED)
+def test_a_position_that_nothing_was_drawn_from_is_the_one_that_was_opened(kind: str) -> None:
+    with closing(as_stream(KINDS[kind]()).open("train", 0, seed=1)) as cursor:
+        for _ in range(7):
+            next(cursor)
+        position = cursor.position()
+    with closing(as_stream(KINDS[kind]()).open("train", 0, position, seed=1)) as cursor:
+        assert cursor.position() == position
 
 
 def test_a_shuffle_without_a_seed_is_another_one_at_the_resume_and_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from everstep.contracts.data import Cursor
 from everstep.data.cursor import PassCursor
-from everstep.data.known import begin_anew, begins_anew, shuffle_buffers
+from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 from everstep.keywords import checked_keywords
 
@@ -294,6 +294,7 @@ class StatefulStream:
         resumes: how it goes on inside a pass.
         keeps_place: the data.
         holds_state: the objects that know their place, if they tell it at any time.
+        place_words: keys of its positions that also say how the place was reached.
     """
 
     on_word = True
@@ -301,6 +302,7 @@ class StatefulStream:
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
         self.holds_state = [] if _is_told(data) else [data]
+        self.place_words = ("state",) if depends_on_path(data) else ()
         self.resumes: Resumes = "replay" if shuffle_buffers(data) else "state"
 
     @property
@@ -327,22 +329,21 @@ class StatefulStream:
             return _StatefulCursor(what, self, iter(self._data))
         if position["state"] is None or self.resumes == "replay":
             return self._replay(what, position)
-        done = position["batches"]
         self._data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
             if _is_told(self._data):  # it stands after the last sample, and ends the pass when asked
                 next(iter(self._data), None)
-            return _StatefulCursor(what, self, iter(()), done, ended=True)
+            return _StatefulCursor(what, self, iter(()), position)
         batches = iter(self._data)
         if batches is self._data:  # its __iter__ may have gone back to the start
             self._data.load_state_dict(copy.deepcopy(position["state"]))
-        return _StatefulCursor(what, self, batches, done)
+        return _StatefulCursor(what, self, batches, position)
 
     def _replay(self, what: str, position: Any) -> Cursor:
         done, ended = position["batches"], position["ended"]
         batches = iter(()) if ended else iter(self._data)
         note = None if ended or not done else skip(what, batches, done)
-        cursor = _StatefulCursor(what, self, batches, done, ended=ended)
+        cursor = _StatefulCursor(what, self, batches, position)
         cursor.note = note
         return cursor
 
@@ -351,19 +352,21 @@ class StatefulStream:
 
 
 class _StatefulCursor(PassCursor):
-    def __init__(
-        self, what: str, stream: StatefulStream, batches: Iterator[Any], done: int = 0, *, ended: bool = False
-    ) -> None:
+    def __init__(self, what: str, stream: StatefulStream, batches: Iterator[Any], opened: Any = None) -> None:
         data = stream.keeps_place
         total, closer = length_of(data), _closer(batches, data)
+        done, ended = (0, False) if opened is None else (opened["batches"], opened["ended"])
         super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
         self._stream, self._state = stream, _state_getter(data)
+        self._opened = {} if opened is None else opened
 
     def position(self) -> dict[str, Any]:
-        here = {"batches": self.done, "ended": self.ended, "state": None}
-        if self._stream.resumes == "state":
-            return {**here, "state": copy.deepcopy(self._state(self.done))}
-        return here
+        here = {"batches": self.done, "ended": self.ended}
+        if self._stream.resumes != "state":
+            return {**here, "state": None}
+        if here.items() <= self._opened.items():
+            return {**self._opened}  # some data goes to its place at the next batch only, and says the start
+        return {**here, "state": copy.deepcopy(self._state(self.done))}
 
 
 def _is_told(data: Any) -> bool:

@@ -28,10 +28,15 @@ def refusal(data: Any) -> str | None:
 
 
 def begins_anew(data: Any) -> bool:
-    """Whether each of its passes begins at its start, so that what a pass leaves behind says nothing.
+    """Whether each of its passes begins at its start, so that what a pass leaves behind says nothing."""
+    return _HUGGING_FACE in class_names(data)
 
-    What Hugging Face's `IterableDataset` says of a place depends on where it was resumed, so two equal runs
-    would seem to differ.
+
+def depends_on_path(data: Any) -> bool:
+    """Whether its `state_dict` says more than the place: also how the place was reached.
+
+    Hugging Face's `IterableDataset` counts from where it was opened last, in nested chunks, so two equal runs
+    of which one was resumed would seem to differ.
     """
     return _HUGGING_FACE in class_names(data)
 

@@ -950,14 +950,15 @@ class Run:
         current.updates = self._user.updates
         user = self._user.save()
         self._trials.try_parts(user["user"])
+        streams, words = self._streams.tree()
         tree = whole_tree(
             progress=current.tree(phase),
             user=user,
-            streams=self._streams.tree(),
+            streams=streams,
             lines=self._lines.tree(),
             services=self._board.state(),
             metrics=self._collector.state(),
-            wall={"segment": self.segment, "seconds": self._seconds()},
+            wall={"segment": self.segment, "seconds": self._seconds(), "streams": words},
         )
         guard = self._board.find(NaNGuard)
         encoded = self._saver.encode(tree)

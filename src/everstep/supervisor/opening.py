@@ -427,7 +427,7 @@ class Opening:
         override = self._start.on_change == "override"
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         streams = Streams(recovered.progress.seed, self._say, override=override, quarantined=quarantined)
-        streams.load(recovered.streams)
+        streams.load(recovered.streams, recovered.wall.get("streams", {}))
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:

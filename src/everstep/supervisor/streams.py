@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -113,6 +113,8 @@ class StreamSlot:
         """A copy of what is taken at its word, or why there is none, until it is tried."""
         self._refusal: str | None = None
         """Why no position inside a pass can be saved."""
+        self._saved_words: Collection[str] = ()
+        """As `Stream.place_words`, of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on.
@@ -196,7 +198,7 @@ class StreamSlot:
             and describe(stream, self._seed) == self._what
         ]
 
-    def unbind(self, saved: dict[str, Any], states: list[Any]) -> None:
+    def unbind(self, saved: tuple[dict[str, Any], dict[str, Any]], states: list[Any]) -> None:
         """The source that was looked for is not what the program binds: as if it had not been found.
 
         Args:
@@ -208,7 +210,7 @@ class StreamSlot:
             make_entry("generator", generator).load(state)
         self._generators.forget(getattr(self.stream, "generators", ()))
         self.stream, self._between = None, None
-        self.load(saved)
+        self.load(*saved)
 
     def go_back(self, *, at_resume_point: bool = False) -> None:
         """To the saved position, or to where the pass before left the source; once after a `load`.
@@ -312,14 +314,22 @@ class StreamSlot:
         """Whether a pass has begun and not ended."""
         return self.cursor is not None or self._saved is not None
 
-    def tree(self) -> dict[str, Any]:
-        """Its branch of the state tree, after the batches handed out so far."""
+    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Its branch of the state tree, after the batches handed out so far, and what of it is no place.
+
+        Two runs that stand at one place have equal branches, however they came there.
+        """
         if isinstance(self._left, NotResumableError):
             raise self._left
+        position, words = _split(self._position(), self._place_words)
+        left, left_words = _split(self._left, self._place_words)
+        return self._tree(position, left), {"position": words, "left": left_words}
+
+    def _tree(self, position: Any, left: Any) -> dict[str, Any]:
         here = {
             "pass": self.pass_index,
-            "position": self._position(),
-            "left": self._left,
+            "position": position,
+            "left": left,
             "data": self._what,
             "varies": self._varies,
             "opened": self._opened,
@@ -337,9 +347,16 @@ class StreamSlot:
         held = getattr(self.stream, "generators", ())
         self._between = list(zip(held, Generators.states(self.stream), strict=True))
 
-    def load(self, tree: dict[str, Any]) -> None:
+    @property
+    def _place_words(self) -> Collection[str]:
+        return self._saved_words if self.stream is None else getattr(self.stream, "place_words", ())
+
+    def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
-        self.pass_index, self._saved, self._left = tree["pass"], tree["position"], tree["left"]
+        self.pass_index = tree["pass"]
+        self._saved = _joined(tree["position"], words.get("position"))
+        self._left = _joined(tree["left"], words.get("left"))
+        self._saved_words = {key for each in words.values() for key in each}
         self._states = tree["generators"]
         self._must_return = self._left is not None
         self._what, self._varies, self._resuming = tree["data"], tree["varies"], True
@@ -381,6 +398,18 @@ class StreamSlot:
         if inside and self._refusal:
             raise NotResumableError(self._refusal)
         return cursor.position()
+
+
+def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    """A position without the values of some keys, and those values."""
+    if position is None or not words:
+        return position, {}
+    held = {key: position[key] for key in words if position[key] is not None}
+    return {**position, **dict.fromkeys(held)}, held
+
+
+def _joined(position: Any, words: dict[str, Any] | None) -> Any:
+    return {**position, **words} if words else position
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -536,15 +565,18 @@ class Streams:
             if slot.in_pass:
                 slot.end_pass()
 
-    def tree(self) -> dict[str, Any]:
-        """The `streams/` branch."""
-        return {name: slot.tree() for name, slot in self._slots.items()}
+    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The `streams/` branch, and what is saved beside it and decides no batch."""
+        trees = {name: slot.tree() for name, slot in self._slots.items()}
+        return {name: tree for name, (tree, _) in trees.items()}, {
+            name: words for name, (_, words) in trees.items() if any(words.values())
+        }
 
-    def load(self, tree: dict[str, Any]) -> None:
+    def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
         """The inverse of `tree`; streams are bound later, by the program."""
         for name, saved in tree.items():
-            self._slots.setdefault(name, self._new(name)).load(saved)
-            self._loaded[name] = saved
+            self._loaded[name] = saved, words.get(name, {})
+            self._slots.setdefault(name, self._new(name)).load(*self._loaded[name])
 
     def open_bound(self) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""

@@ -34,7 +34,7 @@ from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
 from everstep.data.cursor import PassCursor
 from everstep.data.iterables import Resumes, is_stateful, length_of, skip
-from everstep.data.known import begin_anew, begins_anew, shuffle_buffers
+from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 
@@ -54,6 +54,7 @@ class DataLoaderStream:
         self.loader = loader
         self.generators = _generators(loader)
         self.resumes: Resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
+        self.place_words = ("own",) if depends_on_path(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
@@ -242,6 +243,7 @@ class _Saved:
                 f"checkpoint and hold {have} now; give generator= as it was then"
             )
         self.ended: bool = position["ended"]
+        self.place = (self.done, self.ended)
         self.start, self.first = position["start"], position["first"]
         self.own = position["own"] if by_state else None
 
@@ -278,6 +280,7 @@ class DataLoaderCursor(PassCursor):
         else:
             self._began, self._start, self._first = saved.generators, saved.start, saved.first
             source = self._reopen(what, saved)
+        self._opened = saved
         closer = source.close if isinstance(source, WorkerBatches) else None
         done, ended = (0, False) if saved is None else (saved.done, saved.ended)
         # The length of an IterableDataset is a guess, and asking for it arms a warning of torch's.
@@ -352,5 +355,11 @@ class DataLoaderCursor(PassCursor):
             "first": self._first,
             "generators": self._began,
             "now": _states(self._generators),
-            "own": None if self._stream.resumes == "replay" or self._is_left else _own_state(self._loader),
+            "own": None if self._stream.resumes == "replay" or self._is_left else self._own(),
         }
+
+    def _own(self) -> Any:
+        opened = self._opened
+        if opened is not None and opened.own is not None and (self.done, self.ended) == opened.place:
+            return opened.own  # some data goes to its place at the next batch only, and says the start
+        return _own_state(self._loader)
