@@ -334,6 +334,8 @@ class Service:
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
+    default_schedule: ClassVar[Schedule] = Never()
+    """Its schedule where none is given."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
 
@@ -352,7 +354,7 @@ class Service:
                 "Every(epochs=...) or Every(seconds=...)"
             )
         # A copy: one in seconds remembers when it was due last, and another service may be given the same.
-        self.schedule = Never() if schedule is None else copy.deepcopy(schedule)
+        self.schedule = copy.deepcopy(self.default_schedule if schedule is None else schedule)
 
     def config(self) -> Json:
         """What of its arguments changes training, for comparison on resume (controllers only)."""

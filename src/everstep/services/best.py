@@ -105,6 +105,7 @@ class Best(Service):
 
     stage = Stage.SAVE
     isolate = False
+    default_schedule = Every(epochs=1)
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Best(Service):
         restore_at_end: bool | Sequence[str] = False,
         every: Schedule | None = None,
     ) -> None:
-        super().__init__(f"best {metric}".replace("/", "."), Every(epochs=1) if every is None else every)
+        super().__init__(f"best {metric}".replace("/", "."), every)
         self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
         self.save, self.keep = save, whole("keep", keep)

@@ -24,6 +24,7 @@ class Checkpoints(Service):
     stage = Stage.SAVE
     isolate = False
     window = "none"
+    default_schedule = Every(epochs=1) | Every(seconds=600)
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Checkpoints(Service):
         keep_every: Schedule | None = None,
         keep_best: tuple[str, str, int] | None = None,
     ) -> None:
-        super().__init__("checkpoints", Every(epochs=1) | Every(seconds=600) if every is None else every)
+        super().__init__("checkpoints", every)
         self.retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
         self.watches = () if keep_best is None else (keep_best[0],)
 

@@ -58,6 +58,7 @@ class Console(Service):
     """
 
     stage = Stage.REPORT
+    default_schedule = Every(seconds=1)
     isolate: ClassVar[bool] = False
     window = "unsaved"
 
@@ -69,7 +70,7 @@ class Console(Service):
         plain_seconds: float = 30.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(name, Every(seconds=1) if every is None else every)
+        super().__init__(name, every)
         self._plain_seconds: float | None = number("plain_seconds", plain_seconds)
         """None for no progress lines."""
         self._sink = sink

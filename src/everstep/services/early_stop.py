@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import number, whole
 from everstep.schedule import Every, Schedule
 from everstep.services.best import better, direction, latest, reaches
+from everstep.services.controller import Controller
 
 
-class EarlyStop(Service):
+class EarlyStop(Controller):
     """Stops the run after a while without a better value, or at a value that is good enough.
 
     It judges the metric at its own boundaries (default: each epoch's end), value by value if it was
@@ -35,8 +36,8 @@ class EarlyStop(Service):
     """
 
     stage = Stage.DECIDE
-    controller = True
     isolate = False
+    default_schedule = Every(epochs=1)
 
     def __init__(
         self,
@@ -52,9 +53,7 @@ class EarlyStop(Service):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            name or f"early stop {metric}".replace("/", "."), Every(epochs=1) if every is None else every
-        )
+        super().__init__(name or f"early stop {metric}".replace("/", "."), every)
         self.metric, self.watches = metric, (metric,)
         self.patience = whole("patience", patience, none="for no limit")
         self.patience_steps = whole("patience_steps", patience_steps, none="for no limit")
@@ -70,20 +69,6 @@ class EarlyStop(Service):
         self.waited = 0
         self._improved: int | None = None
         """The step of the last improvement, or of the first value; None before."""
-
-    def config(self) -> Json:
-        given = {
-            "metric": self.metric,
-            "mode": self.mode,
-            "patience": self.patience,
-            "patience_steps": self.patience_steps,
-            "threshold": self.threshold,
-            "baseline": self.baseline,
-            "min_delta": self.min_delta,
-            "min_steps": self.min_steps,
-            "every": repr(self.schedule),
-        }
-        return {name: value for name, value in given.items() if value is not None}
 
     def run(self, boundary: Boundary) -> Outcome | None:
         values = latest(boundary.readings, self.metric)

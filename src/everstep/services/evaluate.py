@@ -45,6 +45,7 @@ class Evaluate(Service):
     stage = Stage.EVALUATE
     isolate = False
     window = "none"
+    default_schedule = Every(epochs=1)
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Evaluate(Service):
         agg_func: Callable[[Any], Mapping[str, Any]] | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or stream, Every(epochs=1) if every is None else every)
+        super().__init__(name or stream, every)
         self.stream, self.num_steps, self.validate_first = stream, steps(num_steps), validate_first
         self.stats = checked_statistics(stats or {})
         self.online_agg_func, self.agg_func = online_agg_func, agg_func

@@ -38,6 +38,7 @@ class LogVariables(Service):
 
     stage = Stage.REPORT
     isolate = False
+    default_schedule = Every(epochs=1)
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class LogVariables(Service):
         formatter: MetricFormatter | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or "log variables", Every(epochs=1) if every is None else every)
+        super().__init__(name or "log variables", every)
         self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
         self.formatter = formatter or MetricFormatter()
         self._run: RunView

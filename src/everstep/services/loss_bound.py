@@ -7,15 +7,15 @@ from collections import deque
 from statistics import median
 from typing import Any, Literal
 
-from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
-from everstep.contracts.state import Json
+from everstep.contracts.services import Boundary, Outcome, Stage, Stop
 from everstep.errors import ConfigError, LossBoundError
 from everstep.keywords import number, whole
 from everstep.metrics import Stats
 from everstep.schedule import Every, Schedule
+from everstep.services.controller import Controller
 
 
-class LossBound(Service):
+class LossBound(Controller):
     """Ends the run at a loss that is too large (or NaN), before its state is saved.
 
     It judges the largest single value since it last looked, never a mean; by default it looks, and so
@@ -36,8 +36,8 @@ class LossBound(Service):
     """
 
     stage = Stage.GUARD
-    controller = True
     isolate = False
+    default_schedule = Every(steps=1)
 
     def __init__(
         self,
@@ -50,9 +50,7 @@ class LossBound(Service):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            name or f"bound of {metric}".replace("/", "."), Every(steps=1) if every is None else every
-        )
+        super().__init__(name or f"bound of {metric}".replace("/", "."), every)
         if bound is None and times is None:
             raise ConfigError(f"LossBound({metric!r}) has no bound: give bound= or times=")
         if policy not in ("raise", "stop"):
@@ -64,17 +62,8 @@ class LossBound(Service):
             )
         self.metric, self.watches = metric, (metric,)
         self.bound, self.times, self.policy = bound, times, policy
-        self._last: deque[float] = deque(maxlen=whole("last", last))
-
-    def config(self) -> Json:
-        return {
-            "metric": self.metric,
-            "bound": self.bound,
-            "times": self.times,
-            "last": self._last.maxlen,
-            "policy": self.policy,
-            "every": repr(self.schedule),
-        }
+        self.last = whole("last", last)
+        self._last: deque[float] = deque(maxlen=self.last)
 
     def run(self, boundary: Boundary) -> Outcome | None:
         stats = boundary.readings.stats(self.metric)
@@ -99,7 +88,7 @@ class LossBound(Service):
         """The bound that the largest value is not below, in words."""
         if self.bound is not None and not stats.max <= self.bound:
             return f"its bound {self.bound:g}"
-        if self.times is not None and len(self._last) == self._last.maxlen:
+        if self.times is not None and len(self._last) == self.last:
             middle = median(self._last)
             if not stats.max <= self.times * middle:
                 return f"{self.times:g} times {middle:.6g}, the median of the last {len(self._last)}"

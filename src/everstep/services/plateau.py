@@ -7,15 +7,16 @@ from collections import deque
 from statistics import fmean
 from typing import Any
 
-from everstep.contracts.services import Boundary, Outcome, RunView, Service, SetValue, Stage, Stop
+from everstep.contracts.services import Boundary, Outcome, RunView, SetValue, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 from everstep.services.best import better, direction, latest
+from everstep.services.controller import Controller
 
 
-class Plateau(Service):
+class Plateau(Controller):
     """Acts where the mean of a metric's last `short` values is no better than that of the last `long`.
 
         Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
@@ -39,8 +40,8 @@ class Plateau(Service):
     """
 
     stage = Stage.DECIDE
-    controller = True
     isolate = False
+    default_schedule = Every(epochs=1)
 
     def __init__(
         self,
@@ -54,33 +55,20 @@ class Plateau(Service):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            name or f"plateau of {metric}".replace("/", "."), Every(epochs=1) if every is None else every
-        )
+        super().__init__(name or f"plateau of {metric}".replace("/", "."), every)
         if not isinstance(then, SetValue | Stop):
             raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
-        if whole("short", short) >= whole("long", long):
+        self.long, self.short = whole("long", long), whole("short", short)
+        if self.short >= self.long:
             raise ConfigError(f"Plateau(long={long}, short={short}): give a long one that is longer")
         self.metric, self.watches, self.then = metric, (metric,), then
         self.sets = (then.target,) if isinstance(then, SetValue) else ()
         self.mode, _ = direction(metric, mode)
-        self.short = short
-        self.cooldown = long if cooldown is None else whole("cooldown", cooldown, 0)
-        self._values: deque[float] = deque(maxlen=long)
+        self.cooldown = self.long if cooldown is None else whole("cooldown", cooldown, 0)
+        self._values: deque[float] = deque(maxlen=self.long)
         self._resting = 0
         self._run: RunView
         """While the loop is open."""
-
-    def config(self) -> Json:
-        return {
-            "metric": self.metric,
-            "mode": self.mode,
-            "then": repr(self.then),
-            "long": self._values.maxlen,
-            "short": self.short,
-            "cooldown": self.cooldown,
-            "every": repr(self.schedule),
-        }
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -102,7 +90,7 @@ class Plateau(Service):
             self._resting -= 1
             return False
         values = list(self._values)
-        if len(values) < (self._values.maxlen or 0):
+        if len(values) < self.long:
             return False
         if better(fmean(values[-self.short :]), fmean(values), self.mode):
             return False

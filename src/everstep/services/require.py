@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, GuardStop
 from everstep.keywords import whole
 from everstep.schedule import At, Every, Schedule
 from everstep.services.best import Mode, better, direction, latest, reaches
+from everstep.services.controller import Controller
 
 NOT_MET = 4
 """The exit status of a run that does not meet a requirement."""
 
 
-class Require(Service):
+class Require(Controller):
     """Ends the run with exit status 4 where a metric has not reached a value by a step or an epoch.
 
     The loop ends as written and its state is saved; starting the run again ends it in the same way, until
@@ -36,8 +37,8 @@ class Require(Service):
     """
 
     stage = Stage.DECIDE
-    controller = True
     isolate = False
+    default_schedule = Every(epochs=1)
     moments = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
 
     def __init__(
@@ -58,7 +59,7 @@ class Require(Service):
         deadline = Every(epochs=epoch) if step is None else At(step)
         super().__init__(
             name or f"require {metric}".replace("/", "."),
-            deadline | (Every(epochs=1) if every is None else every),
+            deadline | (self.default_schedule if every is None else every),
         )
         self.metric, self.watches, self.value = metric, (metric,), value
         self.mode: Mode
@@ -70,16 +71,6 @@ class Require(Service):
 
     def open(self, run: RunView) -> None:
         self._run = run
-
-    def config(self) -> Json:
-        return {
-            "metric": self.metric,
-            "value": self.value,
-            "mode": self.mode,
-            "step": self.step,
-            "epoch": self.epoch,
-            "every": repr(self.schedule),
-        }
 
     def run(self, boundary: Boundary) -> Outcome | None:
         for value in latest(boundary.readings, self.metric):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.backends.described import described
-from everstep.contracts.services import Boundary, Moment, Outcome, Service, SetValue, Stage
+from everstep.contracts.services import Boundary, Moment, Outcome, SetValue, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import checked_init, whole
 from everstep.schedule import Every, Schedule
+from everstep.services.controller import Controller
 
 
 @checked_init
@@ -56,7 +57,7 @@ class Annealing:
         return min(max(value, self.least), self.most)
 
 
-class Scheduled(Service):
+class Scheduled(Controller):
     """Sets a number of the state to a function of the step: step k runs with `value(k)`.
 
         Scheduled("optimizer.lr", lambda step: 0.1 * min(1, step / 1000))
@@ -74,9 +75,9 @@ class Scheduled(Service):
     """
 
     stage = Stage.DECIDE
-    controller = True
     moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
     window = "none"
+    default_schedule = Every(steps=1)
 
     def __init__(
         self,
@@ -86,9 +87,7 @@ class Scheduled(Service):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            name or f"schedule of {target}".replace("/", "."), Every(steps=1) if every is None else every
-        )
+        super().__init__(name or f"schedule of {target}".replace("/", "."), every)
         if not callable(value):
             raise ConfigError(f"Scheduled({target!r}, {value!r}): give a function of the step")
         self.target, self.value, self.sets = target, value, (target,)

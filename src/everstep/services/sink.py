@@ -49,10 +49,10 @@ class Sink(Service, ABC):
     stage = Stage.REPORT
     isolate: ClassVar[bool] = False
     window = "none"
+    default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
 
     def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
-        usual = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
-        super().__init__(name, usual if every is None else every)
+        super().__init__(name, every)
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise ConfigError(
                 f"path={str(path)!r} of service {self.name!r}: give a path inside the run directory, "

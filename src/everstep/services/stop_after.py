@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Service, Stage, Stop
+from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import plain
 from everstep.schedule import At, Every, Schedule, When
+from everstep.services.controller import Controller
 
 
-class StopAfter(Service):
+class StopAfter(Controller):
     """Ends the run at a limit; the first one reached wins.
 
     Steps and epochs are totals of the run; they end the iterators, so the loop ends as written.
@@ -25,7 +26,6 @@ class StopAfter(Service):
     """
 
     stage = Stage.DECIDE
-    controller = True
     isolate = False
     window = "none"
 

@@ -25,11 +25,12 @@ class Throughput(Service):
     stage = Stage.REPORT
     isolate = False
     window = "none"
+    default_schedule = Every(steps=100)
 
     def __init__(
         self, samples: int | None = None, *, every: Schedule | None = None, name: str | None = None
     ) -> None:
-        super().__init__(name or "throughput", Every(steps=100) if every is None else every)
+        super().__init__(name or "throughput", every)
         self.samples = whole("samples", samples, none="if it is not known")
         self._run: RunView
         """While the loop is open."""

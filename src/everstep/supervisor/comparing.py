@@ -38,7 +38,7 @@ def changed_controllers(
     found = Changes()
     for name in sorted(stored.keys() | given.keys()):
         was, now = stored.get(name, NONE), given.get(name, NONE)
-        parts = differences({name: was}, {name: now})
+        parts = differences({name: was}, {name: now}, sections=[name])
         same_code = [each for each in parts if other_python(_bare(each.stored), _bare(each.given))]
         found.unknown += [f"service {name!r}: {each.path}" for each in same_code]
         if len(parts) > len(same_code):
