@@ -94,9 +94,9 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
+    Tiny(tmp_path / "first", max_epoch=1).train()
     monkeypatch.setattr(writer, "SECONDS", 0.001)
     monkeypatch.setattr(writer, "PATIENCE", 0.05)
-    Tiny(tmp_path / "first", max_epoch=1).train()
     somebody = sqlite3.connect(tmp_path / "everstep.db", isolation_level=None)
     somebody.execute("BEGIN IMMEDIATE")
     run = Tiny(tmp_path / "second", max_epoch=1).train()

@@ -131,7 +131,7 @@ def test_a_pattern_of_ones_own_does_not_reach_what_everstep_goes_by(tmp_path: Pa
 
 
 def test_a_long_text_takes_no_time() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()  # not the clock: other programs may have the processor
     for text in ("a" * 200_000 + "=@", "a." * 100_000 + "=@", "a:" * 100_000 + "@=", "?a" * 100_000 + "=@"):
         redacted(text)
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
