@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import warm
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "index"))  # index_runs
 
 
 def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:
     """What it prints to standard output and to standard error; its exit status is as expected."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "everstep", *command],
         cwd=cwd,
         env={**os.environ, "EVERSTEP_INDEX": "", "COLUMNS": "", **environment},

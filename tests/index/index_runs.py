@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import warm
 from everstep.index.database import Database
 from everstep.index.location import Place
 from everstep.index.queries import find_run, metric_names, metric_rows
@@ -58,7 +59,7 @@ def start(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **envi
 
     With `ask` it waits for a line at `at` and at each step after it.
     """
-    return subprocess.Popen(
+    return warm.Popen(
         [
             sys.executable,
             "-c",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from everstep.record import Block, Journal, Position, RunJournal, read_segment
 from everstep.record.frames import HEADER_SIZE
 
@@ -34,7 +35,7 @@ def run(run_dir, first, last, parent=None, hazard=None):
     """Run the victim; (exit status, the last checkpoint that it announced as (step, position) or None)."""
     environment = os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {})
     command = [sys.executable, "-c", VICTIM, str(run_dir), str(first), str(last), repr(parent)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    done = warm.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     saved = [line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()]
     return done.returncode, (int(saved[-1][0]), eval(saved[-1][1])) if saved else None
 

@@ -1,12 +1,12 @@
 """The run directory: made once, refused when it is something else, repaired from its copy."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from everstep import hazard
 from everstep.errors import RunDirError
 from everstep.record import Journal, RunDir, located, to_read
@@ -166,7 +166,7 @@ OPEN = "import sys; from everstep.record import RunDir; print(RunDir.open(sys.ar
 def opened(path, hazard=None):
     environment = os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {})
     command = [sys.executable, "-c", OPEN, str(path)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return warm.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_kill_at_every_operation_leaves_a_directory_that_opens(tmp_path):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import warm
 from everstep import hazard
 from everstep.errors import RunDirError, RunLockedError
 from everstep.record import RunLock
@@ -38,7 +39,7 @@ lock.release()
 @pytest.fixture
 def holder(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "None\n"
         yield process
         process.kill()
@@ -47,7 +48,7 @@ def holder(tmp_path):
 def refused(run_dir):
     """What another process is told when it tries; "" if it gets the lock."""
     command = [sys.executable, "-c", TRY, str(run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    return warm.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from crashing import check_crashes, collecting, run
 
 import everstep
+import warm
 from everstep import Every
 from everstep.errors import ConfigError, GuardStop
 from everstep.services import Require
@@ -54,7 +54,7 @@ with everstep.Supervisor("run", services=[required], max_step=6, on_change=sys.a
 def test_exit_status_4_again_and_again_until_the_requirement_changes(tmp_path: Path) -> None:
     def status(goal: str, on_change: str = "error") -> int:
         command = [sys.executable, "-c", PROGRAM, goal, on_change]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True).returncode
+        return warm.run(command, cwd=tmp_path, capture_output=True).returncode
 
     assert [status("0.5"), status("0.5"), status("1.0", "override")] == [4, 4, 0]
 

@@ -22,6 +22,7 @@ import sinks_program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
+import warm
 from everstep import Checkpoints, Every, Service
 from everstep.errors import ConfigError
 from everstep.record import RunJournal
@@ -130,7 +131,7 @@ def test_killed_anywhere_no_point_is_there_twice_and_none_is_missing(
         kind, _, rest = kill.partition(":")
         hazard = {"EVERSTEP_HAZARD": f"kill:{rest}"} if kind == "hazard" else {}
         command = [sys.executable, str(PROGRAM), str(run_dir), *([] if hazard else [kill])]
-        done = subprocess.run(command, env=os.environ | hazard, stdout=subprocess.DEVNULL)
+        done = warm.run(command, env=os.environ | hazard, stdout=subprocess.DEVNULL)
         assert done.returncode in (0, -signal.SIGKILL)
         killed += done.returncode != 0
     assert killed >= 13
@@ -142,9 +143,7 @@ def test_killed_at_random_times(undisturbed: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     run_dir = tmp_path / "run"
     for _ in range(4):
-        with subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(run_dir)], stdout=subprocess.DEVNULL
-        ) as victim:
+        with warm.Popen([sys.executable, str(PROGRAM), str(run_dir)], stdout=subprocess.DEVNULL) as victim:
             began = time.monotonic()
             while not (run_dir / "checkpoints").exists() and victim.poll() is None:
                 time.sleep(0.001)

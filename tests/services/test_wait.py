@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import everstep
+import warm
 from everstep import Every
 from everstep.errors import ConfigError, ServiceError
 from everstep.services import GlobalStepWaiter
@@ -38,7 +39,7 @@ def train(run_dir: Path, steps: int) -> None:
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """The waiting process, as soon as it says that it waits, and what it has said."""
-    process = subprocess.Popen([sys.executable, "-c", WAITER], cwd=folder, stdout=subprocess.PIPE, text=True)
+    process = warm.Popen([sys.executable, "-c", WAITER], cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = ""
     while "waiting until" not in said:

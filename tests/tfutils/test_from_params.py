@@ -31,6 +31,7 @@ from digits_params import (
 )
 
 import everstep
+import warm
 from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpointError, RestoreError
@@ -75,9 +76,7 @@ def killed(call: str) -> None:
     """Train in a process that its training kills."""
     code = KILLED.format(folder=str(Path(digits_params.__file__).parent), call=call)
     killing = {**os.environ, "KILL_AT": "8"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=killing, check=False, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "-c", code], env=killing, check=False, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
 
 

@@ -18,6 +18,7 @@ from tiny_task import TinyTask, trainer
 from watch_program import door
 
 import everstep
+import warm
 from everstep.errors import ConfigError, UsageError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 
 def process(what: str, run_dir: Path) -> subprocess.Popen[str]:
     path = os.pathsep.join([*map(str, (HERE, HERE.parent)), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, str(HERE / "watch_program.py"), what, str(run_dir)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
