@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+import tiers
 from everstep import hazard
 
 NOBODY = 65534
+HERE = str(Path(__file__).parent)
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="everstep-config-")  # no test makes the user's key
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
@@ -29,6 +31,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    definition = metafunc.definition
+    if tiers.TIERS.get(os.path.relpath(definition.path, HERE), {}).get(definition.name) == tiers.SHARE:
+        metafunc.fixturenames.append("extent")
+        metafunc.parametrize("extent", [tiers.SHARE, tiers.WHOLE], indirect=True)
+
+
+@pytest.fixture
+def extent(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How far the loop of a test goes that has a share in `make test`; see `tiers`."""
+    tiers.share_for(request.node.nodeid if request.param == tiers.SHARE else None)
+    yield
+    tiers.share_for(None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.place(items, HERE)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +91,9 @@ def server() -> Iterator[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(
+        f"EVERSTEP_SEED={tiers.today()} chose the cases whose turn it was (tests/tiers.py)"
+    )
     properties = [each for report in terminalreporter.getreports("passed") for each in report.user_properties]
     kills = [value for name, value in properties if name == "kills"]
     if kills:

@@ -143,7 +143,7 @@ def points_of(scenario: str, root: Path) -> list[tuple[str, int]]:
     return [(point, n) for point, count in counts.items() for n in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("error", ["ENOSPC", pytest.param("EIO", marks=pytest.mark.long)])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("scenario", ["save_twice", "replace_damaged", "replace_whole"])
 def test_a_failing_disk_leaves_the_previous_checkpoint(

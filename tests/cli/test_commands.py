@@ -196,7 +196,6 @@ def test_runs_are_named_without_their_digits(made: Path) -> None:
     assert everstep("runs", "name=goo", cwd=made)[0] == "no run matches name=goo\n"
 
 
-@pytest.mark.long
 def test_a_filter_means_the_same_runs_by_a_name_as_a_comparison(made: Path, server: Server) -> None:
     (whole,) = (run["name"] for run in as_json("runs", "name=good", cwd=made))
     url = server.database()
@@ -454,7 +453,6 @@ def test_sync_makes_the_index_anew(here: Path) -> None:
     assert as_json("runs", "name>good", "name<h", cwd=here)[0]["path"] == str(here / "elsewhere")
 
 
-@pytest.mark.long
 def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path) -> None:
     everstep("sync", "runs", cwd=here)
     (here / "later").mkdir()

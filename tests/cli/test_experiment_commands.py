@@ -83,7 +83,6 @@ def test_a_changed_config_is_the_users_choice(here: Path) -> None:
     assert "use --on-change keep" in said and "--run-dir" not in said
 
 
-@pytest.mark.long
 def test_compare_shows_where_the_configs_differ(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     everstep(*line, cwd=here)
@@ -110,7 +109,6 @@ def test_queries_find_the_config(trained: Path) -> None:
     assert "tiny-" in said and "0.01" in said
 
 
-@pytest.mark.long
 def test_the_index_is_the_one_that_is_named(here: Path, server: Server) -> None:
     """By the config, by --index, by EVERSTEP_INDEX: trainings and queries alike."""
     line = ("train", "tiny.yaml", "trainer.max_step=1")
@@ -134,7 +132,6 @@ def test_a_dry_run_leaves_nothing(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
-@pytest.mark.long
 def test_schedules_by_name(here: Path) -> None:
     arguments = "schedules={train_and_evaluate: {min_eval_frequency: 5}}"
     said, _ = everstep("train", "tiny.yaml", arguments, "--schedule", "train_and_evaluate", cwd=here)
@@ -153,7 +150,6 @@ def test_schedules_by_name(here: Path) -> None:
     assert not library.evaluations(here / "runs" / "b")  # the end was evaluated in the loop
 
 
-@pytest.mark.long
 def test_eval_with_its_profile_and_without(trained: Path) -> None:
     found = json.loads(everstep("eval", "tiny", "--json", cwd=trained)[0])
     whole = RunJournal(trained / "runs" / "tiny").series("valid/loss", "eval/valid")[1][-1]
@@ -164,7 +160,6 @@ def test_eval_with_its_profile_and_without(trained: Path) -> None:
     assert said.startswith("train/loss: ")
 
 
-@pytest.mark.long
 def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
     for name in ("a.npy", "a.npz", "a.jsonl"):
         said, _ = everstep("predict", "tiny", "--stream", "valid", "--out", name, cwd=trained)
@@ -272,7 +267,6 @@ def git(folder: Path, *command: str) -> None:
     subprocess.run(["git", *names, *command], cwd=folder, env=environment, capture_output=True, check=True)
 
 
-@pytest.mark.long
 def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     line = ("train", "tiny.yaml", "trainer.max_step=1")
     strict = (*line, "--strict-git")
@@ -326,7 +320,6 @@ def test_a_run_that_a_service_of_ones_own_interrupted_goes_on(here: Path, traine
     assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
 
 
-@pytest.mark.long
 def test_a_config_is_drilled(here: Path) -> None:
     said, _ = everstep("drill", "--hazard", "commit", "tiny.yaml", cwd=here)
     assert "exact" in said

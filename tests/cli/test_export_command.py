@@ -75,7 +75,6 @@ def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[s
     assert checkpoints[0].endswith(f"step-{about['step']:08d}") and about == expected
 
 
-@pytest.mark.long
 def test_it_loads_without_everstep(trained: Path) -> None:
     everstep("export", "runs/small", "--out", "plain", cwd=trained)
     program = (

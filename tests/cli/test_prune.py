@@ -60,7 +60,6 @@ def test_by_name_and_by_directory(here: Path) -> None:
     assert there(here) == before - {"good", "long"}
 
 
-@pytest.mark.long
 def test_what_only_begins_so_stays(here: Path) -> None:
     """The same line again deletes nothing more."""
     (here / "runs" / "good").rename(here / "runs" / "goodness")
@@ -111,7 +110,6 @@ def test_a_run_without_a_lock_stays_unless_it_said_its_end(tmp_path: Path) -> No
     assert row["deleted"] and there(tmp_path) == set()
 
 
-@pytest.mark.long
 def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     Tiny(run_dir, max_epoch=1).train()
@@ -127,7 +125,6 @@ def test_a_start_without_a_lock_stays_though_an_earlier_one_had_it(tmp_path: Pat
     assert row["deleted"]
 
 
-@pytest.mark.long
 def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     assert "is not a run directory" in everstep("prune", "./runs/notes", "--delete", cwd=here, status=2)[1]
     (here / "link").symlink_to(here / "runs" / "good")
@@ -174,7 +171,6 @@ def test_wrong_input_deletes_nothing(made: Path, command: list[str], status: int
     assert there(made) == before
 
 
-@pytest.mark.long
 def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     assert train(run_dir, 1, 2, "raise") == 1

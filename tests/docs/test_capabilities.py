@@ -6,9 +6,10 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+
+import tiers
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ROOT / "tests"
@@ -20,36 +21,21 @@ ROWS = {
 }
 
 
-class Found(NamedTuple):
-    """A test function: the marks of all of it, and its source with the decorators."""
-
-    marks: set[str]
-    source: str
-
-
 @cache
-def functions_in(path: Path) -> dict[str, Found]:
-    tree = ast.parse(path.read_text())
-    of_file = [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark")]
+def functions_in(path: str) -> dict[str, str]:
+    """Each test function of the file, with its source and decorators."""
     return {
-        node.name: Found(marks(*of_file, *map(ast.unparse, node.decorator_list)), ast.unparse(node))
-        for node in ast.walk(tree)
+        node.name: ast.unparse(node)
+        for node in ast.walk(ast.parse((TESTS / path).read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
 
 
-def marks(*sources: str) -> set[str]:
-    """Those that are set at once, not by a value of `parametrize`."""
-    return {
-        mark for source in sources if "param(" not in source for mark in re.findall(r"mark\.(\w+)", source)
-    }
-
-
-def mapped(number: str) -> dict[str, Found]:
+def mapped(number: str) -> dict[str, str]:
     found = {}
     for each in ROWS[number]:
         path, _, name = each.partition("::")
-        functions = functions_in(TESTS / path)
+        functions = functions_in(path)
         assert name in functions, f"there is no {each}"
         found[each] = functions[name]
     return found
@@ -58,11 +44,13 @@ def mapped(number: str) -> dict[str, Found]:
 @pytest.mark.parametrize("number", ROWS)
 def test_the_rows_tests_exist_and_run(number: str) -> None:
     assert ROWS[number], "a row without a test"
-    for each, test in mapped(number).items():
-        assert not re.search(r"mark\.(skip|xfail)|pytest\.(skip|xfail)", test.source), f"{each} does not run"
-        assert "torture" not in test.marks, f"{each} runs in make torture alone"
+    for each, source in mapped(number).items():
+        path, _, name = each.partition("::")
+        assert not re.search(r"mark\.(skip|xfail)|pytest\.(skip|xfail)", source), f"{each} does not run"
+        assert name not in tiers.TORTURE.get(path, ()), f"{each} runs in make torture alone"
 
 
 @pytest.mark.parametrize("number", [number for number in ROWS if number.startswith("law")])
 def test_a_law_has_its_place_in_make_test(number: str) -> None:
-    assert any("long" not in test.marks for test in mapped(number).values())
+    places = [each.split("::") for each in mapped(number)]
+    assert any(tiers.TIERS.get(path, {}).get(name) != tiers.NONE for path, name in places)

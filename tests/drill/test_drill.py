@@ -67,16 +67,7 @@ def test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume(name: str) 
     assert ("give seed=" in str(report)) == (name == "unseeded")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "supervisor",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("bare_evaluation", "lines_again", "two_runs")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["supervisor", "bare_evaluation", "lines_again", "two_runs"])
 def test_a_sound_script_is_exact(name: str) -> None:
     hazards = ("tail", "commit") if name == "bare_evaluation" else ("last step", "SIGTERM+SIGKILL")
     report = drilled(name, hazards=hazards)
@@ -84,7 +75,6 @@ def test_a_sound_script_is_exact(name: str) -> None:
     assert [one.verdict for one in report.ordeals] == ["exact"] * len(hazards), report
 
 
-@pytest.mark.long
 def test_the_head_of_an_epoch_is_reached_from_the_checkpoint_before_it() -> None:
     report = drilled("carried_over", hazards=["last step", "head"])
     assert [one.verdict for one in report.ordeals] == ["exact", "differs"], report
@@ -99,7 +89,6 @@ def test_a_program_of_one_epoch_has_no_head_to_strike() -> None:
     assert [one.verdict for one in drilled("one_epoch", hazards=["head"]).ordeals] == ["no such place"]
 
 
-@pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["bare_evaluation", "everything", "lines_again", "supervisor", "two_runs"])
 def test_sound_scripts_are_exact_at_every_hazard_many_times(name: str) -> None:
@@ -113,7 +102,6 @@ def test_a_resume_from_step_0_has_what_the_lines_before_the_loop_have_done() -> 
     assert report.exit_code == 0, report
 
 
-@pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_a_rate_by_hand_spoils_the_optimizer() -> None:
     first = drill(SCRIPTS / "torch_rate.py", hazards=["last step"]).first_divergence
@@ -121,7 +109,6 @@ def test_a_rate_by_hand_spoils_the_optimizer() -> None:
     assert (first.component, first.name) == ("optimizer", "optimizer"), first
 
 
-@pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_named_at_every_seed(name: str) -> None:
@@ -138,7 +125,6 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PYTHON_M, *map(str, args)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.long
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     done = command("--kills", "0", "--json", "report.json", "--keep", "kept", SCRIPTS / "everything.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,14 +156,12 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert list(Path("kept").rglob("run.json"))
 
 
-@pytest.mark.long
 def test_a_resume_that_fails_is_shown_with_its_output() -> None:
     report = drilled("refuses_to_resume", hazards=["SIGTERM"])
     assert (report.exit_code, [one.verdict for one in report.ordeals]) == (1, ["failed"])
     assert "RuntimeError: there is no way back" in str(report)
 
 
-@pytest.mark.long
 def test_the_same_seed_aims_the_same_kills() -> None:
     strikes = [
         [
@@ -190,7 +174,6 @@ def test_the_same_seed_aims_the_same_kills() -> None:
     assert strikes[0] == strikes[1] != strikes[2]
 
 
-@pytest.mark.long
 def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
     for run_dir in (str(tmp_path / "absolute"), "../up"):
         report = drilled("everything", run_dir, hazards=("commit",))

@@ -159,7 +159,6 @@ row_filters = st.dictionaries(
 row_orders = st.lists(st.sampled_from([*ROWS, *(f"-{name}" for name in ROWS)]), max_size=2)
 
 
-@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(documents, min_size=1, max_size=6),

@@ -80,7 +80,6 @@ def loader(generator: torch.Generator) -> DataLoader[Any]:
     return DataLoader(TensorDataset(SAMPLES), 4, shuffle=True, generator=generator)
 
 
-@pytest.mark.long
 def test_two_loaders_share_a_generator(tmp_path: Path) -> None:
     def program(run: Path, tick: Callable[[], None]) -> None:
         generator, seen = torch.Generator().manual_seed(1), []

@@ -10,9 +10,7 @@ from law_support.forkserver import ForkServer
 from law_support.points import Points
 
 SHARDS = 4
-"""So many tests share the points, for pytest-xdist; one of them is not long."""
-
-EACH_SHARD = [0, *(pytest.param(shard, marks=pytest.mark.long) for shard in range(1, SHARDS))]
+"""Tests that share the points, for pytest-xdist."""
 
 STARTS = {"first start": None, "resumed start": "checkpoint.fsync:20"}
 """Which start is struck; the resumed one goes on from a start that was killed inside a commit."""
@@ -23,7 +21,7 @@ def points(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -
     return Points(server, tmp_path, STARTS[request.param])
 
 
-@pytest.mark.parametrize("shard", EACH_SHARD)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_killed_at_every_point(points: Points, shard: int) -> None:
     struck = 0
     for strike in itertools.islice(points.strikes(), shard, None, SHARDS):
@@ -36,7 +34,7 @@ def test_killed_at_every_point(points: Points, shard: int) -> None:
     assert struck > 6
 
 
-@pytest.mark.parametrize("shard", EACH_SHARD)
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
     """Training goes on, or it ends with an error that says what to do; nothing is lost either way."""
     operations = (strike for strike in points.strikes() if not strike.startswith("loop."))  # no I/O there

@@ -35,7 +35,6 @@ def test_a_killed_run_is_the_run_that_was_never_killed(strike: Strike) -> None:
     strike(uniform=1, per_class=0, total=2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_in_each_phase_it_is_the_run_that_was_never_killed(strike: Strike) -> None:
     strike(uniform=4, per_class=1)

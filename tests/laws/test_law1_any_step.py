@@ -122,7 +122,6 @@ def test_crashed_anywhere(**chosen: Any) -> None:
     check(**chosen)
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=10)
 @given(data=st.sampled_from(WITH_WORKERS), **choices)
 @example(

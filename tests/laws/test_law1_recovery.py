@@ -27,14 +27,22 @@ def go_on(points: Points, run_dir: Path, where: str) -> None:
     points.require_clean(run_dir, where)
 
 
-EVERY_NTH = [pytest.param(3, id="every third"), pytest.param(1, id="each", marks=pytest.mark.torture)]
+ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 
 
-@pytest.mark.parametrize("nth", EVERY_NTH)
-@pytest.mark.parametrize("action", ["kill", "SIGTERM", "ENOSPC"])
-def test_struck_at_every_point_around_a_rollback(
-    server: ForkServer, tmp_path: Path, action: str, nth: int
+@pytest.mark.parametrize("action", ACTIONS)
+def test_struck_at_every_third_point_around_a_rollback(
+    server: ForkServer, tmp_path: Path, action: str
 ) -> None:
+    strike_around(server, tmp_path, action, 3)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_struck_at_each_point_around_a_rollback(server: ForkServer, tmp_path: Path, action: str) -> None:
+    strike_around(server, tmp_path, action, 1)
+
+
+def strike_around(server: ForkServer, tmp_path: Path, action: str, nth: int) -> None:
     points = Points(server, tmp_path, None, *BAD)
     undone = RunJournal(points.undisturbed).rollbacks()
     assert len(undone) == 2, points.log.read_text()

@@ -16,10 +16,7 @@ from law_support.program import Program, signal_group, workers_of
 from tiny_runs import Tiny
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-EACH_SIGNAL = [
-    *(pytest.param(number, id=number.name) for number in SIGNALS[:2]),
-    *(pytest.param(number, id=number.name, marks=pytest.mark.long) for number in SIGNALS[2:]),
-]
+EACH_SIGNAL = [pytest.param(number, id=number.name) for number in SIGNALS]
 SHORT = ("--epochs", "3", "--every", "5")
 OPTIONS = {
     "arrays": (*SHORT, "--patience", "9"),

@@ -16,7 +16,7 @@ from law_support.points import Points
 KILLS = 50
 """Of each program."""
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -52,7 +52,7 @@ def terminate() -> None:
 
 
 @pytest.mark.parametrize("strike", [kill, terminate])
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 2, 3, 6])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
 @pytest.mark.parametrize("place", ["step", "tail"])
 def test_names_of_the_step_loop_exist_in_the_tail(
     tmp_path: Path, strike: Callable[[], None], batch_size: int, place: str

@@ -145,7 +145,7 @@ def train(run: Path, head: Callable[[int], Any], stop_at: int | None, every: Any
 @pytest.mark.parametrize(
     ("every", "draw"),
     [
-        pytest.param(Every(epochs=1), False, id="epochs", marks=pytest.mark.long),
+        pytest.param(Every(epochs=1), False, id="epochs"),
         pytest.param(Every(steps=1), True, id="steps, tail draws"),
     ],
 )
@@ -163,7 +163,6 @@ def test_a_head_may_set_the_generators_of_its_loader(
         assert compare_runs(tmp_path / "straight", run) == [], stop_at
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("make", [AlwaysTheSame, SeededAnew, Draws, Head])
 def test_in_the_middle_of_a_pass_that_goes_on_over_epochs(tmp_path: Path, make: Callable[[], Any]) -> None:
     def run(name: str, stop_at: int | None) -> list[float]:
@@ -227,7 +226,6 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_that_cannot_be_found_a
     assert run({}, "c") == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=1)], ids=["epochs", "steps"])
 def test_two_loaders_that_are_seeded_at_the_head(tmp_path: Path, every: Any) -> None:
     def run(name: str, stop_at: tuple[str, int] | None) -> list[float]:

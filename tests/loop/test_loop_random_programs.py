@@ -176,7 +176,6 @@ def test_a_random_history_ends_as_the_straight_run(tmp_path: Path, seed: int) ->
     check(seed, tmp_path)
 
 
-@pytest.mark.torture
 @pytest.mark.parametrize("seed", range(24, 1024))
 def test_many_random_histories_end_as_the_straight_run(tmp_path: Path, seed: int) -> None:
     check(seed, tmp_path)

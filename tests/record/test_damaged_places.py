@@ -23,6 +23,7 @@ from everstep.durable import remedy
 from everstep.errors import CheckpointError, EverstepError, RunLockedError
 from everstep.record import RunDir, RunLock, rundir
 from everstep.testing import armed, nothing_left
+from tiers import share
 from tiny_runs import Boom, Tiny, boom_at
 
 NOBODY = 65534
@@ -177,22 +178,18 @@ def befall(struck: Path, run: Path, place: Path, damage: Callable[[Path], None])
     return run
 
 
-SOME = (becomes_folder, is_noise, becomes_pipe, becomes_file)
-
-
-@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path: Path, deep: bool) -> None:
+def test_whatever_befalls_a_file_of_a_run(struck: Path, straight: Tiny, tmp_path: Path) -> None:
     """Healed, it ends in the run that was never damaged; else the error is ours and nothing is lost."""
     found: dict[str, str | None] = {}
-    for place, damages in places(struck):
-        for damage in damages:
-            if deep or (damage in SOME and len(place.parts) < 3):
-                run = befall(struck, tmp_path / str(len(found)), place, damage)
-                found[f"{place} {damage.__name__}"] = befallen(run, straight.loop.ending.digest)
-                shutil.rmtree(run)
+    cases = [(place, damage) for place, damages in places(struck) for damage in damages]
+    for place, damage in share(cases, 12):
+        run = befall(struck, tmp_path / str(len(found)), place, damage)
+        found[f"{place} {damage.__name__}"] = befallen(run, straight.loop.ending.digest)
+        shutil.rmtree(run)
     wrong = [f"{what}: {how}" for what, how in found.items() if how]
     assert not wrong, "\n".join(wrong)
-    assert len(found) > (230 if deep else 40) and "" in found.values() and None in found.values()
+    assert len(cases) > 230 and None in found.values()
+    assert len(found) < len(cases) or "" in found.values()
 
 
 def test_a_file_that_may_not_be_read(struck: Path, straight: Tiny) -> None:

@@ -59,12 +59,9 @@ def start(name: str, kill_at: int | None = None) -> int:
 
 
 SOUND = ("lines_again", "supervisor", "unseeded")
-SHORT = ("data_generator", "notes_by_hand", "rows_by_chance", "unseeded")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in (*FAULTS, *SOUND)]
-)
+@pytest.mark.parametrize("name", [*FAULTS, *SOUND])
 def test_a_resume_finds_out_by_itself(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert start(name, 20) == -signal.SIGKILL

@@ -10,6 +10,7 @@ from typing import Any
 import everstep
 from everstep import Every, Service
 from everstep.errors import GuardStop
+from tiers import share
 from tiny_runs import Boom, LoopHook, Tiny, boom_at
 
 STEPS_PER_EPOCH = 4
@@ -41,9 +42,10 @@ def check_crashes(
     """Crash in every other step of a run, start it again, compare; the undisturbed run is returned.
 
     With a checkpoint every third step and at each epoch's end, the crashes lie at each distance from one.
+    A share of the steps is two of them.
     """
     whole = run(folder / "whole", make(), tail, **arguments)
-    for step in range(1, whole.loop.ending.step + 1, 2):
+    for step in share(range(1, whole.loop.ending.step + 1, 2), 2):
         run_dir = folder / f"crashed in {step}"
         with contextlib.suppress(Boom):
             run(run_dir, make(), tail, boom_at(step), **arguments)

@@ -13,6 +13,7 @@ import warm
 from everstep import Every, services
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from tiers import share
 from tiny_runs import Boom, rows
 
 PROGRAM = """
@@ -85,7 +86,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.long
 def test_killed_again_and_again(whole: Path, tmp_path: Path) -> None:
     for kill in (3, 9, 18):
         assert start(tmp_path / "run", kill) == -signal.SIGKILL
@@ -99,7 +99,6 @@ def exports(run_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
 
 
-@pytest.mark.long
 def test_their_order_is_irrelevant(whole: Path, tmp_path: Path) -> None:
     assert start(tmp_path / "run", order="reversed") == 0
     assert compare_runs(whole, tmp_path / "run") == []
@@ -135,7 +134,7 @@ def test_in_a_supervisor_crashed_in_any_step(tmp_path: Path) -> None:
         "settings.noise",
         "final",
     }
-    for crash in range(1, 11):
+    for crash in share(range(1, 11), 3):
         run_dir = tmp_path / str(crash)
         with pytest.raises(Boom):
             supervised(run_dir, crash)

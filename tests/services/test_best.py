@@ -32,7 +32,6 @@ def kept(run_dir: Path) -> list[tuple[float, int]]:
     return sorted(found)
 
 
-@pytest.mark.long
 def test_the_best_three_ties_keep_the_earlier_and_no_crash_changes_them(tmp_path: Path) -> None:
     make = lambda: [everstep.Best("valid_loss", keep=3), GUARD]  # noqa: E731
     whole = check_crashes(tmp_path, make, collecting("valid_loss", VALUES), max_epoch=8)

@@ -19,6 +19,7 @@ import everstep
 from everstep import Evaluate, Every, hazard
 from everstep.errors import ConfigError, MetricError
 from everstep.services import Dump
+from tiers import share
 from tiny_runs import rows
 
 
@@ -128,7 +129,7 @@ def test_killed_anywhere_the_folder_ends_as_if_nothing_had_happened(tmp_path: Pa
     for point, count in points.items():
         if point in ("checkpoint.rename", "checkpoint.unlink", "loop.tail", "loop.tail_end", "loop.exit"):
             specs += [f"kill:{point}:{at}" for at in range(1, count + 1, max(count // 6, 1))]
-    for number, spec in enumerate(specs):
+    for number, spec in share(enumerate(specs), 3):
         run_dir = tmp_path / str(number)
         assert os.WTERMSIG(start(run_dir, spec)) == signal.SIGKILL, spec
         for name, content in dumped(run_dir).items():

@@ -135,7 +135,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[s
     return root, [(number, spec) for number, spec in found]
 
 
-@pytest.mark.long
 def test_killed_anywhere_an_export_is_whole_or_absent(killed: Killed) -> None:
     root, kills = killed
     for number, spec in kills:
@@ -305,7 +304,6 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- laws and misuse
 
 
-@pytest.mark.long
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Export(OnBest("valid_loss"), entry="weights", keep=1))
 

@@ -80,7 +80,6 @@ def test_a_run_within_its_bounds_ends_equal_after_any_crash(tmp_path: Path) -> N
     assert check_crashes(tmp_path, make, lambda loop, epoch: None, max_epoch=2).loop.ending.finished
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arguments", [{"bound": 1e9}, {"times": 9, "last": 2}])
 def test_it_keeps_the_laws(arguments: Any) -> None:
     check_service(lambda: LossBound(**arguments))

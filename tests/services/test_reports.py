@@ -168,7 +168,6 @@ def test_they_change_nothing_after_any_crash(tmp_path: Path) -> None:
     check_crashes(tmp_path, services, collecting("valid_loss", [1.0]), max_epoch=2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [LogVariables, lambda: FinalValues(lambda: {"one": 1.0}), lambda: Throughput(4, every=Every(steps=2))],

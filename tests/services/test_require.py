@@ -101,7 +101,6 @@ def test_what_came_after_the_last_look_counts(tmp_path: Path) -> None:
     assert sv.ending.finished
 
 
-@pytest.mark.long
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Require("valid_loss", 0.6, epoch=2))
     check_service(lambda: Require("loss", 0.0, "max", step=4, every=Every(steps=1)))

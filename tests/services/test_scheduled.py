@@ -88,7 +88,6 @@ def test_another_schedule_is_another_run(tmp_path: Path) -> None:
     assert train(tmp_path, changed, on_change="override")[1][-1] == 8 * 0.25**11
 
 
-@pytest.mark.long
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: Scheduled("settings.rate", Annealing(1, 0.9)))
     check_service(lambda: Scheduled("settings.rate", lambda step: 1 / step, every=Every(steps=2)))

@@ -121,7 +121,6 @@ KILLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 def test_killed_anywhere_no_point_is_there_twice_and_none_is_missing(
     undisturbed: Path, tmp_path: Path
 ) -> None:

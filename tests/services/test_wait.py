@@ -74,7 +74,6 @@ def test_the_time_is_over(tmp_path: Path) -> None:
         sv.__enter__()
 
 
-@pytest.mark.long
 def test_it_keeps_the_laws(tmp_path: Path) -> None:
     train(tmp_path / "other", 2)
     check_service(lambda: GlobalStepWaiter(tmp_path / "other", 2))

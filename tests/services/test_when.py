@@ -171,7 +171,6 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text())
 
 
-@pytest.mark.long
 def test_it_keeps_the_laws() -> None:
     check_service(lambda: When(OnBest("valid_loss"), [Save(), SetValue("settings.rate", times=0.5)]))
 

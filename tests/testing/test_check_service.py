@@ -54,12 +54,9 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     "a function after epochs": lambda: FunctionService(Moment.AFTER_EPOCH, looks, None, "mine"),
     "a function before steps": lambda: FunctionService(Moment.BEFORE_STEP, looks, None, "mine"),
 }
-SHORT = ("Checkpoints", "Console", "EarlyStop", "Best by the steps' mean", "Record", "a function after steps")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in SHORT)) for n in BUILT_IN]
-)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_services_pass(name: str) -> None:
     make = BUILT_IN[name]
     check_service(make)
