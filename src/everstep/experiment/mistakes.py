@@ -69,10 +69,10 @@ def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> 
         node = reduce(getitem, inside, value)
         number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)
         give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
-        found.append(Problem((*place, *inside), f"{node!r} is {_kind(node)}; give {give}"))
+        found.append(Problem((*place, *inside), f"{node!r} is {kind_of(node)}; give {give}"))
     if not found and not others:
         give = f"give {{{CALL}: module:name}} for what makes one"
-        found.append(Problem(place, f"{value!r} is {_kind(value)}, and {schema} is asked for; {give}"))
+        found.append(Problem(place, f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
     return found + others
 
 
@@ -105,12 +105,19 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
     if kind == "value_error":
         return Problem(where, str(error["ctx"]["error"]))
     wanted = error["msg"].replace("Input should be ", "give ").replace("Input should ", "it must ")
-    return Problem(where, f"{node!r} is {_kind(node)}; {wanted}")
+    return Problem(where, f"{node!r} is {kind_of(node)}; {wanted}")
 
 
-def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-    return "nothing" if value is None else names.get(type(value), "a mapping")
+def kind_of(value: Any) -> str:
+    """What a value is, in words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
 
 
 def _keys(schema: Any, inside: Place) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import misfits
+from everstep.experiment.mistakes import kind_of
 from everstep.keywords import plain
 
 Params = dict[str, Any]
@@ -66,7 +67,7 @@ def _path(default: Any = NEEDED) -> Key:
 
 
 def _flag(default: bool) -> Key:
-    return Key("True or False", lambda value: isinstance(value, bool), default)
+    return Key("true or false", lambda value: isinstance(value, bool), default)
 
 
 def _whole(default: Any = NEEDED, least: int = 1) -> Key:
@@ -88,7 +89,7 @@ def _function(default: Any = NEEDED) -> Key:
 
 
 def _mapping(default: Any) -> Key:
-    return Key("a dictionary", lambda value: isinstance(value, Mapping), default)
+    return Key("a mapping", lambda value: isinstance(value, Mapping), default)
 
 
 def _is_choice(value: Any) -> bool:
@@ -171,7 +172,7 @@ OPTIMIZER = FunctionSection(
     key="optimizer",
     keys={
         "optimizer_class": _function(None),
-        "clip": Key("True, False or a dictionary", lambda value: isinstance(value, bool | Mapping), None),
+        "clip": Key("true or false or a mapping", lambda value: isinstance(value, bool | Mapping), None),
         "trainable_names": Key("a name, or a list of names", _is_names, None),
     },
     positions=1,
@@ -213,22 +214,25 @@ def checked(what: Key | FunctionSection | Section, given: Any, place: str) -> An
     if isinstance(what, Key):
         given = plain(given)
         if given is NEEDED or not what.right(given):
-            missing = given is NEEDED
-            raise ConfigError(f"{place} {'is missing' if missing else f'is {given!r}'}; give {what.wanted}")
+            raise _wrong(given, what.wanted, place)
         return given
-    if given is NEEDED:
-        raise ConfigError(f"{place} is missing; give a dictionary")
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{place} is {given!r}; give a dictionary")
+    if given is NEEDED or not isinstance(given, Mapping):
+        raise _wrong(given, "a mapping", place)
     return _section(what, given, place) if isinstance(what, Section) else _call(what, given, place)
+
+
+def _wrong(given: Any, wanted: str, place: str) -> ConfigError:
+    if given is NEEDED:
+        return ConfigError(f"{place}: {place.rpartition('.')[2]!r} is needed; give it")
+    return ConfigError(f"{place}: {given!r} is {kind_of(given)}; give {wanted}")
 
 
 def _section(section: Section, given: Mapping[str, Any], place: str) -> Params:
     for name in given:
         if name in section.gone:
-            raise ConfigError(f"{place}.{name} is gone: {section.gone[name]}")
+            raise ConfigError(f"{place}: {name} is gone: {section.gone[name]}")
         if name not in section.keys:
-            raise ConfigError(f"{place} has no key {name!r}; {nearest(str(name), section.keys)}")
+            raise ConfigError(f"{place}.{name}: unknown key {name!r}; {nearest(str(name), section.keys)}")
     return _filled(section.keys, given, place)
 
 
@@ -256,7 +260,7 @@ def checked_validations(given: Any, place: str = "validation_params") -> dict[st
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{place} is {given!r}; give a dictionary of names to dictionaries")
+        raise _wrong(given, "a mapping", place)
     found = {}
     for name, one in given.items():
         if isinstance(one, Mapping) and "data" in one and "data_params" not in one:
