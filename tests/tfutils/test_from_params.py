@@ -688,6 +688,36 @@ def test_what_cannot_be_right_names_its_place(changes: dict[str, Any], said: str
         train(**changes)
 
 
+def test_all_mistakes_of_a_tree_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        train(
+            save_params__cache_dir=3,
+            train_params__num_step=3,
+            load_params={"load_param_dict": {1: "conv.weight"}, "to_restore": 7},
+            validation_params={"a/b": params()["validation_params"]["valid0"]},
+        )
+    first, *lines = str(raised.value).splitlines()
+    assert first == "5 things are wrong:"
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "save_params.cache_dir",
+        "load_params.to_restore",
+        "train_params.num_step",
+        "load_params.load_param_dict",
+        "validation_params",
+    ]
+    assert lines[0].endswith("3 is a whole number; give a text or a Path")
+    assert lines[1].endswith("give a text or a regular expression or a list or a function")
+    assert lines[3].endswith("the key 1 is a whole number; give a text")
+    assert lines[4].endswith("'a/b' cannot name a validation; give another text, without '/'")
+
+
+def test_a_threshold_of_none_is_no_threshold() -> None:
+    ending = train(train_params__thres_loss=None, train_params__num_steps=1)
+    (start,) = RunJournal(BASIC).events("segment", valid=False)
+    assert ending.step == 1 and start.data["facts"]["config"]["train_params"]["thres_loss"] is None
+    assert not any("LossBound" in each for each in start.data["facts"]["services"])
+
+
 def test_an_array_among_the_targets_of_training_is_refused_by_name(tmp_path: Path) -> None:
     def targets(inputs: Any, outputs: Any) -> dict[str, Any]:
         return {"scores": outputs}

@@ -28,7 +28,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
 from everstep.experiment.layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.mistakes import Problem, members, validated
+from everstep.experiment.mistakes import Problem, members, told, validated
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def resolve(
     for place, call, late in calls(schema, layers.tree) if imports else ():
         problems += call.problems(place, late)
     if problems:
-        raise ConfigError(_told(problems, layers))
+        raise ConfigError(told(problems, layers.origin))
     tree, at_default = adapter.dump_python(config, mode="json"), list[Place]()
     for place, call, late in calls(schema, tree) if imports else ():
         _put(tree, place, call.completed(place, at_default, late).tree())
@@ -113,16 +113,6 @@ def _with_profile(layers: Layers, name: str) -> Layers:
     origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == place}
     layers.lay(Layers(found[name], origins))
     return layers
-
-
-def _told(problems: list[Problem], layers: Layers) -> str:
-    lines = []
-    for problem in problems:
-        where = [each for each in (layers.origin(problem.place), dotted(problem.place)) if each]
-        lines.append(": ".join([*where, problem.text]))
-    if len(lines) == 1:
-        return lines[0]
-    return "\n  ".join([f"{len(lines)} things are wrong:", *lines])
 
 
 def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from everstep.errors import nearest
-from everstep.experiment.layers import CALL, Place
+from everstep.experiment.layers import CALL, Place, dotted
 
 
 class Problem(typing.NamedTuple):
@@ -35,7 +36,7 @@ def validated(
     try:
         return adapter.validate_json(json.dumps(value), strict=True, extra="forbid")
     except ValidationError as error:
-        problems += _problems(error, value, schema, place)
+        problems += problems_of(error, value, schema, place)
         return None
 
 
@@ -48,18 +49,22 @@ _WANTED = {
     "a mapping": ("dict_type", "mapping_type", "dataclass_type", "dataclass_exact_type", "model_type"),
     "null": ("none_required",),
     "a path": ("path_type",),
+    "a function": ("callable_type",),
+    "a regular expression": ("pattern_type",),
 }
 """In words, what pydantic's errors of type ask for."""
 
 
-def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
+def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
     """What is wrong, a line for each place: the members of a union that it is none of are one mistake."""
     wanted: dict[Place, list[str]] = {}
     others = []
     for each in error.errors():
-        word = next((word for word, types_ in _WANTED.items() if each["type"] in types_), None)
-        if word is not None:
-            wanted.setdefault(_inside(each["loc"], value), []).append(word)
+        inside, word = _inside(each["loc"], value), _word(each)
+        if each["loc"][-1:] == ("[key]",):
+            others.append(_problem_of_key(each, (*place, *inside)))
+        elif word is not None:
+            wanted.setdefault(inside, []).append(word)
         elif each["type"] != "needs_python_object":  # an object that no config can hold
             others.append(_problem(each, value, schema, place))
     found = []
@@ -67,6 +72,8 @@ def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> 
         if any(other[: len(inside)] == inside != other for other in wanted):
             continue  # it is right so far as that
         node = reduce(getitem, inside, value)
+        if "a number" in words:
+            words = [word for word in words if word != "a whole number"]
         number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)
         give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
         found.append(Problem((*place, *inside), f"{node!r} is {kind_of(node)}; give {give}"))
@@ -74,6 +81,19 @@ def _problems(error: ValidationError, value: Any, schema: Any, place: Place) -> 
         give = f"give {{{CALL}: module:name}} for what makes one"
         found.append(Problem(place, f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
     return found + others
+
+
+def _word(error: Any) -> str | None:
+    """What an error of type asks for; None of another error."""
+    if error["type"] == "is_instance_of":
+        return f"a {error['ctx']['class']}"
+    return next((word for word, types_ in _WANTED.items() if error["type"] in types_), None)
+
+
+def _problem_of_key(error: Any, place: Place) -> Problem:
+    if error["type"] == "value_error":
+        return Problem(place[:-1], str(error["ctx"]["error"]))
+    return Problem(place[:-1], f"the key {place[-1]!r} is {kind_of(place[-1])}; give {_word(error)}")
 
 
 def _is_number(text: str) -> bool:
@@ -124,10 +144,7 @@ def _keys(schema: Any, inside: Place) -> set[str]:
     """The keys that a schema knows at a place."""
     for part in inside:
         schema = next((s for s in (_below(t, part) for t in members(schema)) if s is not None), None)
-    names: set[str] = set()
-    for each in members(schema):
-        names |= getattr(each, "__dataclass_fields__", {}).keys()
-    return names
+    return {name for each in members(schema) for name in _fields(each)}
 
 
 def members(schema: Any) -> Iterable[Any]:
@@ -138,7 +155,31 @@ def members(schema: Any) -> Iterable[Any]:
 
 
 def _below(schema: Any, part: str | int) -> Any:
-    if part in getattr(schema, "__dataclass_fields__", {}):
-        return typing.get_type_hints(schema)[str(part)]
+    if part in (fields := _fields(schema)):
+        return fields[str(part)]
     arguments = typing.get_args(schema)
     return arguments[-1] if arguments else None
+
+
+def _fields(schema: Any) -> dict[str, Any]:
+    """The fields of a dataclass or of a model of pydantic, with their types."""
+    if dataclasses.is_dataclass(schema):
+        hints = typing.get_type_hints(schema)
+        return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    models = getattr(schema, "model_fields", {})
+    return {name: field.annotation for name, field in models.items()}
+
+
+def told(problems: Iterable[Problem], origin: Callable[[Place], str] = lambda place: "") -> str:
+    """What is wrong, for a message; each with its place.
+
+    Args:
+        origin: where the value at a place was written, "" if nowhere.
+    """
+    lines = []
+    for problem in problems:
+        where = [each for each in (origin(problem.place), dotted(problem.place)) if each]
+        lines.append(": ".join([*where, problem.text]))
+    if len(lines) == 1:
+        return lines[0]
+    return "\n  ".join([f"{len(lines)} things are wrong:", *lines])

@@ -13,26 +13,27 @@ from everstep.data.arrays import Arrays
 from everstep.data.iterables import SequenceStream
 from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError
-from everstep.tfutils.schema import Params, arguments
+from everstep.tfutils.schema import Function
 from everstep.trainer.inputs import Inputs
 
 
-def data_of(call: Params, place: str, *, shuffle: bool) -> Any:
+def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
     """The data that `data_params` describe.
 
     A dictionary of arrays becomes batches of it; in training shuffled, in an order that has a seed of its
     own, so that models of different seeds can share it.
     """
-    made = call["func"](**arguments(call))
+    made = params()
     if not isinstance(made, Mapping):
         return made
-    if "batch_size" not in call:
+    if "batch_size" not in params.arguments:
         raise ConfigError(f"{place}.batch_size is missing; give how many samples a batch of the arrays has")
     if not made:
         raise ConfigError(
             f"{place}.func returned a dictionary with nothing in it; return arrays by their names"
         )
-    return Named(tuple(made), arrays(*made.values(), batch_size=call["batch_size"], shuffle=shuffle, seed=0))
+    size = params.arguments["batch_size"]
+    return Named(tuple(made), arrays(*made.values(), batch_size=size, shuffle=shuffle, seed=0))
 
 
 def tagged(name: str, data: Any) -> Stream:

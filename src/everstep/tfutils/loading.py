@@ -12,7 +12,7 @@ from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
 from everstep.supervisor.init_from import names_in
-from everstep.tfutils.schema import Params
+from everstep.tfutils.schema import Load, Location
 
 ROOT = "runs"
 """The folder of runs where `cache_dir` names none."""
@@ -21,18 +21,19 @@ _COUNTER = "global_step"
 """The state entry that goes with the counters, not with the names that are chosen."""
 
 
-def folder_of(params: Mapping[str, Any]) -> Path:
+def folder_of(params: Location) -> Path:
     """The folder of a collection: CACHE_DIR/DBNAME/COLLNAME."""
-    parts = [str(params[name]) for name in ("dbname", "collname") if params[name] is not None]
+    parts = [name for name in (params.dbname, params.collname) if name is not None]
     for part in parts:
         _require_name(part)
-    return Path(params["cache_dir"] or ROOT, *parts)
+    return Path(params.cache_dir or ROOT, *parts)
 
 
-def run_dir_of(params: Mapping[str, Any]) -> Path:
+def run_dir_of(params: Location) -> Path:
     """The run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
-    _require_name(params["exp_id"])
-    return folder_of(params) / str(params["exp_id"])
+    assert params.exp_id is not None
+    _require_name(params.exp_id)
+    return folder_of(params) / params.exp_id
 
 
 def _require_name(name: str) -> None:
@@ -40,13 +41,13 @@ def _require_name(name: str) -> None:
         raise ConfigError(f"{name!r} names a folder; give a text without '/', not empty")
 
 
-def index_of(params: Mapping[str, Any], place: str) -> str | None:
+def index_of(params: Location, place: str) -> str | None:
     """The URL of the database that `host` and `port` name; None for the file beside the runs.
 
     Raises:
         ConfigError: they name none.
     """
-    host, port = params["host"], params["port"]
+    host, port = params.host, params.port
     if host is None:
         if port is not None:
             raise ConfigError(
@@ -56,7 +57,7 @@ def index_of(params: Mapping[str, Any], place: str) -> str | None:
     if "://" in host:
         if port is not None:
             raise ConfigError(f"{place}.port={port}: the host is a URL; give it with the port in it")
-        return str(host)
+        return host
     if port == 27017:
         raise ConfigError(
             f"{place}: port 27017 is that of MongoDB, which is not used; give host and port of a "
@@ -65,31 +66,35 @@ def index_of(params: Mapping[str, Any], place: str) -> str | None:
     return f"postgresql://{host}:{port or 5432}/everstep"
 
 
-def source(load: Params, save: Mapping[str, Any] | None) -> Path | None:
+def source(load: Load, save: Location | None) -> Path | None:
     """The checkpoint, or the run, that `load_params` mean; None if they mean the run itself.
 
     Args:
-        load: resolved; a part of the place that it lacks is that of `save`.
+        save: has the parts of the place that `load` lacks, but for the run's name.
 
     Raises:
         ConfigError: a query that can only find the run itself.
         NoCheckpointError: nothing is there.
     """
-    if load["from_ckpt"] is not None:
-        return Path(load["from_ckpt"])
-    own = None if save is None or save["exp_id"] is None else run_dir_of(save)
-    names = ("cache_dir", "dbname", "collname", "host", "port")
-    place = {n: load[n] if load[n] is not None or save is None else save[n] for n in names}
-    asked = {**place, "exp_id": load["exp_id"]}
-    there = None if load["exp_id"] is None else run_dir_of(asked)
-    if load["query"] is None:
+    if load.from_ckpt is not None:
+        return Path(load.from_ckpt)
+    own = None if save is None or save.exp_id is None else run_dir_of(save)
+    asked = Location.of({**_place(save), **_place(load), "exp_id": load.exp_id})
+    there = None if load.exp_id is None else run_dir_of(asked)
+    if load.query is None:
         return None if there is None or there == own else there
     if own is not None and there == own:
         raise ConfigError(
             f"loading pointlessly: load_params.query asks for {there}, where this run saves, and from "
             "where it goes on by itself; leave the query out, or save elsewhere"
         )
-    return _asked(load["query"], folder_of(asked), load["exp_id"], index_of(asked, "load_params"))
+    return _asked(load.query, folder_of(asked), load.exp_id, index_of(asked, "load_params"))
+
+
+def _place(params: Location | None) -> dict[str, Any]:
+    """The parts of a place that are given."""
+    parts = {name: getattr(params, name, None) for name in Location.model_fields}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: str | None) -> Path:
@@ -116,7 +121,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
     )
 
 
-def chosen(path: Path, load: Params, *, entries: Iterable[str] | None = None) -> tuple[InitFrom, int]:
+def chosen(path: Path, load: Load, *, entries: Iterable[str] | None = None) -> tuple[InitFrom, int]:
     """Which parts of a checkpoint are loaded, and the step that its run had made.
 
     Args:
@@ -133,22 +138,22 @@ def chosen(path: Path, load: Params, *, entries: Iterable[str] | None = None) ->
     if entries is not None:
         known = [name for name in known if name.partition("/")[0] in entries]
     rename: dict[str, str] = {}
-    if load["load_param_dict"] is not None:
-        pairs = {_full(old, known): new for old, new in load["load_param_dict"].items()}
+    if load.load_param_dict is not None:
+        pairs = {_full(old, known): new for old, new in load.load_param_dict.items()}
         rename = {f"^{re.escape(old)}$": _like(old, new).replace("\\", r"\\") for old, new in pairs.items()}
         wanted = [_like(old, new) for old, new in pairs.items()]
-    elif load["to_restore"] is not None:
-        wanted = _restored(load["to_restore"], known)
+    elif load.to_restore is not None:
+        wanted = _restored(load.to_restore, known)
         if not wanted:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
     include = exclude = None
-    if load["load_param_dict"] is not None or load["to_restore"] is not None:
+    if load.load_param_dict is not None or load.to_restore is not None:
         include = f"^(?:{'|'.join(map(re.escape, wanted))})$"
     elif entries is not None:
         include = f"^(?:{'|'.join(map(re.escape, entries))})(?:/|$)"
     else:
         exclude = f"^{_COUNTER}$"
-    reset = () if load["restore_global_step"] else ("step",)
+    reset = () if load.restore_global_step else ("step",)
     return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
 
 

@@ -1,288 +1,313 @@
-"""The tree of parameters that `train_from_params` takes: its keys, and what their values must be."""
+"""The parameter trees of `train_from_params` and `test_from_params`: keys, types of values, defaults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from everstep.errors import ConfigError, nearest
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from everstep.errors import ConfigError
 from everstep.experiment.calls import misfits
-from everstep.experiment.mistakes import kind_of
+from everstep.experiment.mistakes import problems_of, told
 from everstep.keywords import plain
 
-Params = dict[str, Any]
-
-NEEDED: Any = object()
-"""The default of a key that must be given."""
+S = TypeVar("S", bound="Section")
 
 
-class Key(NamedTuple):
-    """What a value must be.
+class Section(BaseModel):
+    """A dictionary of a tree, which has certain keys; None means the default, unless a type allows None.
 
-    Attributes:
-        wanted: in words.
-        right: whether a value is that.
-        default: where it is not given; None is always allowed where this is None.
+    Class attributes:
+        gone: keys of tfutils that are not taken, and what to do instead.
     """
 
-    wanted: str
-    right: Callable[[Any], bool]
-    default: Any = NEEDED
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, protected_namespaces=()
+    )
+    gone: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls: type[S], given: Mapping[str, Any]) -> S:
+        """Check what a program gives.
+
+        Raises:
+            ConfigError: everything that is wrong, each with its place; an unknown key with the nearest.
+        """
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise ConfigError(told(problems_of(error, given, cls, ()))) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name, instead in cls.gone.items():
+            if name in given:
+                raise ValueError(f"{name} is gone: {instead}")
+        found = {}
+        for name, value in given.items():
+            field = cls.model_fields.get(name)
+            if field is None:
+                found[name] = value
+            elif value is not None or NoneType in get_args(field.annotation):
+                found[name] = plain(value)
+        return found
+
+    def tree(self) -> dict[str, Any]:
+        """The same as plain dictionaries, every default filled in."""
+        return {name: _tree(value) for name, value in self}
 
 
-class FunctionSection(NamedTuple):
-    """A dictionary of a function and its arguments.
+def _tree(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.tree()
+    if isinstance(value, dict):
+        return {name: _tree(part) for name, part in value.items()}
+    return value
 
-    Attributes:
-        key: the function's key; the other keys are arguments.
-        keys: those that are no arguments, or that the function gets, too.
-        positions: how many arguments it gets before them.
-        names: which it gets by name, whether they are written or not.
-        default: where it is not given.
+
+def _require_fit(function: Any, given: Mapping[str, Any], positional: int, by_name: tuple[str, ...]) -> None:
+    faults = [fault for _, fault in misfits(function, given, positional, by_name)]
+    if faults:
+        raise ValueError(
+            "; ".join(f"{getattr(function, '__name__', function)}() {fault}" for fault in faults)
+        )
+
+
+class Function(Section):
+    """A function, and arguments for it: the keys that no field has.
+
+    Class attributes:
+        positional: number of the arguments that it gets before those.
+        by_name: arguments that it gets besides, by name; those that are fields, too, have the field's value.
     """
 
-    key: str = "func"
-    keys: Mapping[str, Key] = {}
-    positions: int = 0
-    names: Collection[str] = ()
-    default: Any = NEEDED
+    model_config = ConfigDict(extra="allow")
+    positional: ClassVar[int] = 0
+    by_name: ClassVar[tuple[str, ...]] = ()
+
+    func: Callable[..., Any]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Function:
+        _require_fit(self.func, self.model_extra or {}, self.positional, self.by_name)
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that the tree has for it."""
+        own = {name: getattr(self, name) for name in self.by_name if name in type(self).model_fields}
+        return {**(self.model_extra or {}), **own}
+
+    def __call__(self, *positional: Any, **by_name: Any) -> Any:
+        """Call it, with the arguments of the tree besides these."""
+        return self.func(*positional, **{**self.arguments, **by_name})
 
 
-class Section(NamedTuple):
-    """A dictionary with certain keys; those of `gone` are answered."""
-
-    keys: Mapping[str, Key | FunctionSection | Section]
-    default: Any = NEEDED
-    gone: Mapping[str, str] = {}
+def _name_of_validation(name: str) -> str:
+    if not name or "/" in name or name == "train":
+        raise ValueError(f"{name!r} cannot name a validation; give another text, without '/'")
+    return name
 
 
-def _text(default: Any = NEEDED) -> Key:
-    return Key("a text", lambda value: isinstance(value, str), default)
+def _not_empty(names: Any) -> Any:
+    if not names:
+        raise ValueError(f"{names!r} names nothing; give a name, or a list of names")
+    return names
 
 
-def _path(default: Any = NEEDED) -> Key:
-    return Key("a path", lambda value: isinstance(value, str | Path), default)
+Count = Annotated[int, Field(ge=1)]
+Names = Annotated[str | list[str] | tuple[str, ...], AfterValidator(_not_empty)]
+Options = Mapping[Any, Any]
 
 
-def _flag(default: bool) -> Key:
-    return Key("true or false", lambda value: isinstance(value, bool), default)
+class Location(Section):
+    """Where a run lies."""
+
+    host: str | None = None
+    port: Count | None = None
+    dbname: str | None = None
+    collname: str | None = None
+    exp_id: str | None = None
+    cache_dir: str | Path | None = None
 
 
-def _whole(default: Any = NEEDED, least: int = 1) -> Key:
-    return Key(
-        f"a whole number, {least} or more",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
-        default,
-    )
+class Save(Location):
+    """`save_params` of a training."""
 
-
-def _number(default: Any) -> Key:
-    return Key(
-        "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool), default
-    )
-
-
-def _function(default: Any = NEEDED) -> Key:
-    return Key("a function", callable, default)
-
-
-def _mapping(default: Any) -> Key:
-    return Key("a mapping", lambda value: isinstance(value, Mapping), default)
-
-
-def _is_choice(value: Any) -> bool:
-    listed = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-    return listed or isinstance(value, str | re.Pattern) or callable(value)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
-    )
-
-
-def _is_mapping_of_texts(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(part, str) for pair in value.items() for part in pair
-    )
-
-
-_LOCATION: dict[str, Key | FunctionSection | Section] = {
-    "host": _text(None),
-    "port": _whole(None),
-    "dbname": _text(None),
-    "collname": _text(None),
-    "exp_id": _text(None),
-    "cache_dir": _path(None),
-}
-SAVE = Section(
-    {
-        **_LOCATION,
-        "do_save": _flag(True),
-        "save_initial_filters": _flag(True),
-        "save_metrics_freq": _whole(100),
-        "save_valid_freq": _whole(3000),
-        "save_filters_freq": _whole(30000),
-        "cache_filters_freq": _whole(3000),
-        "cache_max_num": _whole(6),
-    },
-    gone={
+    gone = {
         "save_to_gfs": "a training step records numbers, so return the mean of an array; arrays are kept of "
         "validations, by save_intermediate_freq of test_from_params, and of training steps by a service of a "
         "Trainer that names them in outputs",
         "save_intermediate_freq": "it is test_from_params's: training records every step",
-    },
-)
-TEST_SAVE = Section(
-    {**_LOCATION, "do_save": _flag(True), "save_intermediate_freq": _whole(None)},
-    default=None,
-    gone={name: "a test trains nothing" for name in SAVE.keys if name not in (*_LOCATION, "do_save")},
-)
-MODEL = FunctionSection(
-    keys={"seed": _whole(0, 0)},
-    names=("inputs", "train", "seed"),
-)
-TRAIN = Section(
-    {
-        "data_params": FunctionSection(keys={"batch_size": _whole()}, names=("batch_size",)),
-        "targets": FunctionSection(positions=2, default=None),
-        "validate_first": _flag(True),
-        "thres_loss": _number(100),
-        "num_steps": _whole(None),
-        "minibatch_size": _whole(None),
-        "train_loop": FunctionSection(positions=2, default=None),
-    },
-    gone={"queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers"},
-)
-LOSS = Section(
-    {
-        "pred_targets": Key("a name, or a list of names", _is_names),
-        "loss_func": _function(),
-        "loss_func_kwargs": _mapping({}),
-        "agg_func": _function(None),
-        "agg_func_kwargs": _mapping({}),
-    },
-    default=None,
-    gone={"loss_per_case_func": "it is loss_func", "targets": "it is pred_targets"},
-)
-LEARNING_RATE = FunctionSection(names=("global_step",), default=None)
-OPTIMIZER = FunctionSection(
-    key="optimizer",
-    keys={
-        "optimizer_class": _function(None),
-        "clip": Key("true or false or a mapping", lambda value: isinstance(value, bool | Mapping), None),
-        "trainable_names": Key("a name, or a list of names", _is_names, None),
-    },
-    positions=1,
-    names=("lr",),
-    default=None,
-)
-VALIDATION = Section(
-    {
-        "data_params": FunctionSection(),
-        "targets": FunctionSection(positions=2),
-        "num_steps": _whole(None),
-        "agg_func": _function(None),
-        "online_agg_func": _function(None),
-    },
-    gone={"valid_loop": "each batch goes to the targets' func; combine them by online_agg_func"},
-)
-LOAD = Section(
-    {
-        **_LOCATION,
-        "do_restore": _flag(True),
-        "restore_global_step": _flag(True),
-        "query": _mapping(None),
-        "from_ckpt": _path(None),
-        "to_restore": Key("a list of names, a regular expression or a function", _is_choice, None),
-        "load_param_dict": Key("a dictionary of names to names", _is_mapping_of_texts, None),
-    },
-    default=None,
-)
+    }
+    do_save: bool = True
+    save_initial_filters: bool = True
+    save_metrics_freq: Count = 100
+    save_valid_freq: Count = 3000
+    save_filters_freq: Count = 30000
+    cache_filters_freq: Count = 3000
+    cache_max_num: Count = 6
 
 
-def checked(what: Key | FunctionSection | Section, given: Any, place: str) -> Any:
-    """`given` with every default filled in; `place` is its path in messages.
+class TestSave(Location):
+    """`save_params` of a test."""
+
+    __test__ = False  # pytest takes it for a test where it is imported
+    gone = {
+        name: "a test trains nothing"
+        for name in Save.model_fields
+        if name not in (*Location.model_fields, "do_save")
+    }
+    do_save: bool = True
+    save_intermediate_freq: Count | None = None
+
+
+class Load(Location):
+    """`load_params`."""
+
+    do_restore: bool = True
+    restore_global_step: bool = True
+    query: Options | None = None
+    from_ckpt: str | Path | None = None
+    to_restore: str | re.Pattern[str] | list[str] | tuple[str, ...] | Callable[..., Any] | None = None
+    load_param_dict: dict[str, str] | None = None
+
+
+class Model(Function):
+    """`model_params`: what makes the model."""
+
+    by_name = ("inputs", "train", "seed")
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainData(Function):
+    """`data_params` of a training."""
+
+    by_name = ("batch_size",)
+    batch_size: Count
+
+
+class OfStep(Function):
+    """A function of two objects of a step: inputs and outputs, or the task and inputs."""
+
+    positional = 2
+
+
+class Train(Section):
+    """`train_params`."""
+
+    gone = {"queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers"}
+    data_params: TrainData
+    targets: OfStep | None = None
+    validate_first: bool = True
+    thres_loss: int | float | None = 100
+    num_steps: Count | None = None
+    minibatch_size: Count | None = None
+    train_loop: OfStep | None = None
+
+
+class Loss(Section):
+    """`loss_params`."""
+
+    gone = {"loss_per_case_func": "it is loss_func", "targets": "it is pred_targets"}
+    pred_targets: Names
+    loss_func: Callable[..., Any]
+    loss_func_kwargs: Options = {}
+    agg_func: Callable[..., Any] | None = None
+    agg_func_kwargs: Options = {}
+
+
+class LearningRate(Function):
+    """`learning_rate_params`: the rate of a step."""
+
+    by_name = ("global_step",)
+
+
+class Optimizer(Section):
+    """`optimizer_params`: what makes the optimizer, and arguments for it."""
+
+    model_config = ConfigDict(extra="allow")
+    optimizer: Callable[..., Any]
+    optimizer_class: Callable[..., Any] | None = None
+    clip: bool | Options | None = None
+    trainable_names: Names | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Optimizer:
+        _require_fit(self.optimizer_class or self.optimizer, self.arguments, 1, ("lr",))
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keys that no field has."""
+        return self.model_extra or {}
+
+    def tree(self) -> dict[str, Any]:
+        """The same as a plain dictionary, without the fields that were not given."""
+        return {name: v for name, v in super().tree().items() if v is not None or name in self.arguments}
+
+
+class Validation(Section):
+    """One of `validation_params`."""
+
+    gone = {"valid_loop": "each batch goes to the targets' func; combine them by online_agg_func"}
+    data_params: Function = Field(validation_alias=AliasChoices("data_params", "data"))
+    targets: OfStep
+    num_steps: Count | None = None
+    agg_func: Callable[..., Any] | None = None
+    online_agg_func: Callable[..., Any] | None = None
+
+
+Validations = dict[Annotated[str, AfterValidator(_name_of_validation)], Validation]
+
+
+class Training(Section):
+    """The tree of `train_from_params`."""
+
+    save_params: Save
+    model_params: Model
+    train_params: Train
+    loss_params: Loss | None = None
+    learning_rate_params: LearningRate | None = None
+    optimizer_params: Optimizer | None = None
+    load_params: Load | None = None
+    validation_params: Validations = {}
+
+
+class Test(Section):
+    """The tree of `test_from_params`."""
+
+    __test__ = False  # pytest takes it for a test where it is imported
+    load_params: Load = Load()
+    model_params: Model
+    validation_params: Validations = {}
+    save_params: TestSave | None = None
+
+
+def each_model(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of each model: where some are lists, one dictionary of each list.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value is of another type; names the place.
+        ConfigError: the lists have different lengths, or none.
     """
-    if given is None and what.default is not NEEDED:
-        return what.default
-    if isinstance(what, Key):
-        given = plain(given)
-        if given is NEEDED or not what.right(given):
-            raise _wrong(given, what.wanted, place)
-        return given
-    if given is NEEDED or not isinstance(given, Mapping):
-        raise _wrong(given, "a mapping", place)
-    return _section(what, given, place) if isinstance(what, Section) else _call(what, given, place)
-
-
-def _wrong(given: Any, wanted: str, place: str) -> ConfigError:
-    if given is NEEDED:
-        return ConfigError(f"{place}: {place.rpartition('.')[2]!r} is needed; give it")
-    return ConfigError(f"{place}: {given!r} is {kind_of(given)}; give {wanted}")
-
-
-def _section(section: Section, given: Mapping[str, Any], place: str) -> Params:
-    for name in given:
-        if name in section.gone:
-            raise ConfigError(f"{place}: {name} is gone: {section.gone[name]}")
-        if name not in section.keys:
-            raise ConfigError(f"{place}.{name}: unknown key {name!r}; {nearest(str(name), section.keys)}")
-    return _filled(section.keys, given, place)
-
-
-def _filled(
-    keys: Mapping[str, Key | FunctionSection | Section], given: Mapping[str, Any], place: str
-) -> Params:
-    return {
-        name: checked(what, given.get(name, what.default), f"{place}.{name}") for name, what in keys.items()
-    }
-
-
-def _call(call: FunctionSection, given: Mapping[str, Any], place: str) -> Params:
-    function = checked(_function(), given.get(call.key, NEEDED), f"{place}.{call.key}")
-    own = {name: value for name, value in _filled(call.keys, given, place).items() if value is not None}
-    arguments = {name: value for name, value in given.items() if name not in (call.key, *call.keys)}
-    passed = set(arguments) | {name for name in call.keys if name in given and name in call.names}
-    called = own.get("optimizer_class", function)
-    for _, fault in misfits(called, passed, call.positions, call.names):
-        raise ConfigError(f"{place}: {getattr(called, '__name__', called)}() {fault}")
-    return {call.key: function, **own, **arguments}
-
-
-def checked_validations(given: Any, place: str = "validation_params") -> dict[str, Params]:
-    """The validations by name; `data` is another name of `data_params`."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise _wrong(given, "a mapping", place)
-    found = {}
-    for name, one in given.items():
-        if isinstance(one, Mapping) and "data" in one and "data_params" not in one:
-            one = {"data_params": one["data"], **{key: value for key, value in one.items() if key != "data"}}
-        if not isinstance(name, str) or not name or "/" in name or name == "train":
-            raise ConfigError(f"{place}: {name!r} is no name of a validation; give a text without '/'")
-        found[name] = checked(VALIDATION, one, f"{place}.{name}")
-    return found
-
-
-def arguments(call: Params, *besides: str) -> Params:
-    """The arguments of a call's function."""
-    return {name: value for name, value in call.items() if name not in ("func", "optimizer", *besides)}
-
-
-def functions(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every function in a tree, with its place."""
-    if isinstance(tree, Mapping):
-        for name, value in tree.items():
-            yield from functions(value, f"{place}.{name}" if place else str(name))
-    elif isinstance(tree, list | tuple):
-        for at, value in enumerate(tree):
-            yield from functions(value, f"{place}.{at}")
-    elif callable(tree):
-        yield place, tree
+    lengths = {name: len(value) for name, value in given.items() if isinstance(value, list)}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        found = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ConfigError(f"lists of parameters need one dictionary for each model: {found}")
+    for number in range(next(iter(lengths.values()), 1)):
+        yield {name: value[number] if isinstance(value, list) else value for name, value in given.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from everstep.checkpoint import CheckpointName, Store
@@ -14,44 +13,43 @@ from everstep.services.index import Index
 from everstep.services.loss_bound import LossBound
 from everstep.services.nan_guard import NaNGuard
 from everstep.tfutils.loading import index_of
-from everstep.tfutils.schema import Params
+from everstep.tfutils.schema import Training, Validation
 
 
-def services_of(save: Params, training: Params, validations: Mapping[str, Params]) -> list[Service]:
-    cache, permanent = save["cache_filters_freq"], save["save_filters_freq"]
+def services_of(tree: Training) -> list[Service]:
+    """Guards, evaluations, checkpoints and the index of a training."""
+    save, training = tree.save_params, tree.train_params
+    cache, permanent = save.cache_filters_freq, save.save_filters_freq
     services: list[Service] = [NaNGuard(), Index(index_of(save, "save_params"))]
-    if training["thres_loss"] is not None:
-        services.append(LossBound("loss", bound=training["thres_loss"]))
-    for name, one in validations.items():
-        services.append(
-            evaluation(
-                name, one, Every(steps=save["save_valid_freq"]), validate_first=training["validate_first"]
-            )
-        )
+    if training.thres_loss is not None:
+        services.append(LossBound("loss", bound=training.thres_loss))
+    every, first = Every(steps=save.save_valid_freq), training.validate_first
+    for name, validation in tree.validation_params.items():
+        services.append(evaluation(name, validation, every, validate_first=first))
     services.append(
         Checkpoints(
             Every(steps=cache) | Every(steps=permanent),
-            keep_last=save["cache_max_num"],
+            keep_last=save.cache_max_num,
             keep_every=Every(steps=permanent),
         )
     )
-    services.append(_Written(Every(steps=save["save_metrics_freq"])))
-    if save["save_initial_filters"]:
+    services.append(_Written(Every(steps=save.save_metrics_freq)))
+    if save.save_initial_filters:
         services.append(_InitialFilters())
     return services
 
 
 def evaluation(
-    name: str, one: Params, every: Every | None = None, *, validate_first: bool = False
+    name: str, one: Validation, every: Every | None = None, *, validate_first: bool = False
 ) -> Evaluate:
     """The service that a validation describes."""
     return Evaluate(
         name,
         every,
-        num_steps=one["num_steps"] or -1,
+        num_steps=one.num_steps or -1,
         validate_first=validate_first,
-        agg_func=one["agg_func"],
-        online_agg_func=one["online_agg_func"],
+        agg_func=one.agg_func,
+        online_agg_func=one.online_agg_func,
     )
 
 

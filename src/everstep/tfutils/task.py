@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
-from everstep.tfutils.schema import Params, arguments
+from everstep.tfutils.schema import Model, Training, Validation
 
 RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
 """What no target may be called."""
@@ -21,11 +21,11 @@ class ParamsTask(Task):
     """The task of `train_from_params` and `test_from_params`; a `train_loop` gets it.
 
     Args:
-        params: the resolved tree.
-        validations: the resolved `validation_params`.
-        example: what the model's function gets as `inputs`.
-        train: what it gets as `train`.
-        global_step: from which the learning rate counts.
+        model: what makes the model.
+        validations: by name.
+        example: what the function of the model gets as `inputs`.
+        training: the tree to train by; None in a test, in which nothing is trained.
+        global_step: the step from which the learning rate counts.
 
     Attributes:
         model, optimizer: what the functions of the tree made.
@@ -33,27 +33,28 @@ class ParamsTask(Task):
 
     def __init__(
         self,
-        params: Params,
-        validations: Mapping[str, Params],
+        model: Model,
+        validations: Mapping[str, Validation],
         example: Mapping[str, Any],
         *,
-        train: bool = True,
+        training: Training | None = None,
         global_step: int = 0,
     ) -> None:
-        self._params, self._validations, self._example, self._train = params, validations, example, train
+        self._make, self._validations, self._example, self._training = model, validations, example, training
         self._counted = {"global_step": global_step}
+        self._rate: float | None = None
+        """Learning rate of the step that is made; None of a tree without one."""
         self._torch: Any = None
 
     # -------------------------------------------------------------------------------- building
 
     def build_model(self) -> Any:
-        call = self._params["model_params"]
-        given = {"inputs": self._example, "train": self._train, "seed": call["seed"]}
-        model = call["func"](**arguments(call, "seed"), **given)
+        training = self._training
+        model = self._make(inputs=self._example, train=training is not None)
         if "torch" in sys.modules:
             kit: Any = importlib.import_module("everstep.backends.torch.tfutils")
             self._torch = kit if kit.is_model(model) else None
-        own_step = self._torch is not None or not self._train or self._has("train_params", "train_loop")
+        own_step = self._torch is not None or training is None or training.train_params.train_loop is not None
         if not callable(model) or not (own_step or hasattr(model, "train_step")):
             raise ConfigError(
                 f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or an object that "
@@ -63,27 +64,24 @@ class ParamsTask(Task):
         return model
 
     def build_optimizer(self, model: Any) -> Any:
-        if not self._train:
+        tree = self._training
+        if tree is None:
             return None
-        needed = ("loss_params", "optimizer_params")
-        if self._torch is None:
-            for name in needed:
-                if self._params[name] is not None:
-                    raise ConfigError(f"{name}: a {type(model).__name__} trains itself; leave it out")
-            return None
-        for name in needed:
-            if self._params[name] is None and not self._has("train_params", "train_loop"):
+        for name in ("loss_params", "optimizer_params"):
+            given = getattr(tree, name)
+            if self._torch is None and given is not None:
+                raise ConfigError(f"{name}: a {type(model).__name__} trains itself; leave it out")
+            if self._torch is not None and given is None and tree.train_params.train_loop is None:
                 raise ConfigError(f"{name} is missing; give it, a torch model needs it")
-        given = self._params["optimizer_params"]
+        if tree.optimizer_params is None:
+            return None
         # Its first rate, whatever step it begins at: what the program gives is compared at each resume.
-        return None if given is None else self._torch.optimizer(model, given, self._learning_rate(0))
-
-    def _has(self, section: str, key: str) -> bool:
-        return self._params[section] is not None and self._params[section].get(key) is not None
+        return self._torch.optimizer(model, tree.optimizer_params.tree(), self._rate_of(0))
 
     def state(self) -> Mapping[str, Any]:
         """The model, the optimizer if there is one, and the step that the learning rate is of."""
-        return super().state() if not self._train else {**super().state(), "global_step": self._counted}
+        trained = {} if self._training is None else {"global_step": self._counted}
+        return {**super().state(), **trained}
 
     # -------------------------------------------------------------------------------- the steps
 
@@ -101,59 +99,61 @@ class ParamsTask(Task):
         return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        inputs, lr = self.inputs(batch), self._learning_rate(self._counted["global_step"])
-        if lr is not None and self.optimizer is not None:
-            self._torch.set_lr(self.optimizer, lr)
-        loop = self._params["train_params"]["train_loop"]
-        found = self.step(inputs) if loop is None else loop["func"](self, inputs, **arguments(loop))
+        assert self._training is not None
+        inputs, self._rate = self.inputs(batch), self._rate_of(self._counted["global_step"])
+        if self._rate is not None and self.optimizer is not None:
+            self._torch.set_lr(self.optimizer, self._rate)
+        loop = self._training.train_params.train_loop
+        found: Mapping[str, Any] = self.step(inputs) if loop is None else loop(self, inputs)
         self._counted["global_step"] += 1
-        return found if lr is None else {**found, "learning_rate": lr}
+        return found if self._rate is None else {**found, "learning_rate": self._rate}
+
+    def _rate_of(self, step: int) -> float | None:
+        assert self._training is not None
+        rate = self._training.learning_rate_params
+        return None if rate is None else float(rate(global_step=step))
 
     def step(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """One update: what happens where `train_params` have no `train_loop`, for one to call."""
+        assert self._training is not None
         if self._torch is None:
-            lr = self._learning_rate(self._counted["global_step"])
-            return {**self.model.train_step(inputs, learning_rate=lr), **self._also(inputs)}
-        size = self._params["train_params"]["minibatch_size"]
+            return {**self.model.train_step(inputs, learning_rate=self._rate), **self._also(inputs)}
+        size = self._training.train_params.minibatch_size
         found: Mapping[str, Any] = self._torch.train(self.optimizer, self.loss, inputs, size)
         return found
 
     def loss(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The loss of a batch or minibatch, and the targets of `train_params`."""
-        given = self._params["loss_params"]
-        names = given["pred_targets"]
+        given = None if self._training is None else self._training.loss_params
+        if given is None:
+            raise ConfigError("loss_params is missing; give it, or leave task.loss() out of your train_loop")
+        names = given.pred_targets
         labels = [_named(inputs, name) for name in ([names] if isinstance(names, str) else names)]
         outputs = self.model(inputs)
-        loss = given["loss_func"](outputs, *labels, **given["loss_func_kwargs"])
-        aggregate = given["agg_func"]
-        loss = self._torch.mean(loss) if aggregate is None else aggregate(loss, **given["agg_func_kwargs"])
+        loss = given.loss_func(outputs, *labels, **given.loss_func_kwargs)
+        aggregate = given.agg_func
+        loss = self._torch.mean(loss) if aggregate is None else aggregate(loss, **given.agg_func_kwargs)
         return {"loss": loss, **self._also(inputs, outputs)}
 
     def _also(self, inputs: Mapping[str, Any], outputs: Any = None) -> dict[str, Any]:
         """The targets of `train_params`."""
-        targets = self._params["train_params"]["targets"]
+        assert self._training is not None
+        targets = self._training.train_params.targets
         if targets is None:
             return {}
-        found = targets["func"](
-            inputs, self.model(inputs) if outputs is None else outputs, **arguments(targets)
-        )
+        found = targets(inputs, self.model(inputs) if outputs is None else outputs)
         for name in found:
             if name in RESERVED:
                 raise ConfigError(f"train_params.targets: {name!r} is taken; give that target another name")
             _require_number(name, found[name])
         return dict(found)
 
-    def _learning_rate(self, step: int) -> float | None:
-        call = self._params["learning_rate_params"]
-        return None if call is None else float(call["func"](global_step=step, **arguments(call)))
-
     # ------------------------------------------------------------------------------- evaluation
 
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
         name, given = batch
         inputs = self.inputs(given)
-        targets = self._validations[name]["targets"]
-        found: Mapping[str, Any] = targets["func"](inputs, self.model(inputs), **arguments(targets))
+        found: Mapping[str, Any] = self._validations[name].targets(inputs, self.model(inputs))
         return found
 
     def batch_size(self, batch: Any) -> float:

@@ -10,16 +10,16 @@ from everstep.errors import ConfigError
 from everstep.keywords import checked_keywords
 from everstep.state import isolated, seed_all
 from everstep.supervisor import load
-from everstep.tfutils import schema
 from everstep.tfutils.data import Example, data_of, tagged
 from everstep.tfutils.loading import chosen, run_dir_of, source
 from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Params, checked, checked_validations
+from everstep.tfutils.schema import Test, TestSave, each_model
 from everstep.tfutils.services import evaluation
 from everstep.tfutils.task import ParamsTask
 from everstep.tfutils.tested import recording_test
-from everstep.tfutils.training import Given, each_model
 from everstep.trainer.evaluation import evaluate
+
+Given = Mapping[str, Any]
 
 
 @checked_keywords
@@ -54,55 +54,47 @@ def test_from_params(
         RunLockedError: another process records a test in that place.
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
-    found = [_tested(each, dont_run, skip_check) for each in each_model(given)]
+    found = [_tested(Test.of(each), dont_run, skip_check) for each in each_model(given)]
     return found if any(isinstance(value, list) for value in given.values()) else found[0]
 
 
 test_from_params.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test where it is imported
 
 
-def _tested(given: Mapping[str, Any], dont_run: bool, skip_check: bool) -> Any:
-    tree: Params = {
-        "load_params": checked(schema.LOAD, given["load_params"] or {}, "load_params"),
-        "model_params": checked(schema.MODEL, given["model_params"], "model_params"),
-        "validation_params": checked_validations(given["validation_params"]),
-        "save_params": checked(schema.TEST_SAVE, given["save_params"], "save_params"),
-    }
-    save = tree["save_params"]
-    path = source(tree["load_params"], save)
+def _tested(tree: Test, dont_run: bool, skip_check: bool) -> Any:
+    path = source(tree.load_params, tree.save_params)
     if path is None:
         raise ConfigError("load_params say no checkpoint to test; give exp_id, query or from_ckpt")
-    record = ParamsRecord(tree, git=not skip_check)
-    none = dict.fromkeys(("train_params", "loss_params", "learning_rate_params", "optimizer_params"))
-    data = {
-        name: data_of(one["data_params"], f"validation_params.{name}.data_params", shuffle=False)
-        for name, one in tree["validation_params"].items()
-    }
-    if not data:
+    if not tree.validation_params:
         raise ConfigError("validation_params name no validation; give at least one")
+    record = ParamsRecord(tree.tree(), git=not skip_check)
+    data = {
+        name: data_of(one.data_params, f"validation_params.{name}.data_params", shuffle=False)
+        for name, one in tree.validation_params.items()
+    }
     streams = {name: tagged(name, each) for name, each in data.items()}
-    example = Example(next(iter(data.values())), tree["model_params"]["seed"])
-    task = ParamsTask({**tree, **none}, tree["validation_params"], example, train=False)
+    seed = tree.model_params.seed
+    task = ParamsTask(tree.model_params, tree.validation_params, Example(next(iter(data.values())), seed))
     with isolated():
-        seed_all(tree["model_params"]["seed"])
+        seed_all(seed)
         task.build()
     if dont_run:
         return task
-    where = load(chosen(path, tree["load_params"], entries=("model",))[0], task.state())
-    seed = tree["model_params"]["seed"] if where.seed is None else where.seed
-    frequency = None if save is None else save["save_intermediate_freq"]
+    where = load(chosen(path, tree.load_params, entries=("model",))[0], task.state())
+    seed = seed if where.seed is None else where.seed
+    frequency = None if tree.save_params is None else tree.save_params.save_intermediate_freq
     results: dict[str, dict[str, float]] = {}
-    with recording_test(_run_dir_of_test(save), where, seed, record, frequency) as test:
-        for name, one in tree["validation_params"].items():
-            steps, how = one["num_steps"] or -1, evaluation(name, one)
+    with recording_test(_run_dir_of_test(tree.save_params), where, seed, record, frequency) as test:
+        for name, one in tree.validation_params.items():
+            steps, how = one.num_steps or -1, evaluation(name, one)
             results[name] = evaluate(task, streams[name], name, steps, seed, how, seen=test.see)
             test.add(name, steps, {f"{name}/{metric}": value for metric, value in results[name].items()})
     return results
 
 
-def _run_dir_of_test(save: Params | None) -> Path | None:
-    if save is None or not save["do_save"]:
+def _run_dir_of_test(save: TestSave | None) -> Path | None:
+    if save is None or not save.do_save:
         return None
-    if save["exp_id"] is None:
+    if save.exp_id is None:
         raise ConfigError("save_params.exp_id is missing; give the test a name, or leave save_params out")
     return run_dir_of(save)

@@ -14,26 +14,16 @@ from everstep.experiment.experiment import note_uncommitted
 from everstep.keywords import checked_keywords
 from everstep.record import located
 from everstep.supervisor.configuration import Configuration
-from everstep.tfutils import schema
 from everstep.tfutils.data import Example, data_of, tagged
 from everstep.tfutils.loading import chosen, index_of, run_dir_of, source
 from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Params, checked, checked_validations
+from everstep.tfutils.schema import Training, each_model
 from everstep.tfutils.services import services_of
 from everstep.tfutils.task import ParamsTask
 from everstep.trainer import MultiRun, Trainer
 
 Given = Mapping[str, Any]
 
-_TRAINING: dict[str, Any] = {
-    "save_params": schema.SAVE,
-    "model_params": schema.MODEL,
-    "train_params": schema.TRAIN,
-    "loss_params": schema.LOSS,
-    "learning_rate_params": schema.LEARNING_RATE,
-    "optimizer_params": schema.OPTIMIZER,
-    "load_params": schema.LOAD,
-}
 FREE = (
     "save_params",
     "load_params",
@@ -90,7 +80,7 @@ def train_from_params(
         HiLossError: the loss was above `thres_loss`; that step is not saved.
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
-    models = [_resolved(each) for each in each_model(given)]
+    models = [Training.of(each) for each in each_model(given)]
     with _run_dirs(models) as run_dirs:
         chosen = {"on_change": on_change, "on_divergence": on_divergence}
         runs = _Runs(models, run_dirs, skip_check, chosen)
@@ -103,18 +93,18 @@ class _Runs:
     """The runs of some resolved trees."""
 
     def __init__(
-        self, models: list[Params], run_dirs: list[Path], skip_check: bool, chosen: Mapping[str, Any]
+        self, models: list[Training], run_dirs: list[Path], skip_check: bool, chosen: Mapping[str, Any]
     ) -> None:
-        first = models[0]["train_params"]["data_params"]
-        if any(each["train_params"]["data_params"] != first for each in models):
+        first = models[0].train_params.data_params
+        if any(each.train_params.data_params != first for each in models):
             raise ConfigError(
                 "train_params.data_params differ, and the models train on one reading of the data; give one"
             )
-        if len({index_of(each["save_params"], "save_params") for each in models}) > 1:
+        if len({index_of(each.save_params, "save_params") for each in models}) > 1:
             raise ConfigError(
                 "save_params.host and port differ, and what trains together is in one index; give one"
             )
-        records = [ParamsRecord(each, git=not skip_check) for each in models]
+        records = [ParamsRecord(each.tree(), git=not skip_check) for each in models]
         if not skip_check:
             for folder in dict.fromkeys(folder for each in records for folder in each.code):
                 note_uncommitted(folder)
@@ -134,46 +124,48 @@ class _Runs:
 
 
 def _trainer(
-    tree: Params, run_dir: Path, record: ParamsRecord, data: Any, example: Example, chosen: Mapping[str, Any]
+    tree: Training,
+    run_dir: Path,
+    record: ParamsRecord,
+    data: Any,
+    example: Example,
+    chosen: Mapping[str, Any],
 ) -> Trainer:
-    save, training = tree["save_params"], tree["train_params"]
-    seed = tree["model_params"]["seed"]
-    validations = tree["validation_params"]
     streams = {"train": data}
-    for name, one in validations.items():
-        made = data_of(one["data_params"], f"validation_params.{name}.data_params", shuffle=False)
-        streams[name] = tagged(name, made)
+    for name, validation in tree.validation_params.items():
+        place = f"validation_params.{name}.data_params"
+        streams[name] = tagged(name, data_of(validation.data_params, place, shuffle=False))
     begin, step = _beginning(tree, run_dir)
     return Trainer(
-        ParamsTask(tree, validations, example, global_step=step),
+        ParamsTask(tree.model_params, tree.validation_params, example, training=tree, global_step=step),
         streams,
         run_dir,
-        services=services_of(save, training, validations),
-        seed=seed,
-        max_step=training["num_steps"],
+        services=services_of(tree),
+        seed=tree.model_params.seed,
+        max_step=tree.train_params.num_steps,
         config=Configuration(record.tree, (*FREE, *record.about), tuple(record.code)),
         **chosen,
         **begin,
     )
 
 
-def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
+def _beginning(tree: Training, run_dir: Path) -> tuple[dict[str, Any], int]:
     """Arguments of the Trainer for where it begins, and the step from which the learning rate counts."""
-    given = tree["load_params"]
+    given = tree.load_params
     if given is None:
         return {}, 0
-    if not given["do_restore"]:
+    if not given.do_restore:
         return {"resume": False}, 0
     if Store(located(run_dir), 0, lambda _: None).names():
         print(f"load_params are not used: {run_dir} has a checkpoint of its own")
         return {}, 0
-    path = source(given, tree["save_params"])
+    path = source(given, tree.save_params)
     if path is None:
         return {}, 0
     init, step = chosen(path, given)
-    if not given["restore_global_step"]:
+    if not given.restore_global_step:
         return {"init_from": init}, 0
-    num_steps = tree["train_params"]["num_steps"]
+    num_steps = tree.train_params.num_steps
     if num_steps is not None and step >= num_steps:
         raise ConfigError(
             f"load_params: {path} stands at step {step}, from which the steps count on, so that "
@@ -183,34 +175,16 @@ def _beginning(tree: Params, run_dir: Path) -> tuple[dict[str, Any], int]:
     return {"init_from": init}, step
 
 
-# ------------------------------------------------------------------------------------- the trees
-
-
-def each_model(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The arguments of each model."""
-    lengths = {name: len(value) for name, value in given.items() if isinstance(value, list)}
-    if len(set(lengths.values())) > 1 or 0 in lengths.values():
-        told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise ConfigError(f"lists of parameters need one dictionary for each model: {told}")
-    for number in range(next(iter(lengths.values()), 1)):
-        yield {name: value[number] if isinstance(value, list) else value for name, value in given.items()}
-
-
-def _resolved(given: Mapping[str, Any]) -> Params:
-    tree = {name: checked(what, given[name], name) for name, what in _TRAINING.items()}
-    return {**tree, "validation_params": checked_validations(given["validation_params"])}
-
-
 @contextmanager
-def _run_dirs(models: list[Params]) -> Iterator[list[Path]]:
+def _run_dirs(models: list[Training]) -> Iterator[list[Path]]:
     """The run directory of each model; without `do_save` one that is deleted afterwards."""
     with TemporaryDirectory(prefix="everstep-do_save-") as folder:
         found: list[Path] = []
         for number, tree in enumerate(models):
-            save = tree["save_params"]
-            if save["do_save"] and save["exp_id"] is None:
+            save = tree.save_params
+            if save.do_save and save.exp_id is None:
                 raise ConfigError("save_params.exp_id is missing; give the run a name, or do_save=False")
-            found.append(run_dir_of(save) if save["do_save"] else Path(folder, str(number)))
+            found.append(run_dir_of(save) if save.do_save else Path(folder, str(number)))
         twice = {path for path in found if found.count(path) > 1}
         yield [
             path.with_name(f"{path.name}_model_{number}") if path in twice else path
