@@ -12,7 +12,8 @@ import pytest
 from everstep import hazard
 from everstep.metrics.collector import is_wall
 from everstep.record import Block, Trail, read_trail, trail_path
-from everstep.record.trail import ABSENT, LARGEST, SMALLEST
+from everstep.record.trail import SMALLEST
+from everstep.record.trail_file import ABSENT, BITS, KEY, LARGEST, START, definition
 
 
 @pytest.fixture
@@ -156,16 +157,74 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     tmp_path: Path, told: list[str], code: str
 ) -> None:
     (tmp_path / "journal").mkdir()
-    hazard.arm(f"{code}:trail.create:1-9")
+    hazard.arm(f"{code}:trail.create:1-2")
     trail = Trail(tmp_path, 1, 0, is_wall, told.append)
-    hazard.arm(None)
     walk(trail, 1, 3)
     trail.rows(Block(1, "tail", "valid", False, [1], [0.25], [1], [0]))
     trail.mark(3, "pass", "train")
     trail.tidy()
-    trail.close()
     assert len(told) == 1 and "what the steps find is not kept" in told[0]
     assert list((tmp_path / "journal").iterdir()) == []
+    trail.tidy()  # the disk has room again
+    walk(trail, 4, 5)
+    trail.close()
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, len(found.marks)) == (3, 5, 4)
+    assert len(told) == 1
+
+
+def test_where_a_full_disk_could_refuse_a_mapped_page_it_is_written_by_calls(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Btrfs each written page gets a new place: without one, a write to a mapping is SIGBUS."""
+    monkeypatch.setattr("everstep.record.trail._OVERWRITING", set())
+    (tmp_path / "journal").mkdir()
+    trail = Trail(tmp_path, 1, 0, is_wall, told.append)
+    walk(trail, 1, 3)
+    assert str(trail.path) not in Path("/proc/self/maps").read_text()
+    hazard.arm("ENOSPC:trail.write:1-3")  # the disk is full for three steps
+    walk(trail, 4, 6)
+    found = read_trail(trail.path)
+    assert found is not None and (found.last, len(found.marks)) == (3, 6)
+    walk(trail, 7, 3000)
+    trail.tidy()
+    walk(trail, 3001, 3001)
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, len(found.marks)) == (0, 3001, 2 * 3001)
+    assert len(told) == 1 and "the disk is full: free space" in told[0]
+    size = trail.path.stat().st_size
+    trail.close()
+    assert trail.path.stat().st_size == size
+
+
+def test_a_file_that_is_deleted_is_made_again_at_the_next_boundary(trail: Trail, told: list[str]) -> None:
+    walk(trail, 1, 3)
+    trail.path.unlink()
+    trail.tidy()
+    walk(trail, 4, 5)
+    found = read_trail(trail.path)
+    assert found is not None
+    assert (found.whole, found.last, len(found.marks)) == (0, 5, 10)
+    assert not told
+
+
+@pytest.mark.parametrize("left", [0, 64, 5000])
+def test_a_file_that_is_cut_is_made_anew_at_the_next_boundary(trail: Trail, left: int) -> None:
+    child = os.fork()
+    if child == 0:  # where it goes wrong, the kernel ends the process
+        trail = Trail(trail.path.parent.parent, 2, 3, is_wall, lambda message: None)
+        walk(trail, 4, 5)
+        os.truncate(trail.path, left)
+        trail.tidy()
+        walk(trail, 6, 7)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    found = read_trail(trail_path(trail.path.parent.parent, 2))
+    assert found is not None
+    assert (found.whole, found.last, len(found.marks)) == (5, 7, 4)
 
 
 def test_damage_is_no_trail(trail: Trail) -> None:
@@ -184,6 +243,18 @@ def test_damage_is_no_trail(trail: Trail) -> None:
     trail.path.unlink()
     assert read_trail(trail.path) is None
     trail.path.mkdir()
+    assert read_trail(trail.path) is None
+
+
+@pytest.mark.parametrize("text", [b"7", b'["a"]', b"[" * 30_000, b"\xff"])
+def test_a_forged_name_is_no_trail(trail: Trail, text: bytes) -> None:
+    walk(trail, 1, 1)
+    trail.close()
+    length = definition(text) - BITS.size
+    head = bytearray(trail.path.read_bytes()[:START])
+    head[16:24] = struct.pack("=Q", START + definition(text))
+    forged = BITS.pack(0, 0, 0, len(text), 1, 0, KEY) + text.ljust(length)
+    trail.path.write_bytes(bytes(head) + forged)
     assert read_trail(trail.path) is None
 
 

@@ -24,7 +24,8 @@ from everstep.record.removing import remove, why_stays
 from everstep.record.replay import Divergence, Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
-from everstep.record.trail import Trail, last_step, read_trail, trail_path
+from everstep.record.trail import Trail
+from everstep.record.trail_file import last_step, read_trail, trail_path
 from everstep.redaction import redact
 
 __all__ = [

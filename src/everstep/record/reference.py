@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from everstep.record.frames import Position, bits_float, float_bits
 from everstep.record.reading import Key, RunJournal
-from everstep.record.trail import ABSENT, FOLDED, Mark, Trace, read_trail, trail_path
+from everstep.record.trail_file import ABSENT, FOLDED, Mark, Trace, read_trail, trail_path
 
 Found = tuple[int, int]
 """(bits of a value, how many values were folded into it)."""

@@ -1,22 +1,13 @@
 """The trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
-One memory-mapped file per segment, beside its journal.  A step writes into it without a system call: the
-kernel has the bytes, whatever becomes of the process.  A power cut may lose it; it is never the truth.
+One file per segment, beside its journal.  It is memory-mapped, so a step writes into it without a system
+call: the kernel has the bytes, whatever becomes of the process.  A power cut may lose it; it is never the
+truth.
 
-    header   magic (8 bytes), version u32, segment u32, then words of 8 bytes: where the published records
-             end, the last complete step, the step after which nothing found no room
-    record   step u64, value u64 or f64, epoch u32, count u32, key u16, seq u16, flags u32 (32 bytes)
+Where a file system gives each written page a new place (Btrfs), or asks a server, writing to a mapping of a
+full disk is SIGBUS, which ends the process.  There, two calls write a step.
 
-Numbers are in the machine's byte order.  A record counts once it is published, whole steps at a time.  A
-key is a pair (phase, name); a record defines it before the first that uses it, and its text follows.
-
-| phase | name | value |
-|---|---|---|
-| batch | stream | digest of a batch as it was handed out; `epoch` is its pass, `seq` its place in the step |
-| pass | stream | none: pass `epoch` of the stream ended, and `step` was the last that drew from the stream |
-| copy | phase of a snapshot / part | digest of that part of the state as it was copied |
-| step | metric | sum of `count` values collected in the step; or their mean (FOLDED) |
-| others | metric | as the journal has it |
+The form of the file: `trail_file`.
 """
 
 from __future__ import annotations
@@ -27,57 +18,48 @@ import json
 import mmap
 import os
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from everstep import hazard
-from everstep.durable import temporary
+from everstep.durable import remedy, temporary
 from everstep.record.frames import Block, float_bits
-from everstep.record.reading import segment_path
-from everstep.regular import open_regular, read_regular
+from everstep.record.trail_file import (
+    ABSENT,
+    BITS,
+    FLOAT,
+    FOLDED,
+    HEADER,
+    KEY,
+    LARGEST,
+    MAGIC,
+    PUBLISHED,
+    SIZE,
+    START,
+    STEP,
+    VERSION,
+    WHOLE,
+    Mark,
+    definition,
+    published,
+    trail_path,
+)
 
-VERSION = 1
-SMALLEST, LARGEST = 1 << 18, 1 << 26
-"""Bytes of the file: at first, and at most."""
-
-ABSENT, KEY, FOLDED = 1, 2, 4
-"""Flags: the value is not on the host, or cannot be told; a key's definition; a mean."""
-
-_MAGIC = b"\x89EVT\r\n\x1a\n"
-_HEADER = struct.Struct("=8sII")
-_BITS = struct.Struct("=QQIIHHI")
-_FLOAT = struct.Struct("=QdIIHHI")
-_SIZE = _BITS.size
-_START = 64
-_PUBLISHED, _STEP, _WHOLE = 2, 3, 4  # words of the header
+SMALLEST = 1 << 18
+"""Bytes of the file at first."""
+_OVERWRITING = {0xEF53, 0x58465342, 0x01021994}
+"""Linux's numbers of the file systems that write a page of a file where it is: ext2 to ext4, XFS, tmpfs."""
 _KEYS = 1 << 16
 _LAST_SEQ = (1 << 16) - 1
-
-
-class Mark(NamedTuple):
-    """One record: `value` are the bits of a number, or a digest."""
-
-    step: int
-    value: int
-    epoch: int
-    count: int  # type: ignore[assignment]  # as of a Row
-    phase: str
-    name: str
-    seq: int
-    flags: int
-
-
-def trail_path(run_dir: Path, segment: int) -> Path:
-    """The trail's file of one segment."""
-    return segment_path(run_dir, segment).with_suffix(".trail")
 
 
 class Trail:
     """The writer of one segment's trail.  Only the training thread calls it.
 
-    Where the disk refuses it, or has no memory mapping, the run goes on without, which is said once.
+    Where the disk refuses it, the run goes on without, which is said once, and each boundary tries again.
 
     Args:
         run_dir: the run directory; its folder of the journal is there.
@@ -103,10 +85,13 @@ class Trail:
         """Of the keys that this file was asked for, whether they found room or not."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
-        self._memory: mmap.mmap | None = None
-        self._at = self._end = 0
-        self._whole, self._floors = step, [step, step]
-        self._make(SMALLEST, step, [])
+        self._memory: mmap.mmap | bytearray | None = None
+        self._at = self._end = self._written = 0
+        self._last = self._whole = step
+        self._floors = [step, step]
+        self._refused = self._said = False
+        """Whether the disk has taken no file, to be tried again; whether the user knows of a refusal."""
+        self._make(SMALLEST, [])
         _OPEN.add(self)
 
     # ------------------------------------------------------------------------------ the steps
@@ -117,12 +102,12 @@ class Trail:
             self._lacks(step)
         elif key := self._key(step, "batch", stream):
             flags = ABSENT if digest is None else 0
-            self._write(_BITS, step, digest or 0, pass_index, 1, key, seq, flags)
+            self._write(BITS, step, digest or 0, pass_index, 1, key, seq, flags)
 
     def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
         """Note something else that is compared."""
         if key := self._key(step, phase, name):
-            self._write(_BITS, step, value, epoch, 1, key, 0, 0)
+            self._write(BITS, step, value, epoch, 1, key, 0, 0)
 
     def step(
         self,
@@ -137,6 +122,7 @@ class Trail:
             pending: values collected and not read yet; those of this step are the last.
             read: of metrics that were read in the middle of a step: the step, sum and number of values.
         """
+        self._last = step
         if self._memory is None:
             return
         for name, (at, total, count) in read.items():
@@ -151,9 +137,7 @@ class Trail:
             else:
                 self._absent.add(name)
                 self._value(step, epoch, name, 0.0, 1, ABSENT)
-        words = self._words
-        words[_PUBLISHED] = self._at
-        words[_STEP] = step  # last: it may be one behind, and never ahead
+        self._publish()
 
     def rows(self, block: Block) -> None:
         """Rows were read: note those that `step` has not seen, or not on the host."""
@@ -164,27 +148,45 @@ class Trail:
             flags, bits = FOLDED if folded else 0, float_bits(block.values)
             for step, value, count, seq in zip(block.steps, bits, block.counts, block.seqs, strict=True):
                 if seq <= _LAST_SEQ:
-                    self._write(_BITS, step, value, block.epoch, count, key, seq, flags)
-        self._words[_PUBLISHED] = self._at
+                    self._write(BITS, step, value, block.epoch, count, key, seq, flags)
+        self._publish()
 
     def _value(self, step: int, epoch: int, name: str, value: float, count: int, flags: int) -> None:
         key = self._keys.get(("step", name))
         if key is None:
             key = self._key(step, "step", name)
         if key:
-            self._write(_FLOAT, step, value, epoch, count, key, 0, flags)
+            self._write(FLOAT, step, value, epoch, count, key, 0, flags)
+
+    def _publish(self) -> None:
+        words = self._words
+        words[PUBLISHED] = self._at
+        words[STEP] = self._last  # last: it may be one behind, and never ahead
+        if isinstance(self._memory, bytearray):
+            try:
+                self._write_out()
+            except OSError as error:  # the next step tries again, with what this one has found
+                self._warn_of(error)
+
+    def _write_out(self) -> None:
+        """Bring the file up to date: the new records first, then the header, which counts them."""
+        hazard.reach("trail.write")
+        for start, end in ((self._written, self._at), (0, START)):
+            if os.pwrite(self._fd, self._view[start:end], start) < end - start:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._written = self._at
 
     def _write(self, kind: struct.Struct, step: int, *values: Any) -> None:
         if self._at < self._end:
             kind.pack_into(self._view, self._at, step, *values)
-            self._at += _SIZE
+            self._at += SIZE
         else:
             self._lacks(step)
 
     def _lacks(self, step: int) -> None:
         """Something of this step found no room: of the steps until it not all is there."""
         if self._memory is not None:
-            self._words[_WHOLE] = self._whole = max(self._whole, step)
+            self._words[WHOLE] = self._whole = max(self._whole, step)
 
     def _key(self, step: int, phase: str, name: str) -> int:
         """The number of a key, defined in the file if it is new; 0 if it has none."""
@@ -197,12 +199,12 @@ class Trail:
         text = self._texts.get((phase, name))
         if text is None:
             text = self._texts[phase, name] = json.dumps([phase, name]).encode()
-        if self._at + _definition(text) > self._end or len(self._keys) >= _KEYS - 1:
+        if self._at + definition(text) > self._end or len(self._keys) >= _KEYS - 1:
             self._lacks(step)
             return 0
         key = self._keys[phase, name] = len(self._keys) + 1
-        self._write(_BITS, 0, 0, 0, len(text), key, 0, KEY)
-        room = _definition(text) - _SIZE
+        self._write(BITS, 0, 0, 0, len(text), key, 0, KEY)
+        room = definition(text) - SIZE
         self._view[self._at : self._at + room] = text.ljust(room)
         self._at += room
         return key
@@ -214,12 +216,18 @@ class Trail:
         self._floors = [self._floors[1], step]
 
     def tidy(self) -> None:
-        """At a boundary: make room, if half of it is used."""
-        if self._memory is None or (self._at - _START) * 2 < self._end - _START:
+        """At a boundary: make room, if half of it is used; make a file again that is gone."""
+        if self._memory is None:
+            if self._refused:
+                self._whole = self._last
+                self._make(SMALLEST, [])
             return
-        marks = [mark for mark in _marks(self._view, self._at) or () if mark.step > self._floors[0]]
+        is_whole, has_name = self._look()
+        if is_whole and has_name and (self._at - START) * 2 < self._end - START:
+            return
+        marks = self._needed() if is_whole else []
         size = SMALLEST
-        needed = len(marks) * _SIZE + sum(map(_definition, self._texts.values()))
+        needed = len(marks) * SIZE + sum(map(definition, self._texts.values()))
         while size < LARGEST and needed * 4 > size:
             size *= 2
         if needed * 2 > size:
@@ -227,11 +235,23 @@ class Trail:
                 f"{self.path} is full at {LARGEST >> 20} MiB: of the steps since the last checkpoint only "
                 "the newest can be compared after a kill; save more often for all of them"
             )
-            self._whole, marks = self._words[_STEP], []
-        self._whole = max(self._whole, self._floors[0])
-        last = self._words[_STEP]
+            self._whole, marks = self._last, []
+        self._whole = max(self._whole, self._floors[0] if is_whole else self._last)
         self._let_go()
-        self._make(size, last, marks)
+        self._make(size, marks)
+
+    def _look(self) -> tuple[bool, bool]:
+        """Whether the file still has its bytes, and a name; a mapping of bytes that are gone is SIGBUS."""
+        size = self._written if isinstance(self._memory, bytearray) else self._end
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return False, False
+        return found.st_size >= size, found.st_nlink > 0
+
+    def _needed(self) -> list[Mark]:
+        """The marks that the next start may compare with."""
+        return [mark for mark in published(self._view, self._at) or () if mark.step > self._floors[0]]
 
     def close(self) -> None:
         """Let go of the file, and of what it has too much.  May be called twice."""
@@ -242,61 +262,82 @@ class Trail:
         """In a forked child: the file is the parent's."""
         if self._memory is not None:
             os.close(self._fd)
-        self._memory, self._end = None, 0
+        self._memory, self._end, self._refused = None, 0, False
 
     def _let_go(self, end: int | None = None) -> None:
         if self._memory is not None:
             self._words.release()
             self._view.release()
-            self._memory.close()
-            if end is not None:
-                with contextlib.suppress(OSError):  # not by its path: another file may stand there by now
-                    os.ftruncate(self._fd, end)
+            if isinstance(self._memory, mmap.mmap):
+                self._memory.close()
+                if end is not None:
+                    with contextlib.suppress(OSError):  # not by its path: another file may stand there by now
+                        os.ftruncate(self._fd, end)
         self.forget()
 
-    def _make(self, size: int, last: int, marks: Sequence[Mark]) -> None:
+    def _make(self, size: int, marks: Sequence[Mark]) -> None:
         """A new file with these marks, in the place of the old one."""
         made = temporary(self.path)
         try:
-            self._map(made, size)
-            _HEADER.pack_into(self._view, 0, _MAGIC, VERSION, self._segment)
+            self._open(made, size)
+            HEADER.pack_into(self._view, 0, MAGIC, VERSION, self._segment)
             self._keys.clear()
             self._texts.clear()
             for mark in marks:
                 if key := self._key(mark.step, mark.phase, mark.name):
-                    self._write(_BITS, *mark[:4], key, mark.seq, mark.flags)
+                    self._write(BITS, *mark[:4], key, mark.seq, mark.flags)
             words = self._words
-            words[_WHOLE], words[_STEP], words[_PUBLISHED] = self._whole, last, self._at
+            words[WHOLE], words[STEP], words[PUBLISHED] = self._whole, self._last, self._at
+            if isinstance(self._memory, bytearray):
+                self._write_out()
             made.replace(self.path)
+            self._refused = False
         except (OSError, ValueError) as error:
             self._let_go()
+            self._refused = True
             with contextlib.suppress(OSError):
                 made.unlink(missing_ok=True)
+            self._warn_of(error)
+
+    def _warn_of(self, error: Exception) -> None:
+        if not self._said:
+            self._said = True
+            why = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else error
             self._warn(
-                f"{self.path}: {getattr(error, 'strerror', None) or error}: what the steps find is not kept "
-                "for a kill; a resume can compare only what the journal has been given"
+                f"{self.path}: {why}: until it is taken again, what the steps find is not kept for a kill; a "
+                "resume can compare only what the journal has been given"
             )
 
-    def _map(self, path: Path, size: int) -> None:
+    def _open(self, path: Path, size: int) -> None:
         hazard.reach("trail.create")
         path.unlink(missing_ok=True)  # of a killed process with our number; or a link, which leads elsewhere
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole, the disk full, is SIGBUS
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._memory = mmap.mmap(descriptor, size)
+            self._memory = self._map(descriptor, size) if _overwrites(descriptor) else bytearray(size)
         except BaseException:
             os.close(descriptor)
             raise
         self._fd = descriptor
         self._view = memoryview(self._memory)
         self._words = self._view.cast("Q")
-        self._at, self._end = _START, size
+        self._at, self._end = START, size
+        self._written = 0
+
+    def _map(self, descriptor: int, size: int) -> mmap.mmap:
+        if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole, the disk full, is SIGBUS
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return mmap.mmap(descriptor, size)
 
 
-def _definition(text: bytes) -> int:
-    """Bytes of a key's definition."""
-    return _SIZE + -(-len(text) // _SIZE) * _SIZE
+def _overwrites(descriptor: int) -> bool:
+    """Whether the file system is known to write a page where it is: a full disk cannot refuse that."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    found = ctypes.create_string_buffer(256)  # struct statfs, which begins with the number, has half of that
+    refused = ctypes.CDLL(None).fstatfs(descriptor, found)
+    return not refused and int.from_bytes(found.raw[: struct.calcsize("l")], sys.byteorder) in _OVERWRITING
 
 
 _OPEN: weakref.WeakSet[Trail] = weakref.WeakSet()
@@ -308,74 +349,3 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-# ----------------------------------------------------------------------------------------- reading
-
-
-class Trace(NamedTuple):
-    """What a trail has.
-
-    Attributes:
-        whole: the steps after this one are all there.
-        last: the last complete step.
-        marks: in the order of writing.
-    """
-
-    whole: int
-    last: int
-    marks: list[Mark]
-
-
-def read_trail(path: Path) -> Trace | None:
-    """What is published in a trail's file; None if there is none, or it is damaged or another version's."""
-    try:
-        data = memoryview(read_regular(path, LARGEST))
-    except OSError:
-        return None
-    words = _header(data)
-    if words is None or words[_PUBLISHED] > len(data):
-        return None
-    marks = _marks(data, words[_PUBLISHED])
-    return None if marks is None else Trace(words[_WHOLE], words[_STEP], marks)
-
-
-def last_step(path: Path) -> int | None:
-    """The last complete step in a trail's file, by its header alone; None where `read_trail` has none."""
-    try:
-        with open_regular(path) as file:
-            words = _header(memoryview(file.read(_START)))
-    except OSError:
-        return None
-    return None if words is None else int(words[_STEP])
-
-
-def _header(data: memoryview) -> memoryview | None:
-    """The words of a trail's header; None if it is none, or another version's."""
-    if len(data) < _START:
-        return None
-    magic, version, _ = _HEADER.unpack_from(data)
-    words = data[:_START].cast("Q")
-    return words if (magic, version) == (_MAGIC, VERSION) and words[_PUBLISHED] >= _START else None
-
-
-def _marks(data: memoryview, end: int) -> list[Mark] | None:
-    """The records up to `end`; None if one is none (after a power cut, pages may be missing)."""
-    keys: dict[int, tuple[str, str]] = {}
-    marks = []
-    at = _START
-    while at + _SIZE <= end:
-        step, value, epoch, count, key, seq, flags = _BITS.unpack_from(data, at)
-        at += _SIZE
-        if flags & KEY:
-            try:
-                phase, name = json.loads(bytes(data[at : at + count]))
-            except ValueError:
-                return None
-            keys[key] = (str(phase), str(name))
-            at += -(-count // _SIZE) * _SIZE
-        elif key in keys:
-            marks.append(Mark(step, value, epoch, count, *keys[key], seq, flags))
-        else:
-            return None
-    return marks
