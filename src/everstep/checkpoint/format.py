@@ -378,13 +378,15 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
 
 def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, HostArray]:
     """Read each array into memory of its own, in the file's order, which is the manifest's."""
+    if odd := [name for name, facts in described.items() if not _is_described(facts)]:
+        _damaged(path.with_name(MANIFEST), f"does not have the content of format {FORMAT} (arrays/{odd[0]})")
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             _check_size(path, size, record["bytes"])
             digest = xxhash.xxh3_128()
             header = size - sum(facts["bytes"] for facts in described.values())
-            if header < 0 or any(facts["bytes"] < 0 for facts in described.values()):
+            if header < 0:
                 _damaged(path, f"is smaller ({size} bytes) than the arrays that the manifest lists")
             _read_into(file, np.empty(header, np.uint8), digest)
             arrays = {
@@ -401,6 +403,25 @@ def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, 
         _unreadable(path, error)
     _check_digest(path, digest, record)
     return arrays
+
+
+def _is_described(facts: object) -> bool:
+    """Whether it says of an array what `HostArray` needs."""
+    return (
+        isinstance(facts, dict)
+        and isinstance(facts.get("dtype"), str)
+        and isinstance(facts.get("backend"), str)
+        and isinstance(facts.get("extra"), dict)
+        and all(map(_is_length, [facts.get("bytes"), *_listed(facts.get("shape"))]))
+    )
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [None]
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _read_into(file: FileIO, data: np.ndarray[Any, np.dtype[np.uint8]], digest: xxhash.xxh3_128) -> Any:

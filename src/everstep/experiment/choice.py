@@ -22,7 +22,7 @@ from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
 from everstep.record.trust import distrust_config, trusted_anyway
 from everstep.supervisor.configuration import Configuration, Difference, refusal, told
-from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
 
 OnChange = Literal["error", "keep", "override", "fork"]
@@ -199,7 +199,9 @@ def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     user = UserState(state)
     with ExitStack() as stack:
         user.open(stack)
-        user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
+        saved = saved_tree(checkpoint, ("user",))["user"]
+        with reading(checkpoint.path, "user"):
+            user.check(saved, f"checkpoint {checkpoint.path}")
 
 
 def _inherited(run_dir: Path, resolved: Resolved[ExperimentConfig]) -> dict[str, Any]:

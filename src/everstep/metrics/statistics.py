@@ -151,11 +151,22 @@ class Window:
 
     @classmethod
     def from_state(cls, state: Mapping[str, float]) -> Window:
-        """The window that `state` described; it goes on bit-equal to the one that was saved."""
+        """The window that `state` described; it goes on bit-equal to the one that was saved.
+
+        Raises:
+            KeyError, ValueError: one of the eight is missing, or is no number that it can be.
+        """
         window = cls()
         for slot in cls.__slots__:
-            setattr(window, slot, state[slot[1:]])
+            value = state[slot[1:]]
+            if not isinstance(value, int | float) or (slot in _AMOUNTS and value < 0):
+                raise ValueError(f"{slot[1:]} is {value!r}")
+            setattr(window, slot, value)
         return window
+
+
+_AMOUNTS = ("_count", "_weight")
+"""Numbers of a window that are 0 or more."""
 
 
 def _check(values: Sequence[float], weights: Sequence[float]) -> None:

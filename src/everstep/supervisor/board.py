@@ -27,6 +27,7 @@ from everstep.schedule import NEVER, Schedule, When, earliest
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.state import isolated
+from everstep.supervisor.tree import reading
 
 S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]
@@ -210,12 +211,17 @@ class ServiceBoard:
             states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
 
-    def load(self, saved: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Give each its saved state; one line for each that was added or dropped."""
+    def load(self, saved: dict[str, Any], say: Callable[[str], None], where: object) -> None:
+        """Give each its saved state; one line for each that was added or dropped.
+
+        Raises:
+            RestoreError: one cannot use its state; names that, and `where` it is saved.
+        """
         known = {s.name: s for s in self._services}
         for name, service in known.items():
             if name in saved:
-                service.load_state_dict(saved[name]["state"])
+                with reading(where, f"services/{name}"):
+                    service.load_state_dict(saved[name]["state"])
             elif service.state_dict() is not None:
                 say(f"service {name!r} is new in this run: it starts fresh")
         for name in saved:

@@ -79,7 +79,7 @@ from everstep.supervisor.signals import SignalWatch, describe, leaving
 from everstep.supervisor.spent import Spent
 from everstep.supervisor.streams import Endless
 from everstep.supervisor.threads import PeriodicThread, Ticker
-from everstep.supervisor.tree import whole_tree
+from everstep.supervisor.tree import reading, whole_tree
 from everstep.supervisor.trials import Trials
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import OnDivergence, Verifier
@@ -477,8 +477,10 @@ class Run:
         self._spent.begin()
         stack.callback(self._close_services)
         if recovered.checkpoint is not None:
-            self._board.load(recovered.services, self.println)
-            self._collector.load(recovered.collector)
+            where = opening.run_dir.checkpoints / recovered.checkpoint
+            self._board.load(recovered.services, self.println, where)
+            with reading(where, "services/metrics"):
+                self._collector.load(recovered.collector)
             self._last_values = dict(recovered.last_values)
             self._last_steps = dict(recovered.last_steps)
         self._board.open(self, self._clock())

@@ -15,7 +15,7 @@ from everstep.keywords import checked_init
 from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.renaming import hint
-from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
 
 Policy = Literal["error", "warn", "skip"]
@@ -90,10 +90,12 @@ class InitFrom:
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
         where = str(checkpoint.path)
         merged = self.merge(user, saved["user"], where, say)
-        user.check(merged, where)
-        user.load_user(merged)
+        with reading(where, "user"):
+            user.check(merged, where)
+            user.load_user(merged)
         if "step" not in self.reset:
-            counters = Progress.from_tree(saved["progress"])
+            with reading(where, "progress"):
+                counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
         return f"{checkpoint.path} (step {checkpoint.step})"

@@ -15,7 +15,7 @@ from everstep.record import RunJournal, to_read, user_path
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.renaming import hint
-from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
 
 
@@ -78,8 +78,9 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     else:
         saved = saved_tree(_only(checkpoint, user.entries), ("user",))["user"]
         trees = {name: saved[name] for name in user.entries if name in saved}
-    _check(user, trees, checkpoint)
-    user.load_user(trees)
+    with reading(where, "user"):
+        _check(user, trees, checkpoint)
+        user.load_user(trees)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, _seed_in(checkpoint))

@@ -30,7 +30,7 @@ from everstep.record import (
     user_path,
 )
 from everstep.redaction import redacted, without_credentials
-from everstep.state import Encoded, dropped, seed_all
+from everstep.state import Encoded, dropped, isolated, restore, seed_all
 from everstep.supervisor import reused_data
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.comparing import changed_controllers, changed_options, uncompared
@@ -39,7 +39,7 @@ from everstep.supervisor.fingerprint import Fingerprint, changes, fingerprint, w
 from everstep.supervisor.init_from import InitFrom
 from everstep.supervisor.progress import Progress, StopRecord
 from everstep.supervisor.streams import Streams
-from everstep.supervisor.tree import saved_tree
+from everstep.supervisor.tree import reading, saved_meta, saved_tree
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import incomparable
 
@@ -237,25 +237,24 @@ class Opening:
         limits: Mapping[str, int | None],
     ) -> Recovered:
         reused_data.restore()
-        tree = saved_tree(checkpoint)
-        progress = Progress.from_tree(tree["progress"])
-        stored: Any = checkpoint.meta
+        tree, progress = _saved(checkpoint)
+        stored = saved_meta(checkpoint)
         stop, reopened = progress.stop, None
         ended_by = stop
         if stop is not None:
             reopened = _reopened(stop, limits, board, stored["controllers"])
             if reopened is not None and checkpoint.partial:
                 checkpoint = self._inside(checkpoint, reopened)
-                tree = saved_tree(checkpoint)
-                progress = Progress.from_tree(tree["progress"])
+                tree, progress = _saved(checkpoint)
             if reopened is not None:
                 progress.stop = stop = None
-        meta: Any = checkpoint.meta
+        meta = saved_meta(checkpoint)
         finished = stop is not None and self._journal.ended() is not None
         given = fingerprint(user.objects)
         about_numbers = self._compare_fingerprint(meta, given, finished=finished)
         try:
-            user.check(tree["user"], f"checkpoint {checkpoint.path}")
+            with reading(checkpoint.path, "user"):
+                user.check(tree["user"], f"checkpoint {checkpoint.path}")
         except RestoreError as error:
             found, _ = self._config_changes(meta.get("config"))
             if found and self._start.on_change == "error":
@@ -265,7 +264,8 @@ class Opening:
         for name, entry in user.entries.items():
             if names := dropped(entry, tree["user"][name]):
                 self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
-        user.load(tree, progress.updates)
+        with reading(checkpoint.path, "user"):
+            user.load(tree, progress.updates)
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
             meta = self._adopt(checkpoint)
@@ -427,7 +427,8 @@ class Opening:
         override = self._start.on_change == "override"
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         streams = Streams(recovered.progress.seed, self._say, override=override, quarantined=quarantined)
-        streams.load(recovered.streams, recovered.wall.get("streams", {}))
+        with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
+            streams.load(recovered.streams, recovered.wall.get("streams", {}))
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
@@ -477,6 +478,19 @@ class Opening:
             "log": self.run_dir.logs / "run.log",
         }
         return {name: str(path) for name, path in places.items() if path.exists()}
+
+
+def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
+    """The tree of a checkpoint, and the counters in it."""
+    tree = saved_tree(checkpoint)
+    with reading(checkpoint.path, "progress"):
+        progress = Progress.from_tree(tree["progress"])
+    with reading(checkpoint.path, "rng/rank0"), isolated():
+        restore(tree["rng"]["rank0"])
+    with reading(checkpoint.path, "rng/lines0"), isolated():
+        for place in tree["rng"]["lines0"].values():
+            restore(place["global"])
+    return tree, progress
 
 
 def _reopened(

@@ -68,7 +68,15 @@ class Progress:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
-        """The inverse of `tree`."""
+        """The inverse of `tree`.
+
+        Raises:
+            TypeError: a counter is missing, unknown, or of another type.
+        """
         fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
         stop = fields.pop("stop")
-        return cls(**fields, stop=None if stop is None else StopRecord(**stop))
+        made = cls(**fields, stop=None if stop is None else StopRecord(**stop))
+        for name, value in asdict(cls(seed=0)).items():
+            if value is not None and type(getattr(made, name)) is not type(value):
+                raise TypeError(f"{name} is {getattr(made, name)!r}")
+        return made

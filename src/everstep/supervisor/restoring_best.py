@@ -7,8 +7,8 @@ from collections.abc import Callable
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, RestoreError
 from everstep.services.best import Best, Place
-from everstep.state import Encoded, decode
 from everstep.supervisor.ending import BestRecord
+from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
 
 Say = Callable[[str], None]
@@ -55,7 +55,8 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         saved = read_checkpoint(path)
     except DamagedCheckpointError as error:
         raise DamagedCheckpointError(f"{error}; {store.set_aside_best(path)}") from error
-    tree = decode(Encoded(saved.structure, saved.arrays))["user"]
-    user.check(tree, str(path))
-    user.load_user(tree, service.part)
+    tree = saved_tree(saved, ("user",))["user"]
+    with reading(path, "user"):
+        user.check(tree, str(path))
+        user.load_user(tree, service.part)
     return BestRecord(service.metric, place.value, place.step, place.epoch, str(path))

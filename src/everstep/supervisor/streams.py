@@ -359,7 +359,8 @@ class StreamSlot:
         self._saved_words = {key for each in words.values() for key in each}
         self._states = tree["generators"]
         self._must_return = self._left is not None
-        self._what, self._varies, self._resuming = tree["data"], tree["varies"], True
+        self._what = None if tree["data"] is None else dict(tree["data"])
+        self._varies, self._resuming = tree["varies"], True
         self._opened, self._given = tree["opened"], tree["given"]
 
     def try_word(self) -> Verdict | None:

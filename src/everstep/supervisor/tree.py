@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 from everstep.checkpoint import Checkpoint
-from everstep.errors import RestoreError
+from everstep.errors import EverstepError, RestoreError, StateError
 from everstep.state import Encoded, capture, decode
 from everstep.supervisor.progress import Progress
 
@@ -58,9 +59,8 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE))
     Raises:
         RestoreError: it lacks some; lists them.
     """
-    structure: Any = checkpoint.structure
-    wanted = {name: structure[name] for name in branches if name in structure}
-    tree: dict[str, Any] = decode(Encoded(wanted, checkpoint.arrays))
+    structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
+    tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
     if missing := list(_missing(tree, branches)):
         raise RestoreError(
             f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
@@ -69,6 +69,69 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE))
             missing=missing,
         )
     return tree
+
+
+def _decoded(checkpoint: Checkpoint, place: tuple[str, ...], node: Any, depth: int) -> Any:
+    """A branch of the tree; what is wrong in it is said of the part in which it lies."""
+    if depth and isinstance(node, dict) and not any(name.startswith("$") for name in node):
+        return {name: _decoded(checkpoint, (*place, name), each, depth - 1) for name, each in node.items()}
+    with reading(checkpoint.path, "/".join(place)):
+        return decode(Encoded(node, checkpoint.arrays))
+
+
+@contextmanager
+def reading(where: object, part: str) -> Iterator[None]:
+    """Say which part of a checkpoint it is that cannot be used.
+
+    Raises:
+        RestoreError: what was raised inside, unless that says it already.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, EverstepError) and not isinstance(error, StateError):
+            raise
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        what = error if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
+        raise RestoreError(
+            f"{where}: its part {part!r} cannot be used ({what}{notes}); its checksum is right, so another "
+            "program or version has written it: resume from another checkpoint, or start in a new directory"
+        ) from error
+
+
+def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A run's `meta` in a checkpoint, as far as every reader needs it: of the right kinds.
+
+    Raises:
+        RestoreError: names what is missing or of another kind.
+    """
+    meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
+    for name, fits in _META.items():
+        with reading(checkpoint.path, f"meta/{name}"):
+            if not fits(meta.get(name)):
+                raise ValueError(f"it is {meta.get(name, 'missing')!r:.100}")
+    return meta
+
+
+def _is_position(value: Any) -> bool:
+    return value is None or (len(value) == 2 and all(type(number) is int and number >= 0 for number in value))
+
+
+def _are_tables(value: Any) -> bool:
+    return all(isinstance(each, dict) for each in value.values())
+
+
+_META: Mapping[str, Callable[[Any], bool]] = {
+    "journal": _is_position,
+    "controllers": lambda value: isinstance(value, dict),
+    "options": _are_tables,
+    "metrics": lambda value: all(isinstance(number, int | float) for number in value.values()),
+    "metric_steps": lambda value: value is None or isinstance(value, dict),
+    "fingerprint": lambda value: value is None or _are_tables(value),
+    "rollbacks": lambda value: value is None or all(isinstance(each, list) for each in value),
+    "open": lambda value: value is None or all(isinstance(name, str) for name in value),
+}
+"""Whether each fact of `meta` is what its readers take it for; a value of another kind may raise as well."""
 
 
 def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str]:
@@ -80,4 +143,8 @@ def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str
         yield from (f"{name}/{part}" for part in WHOLE[name] if part not in branch)
         if name == "streams":
             for stream, saved in branch.items():
-                yield from (f"{name}/{stream}/{part}" for part in STREAM if part not in saved)
+                yield from (f"{name}/{stream}/{part}" for part in STREAM if not _has(saved, part))
+
+
+def _has(saved: Any, part: str) -> bool:
+    return isinstance(saved, dict) and part in saved

@@ -138,7 +138,9 @@ class UserState:
         )
         for name, entry in self.entries.items():
             if name in user:
-                for ours, theirs in zip(found, entry.check(user[name]), strict=True):
+                with _about(name):
+                    compared = entry.check(user[name])
+                for ours, theirs in zip(found, compared, strict=True):
                     ours += [f"{name}/{text}" for text in theirs]
         if any(found):
             raise RestoreError(
@@ -161,7 +163,8 @@ class UserState:
         """Give each entry, or each of `part`, its saved tree, in the order in which the user listed them."""
         for name, entry in self.entries.items():
             if part is None or name in part:
-                entry.load(user[name])
+                with _about(name):
+                    entry.load(user[name])
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
         """Refuse names that are no entries of the state.
@@ -240,6 +243,15 @@ class UserState:
             yield
         for watch in self._watches.values():
             watch.outside.skip()
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while state entry {name!r} was being restored")
+        raise
 
 
 def _saved(name: str, entry: Entry) -> Any:

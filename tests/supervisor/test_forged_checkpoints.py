@@ -1,0 +1,165 @@
+"""A checkpoint whose checksums are right and whose content is not a run's: one error that names the part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+import everstep
+from everstep.errors import EverstepError, RestoreError
+from everstep.schedule import Every
+from tiny_runs import Boom, Tiny, boom_at
+
+GONE: Any = object()
+NAME = "step-00000006"
+METRICS = "structure/services/metrics/state"
+
+
+def program(run_dir: Path, **more: Any) -> Tiny:
+    services = [everstep.Checkpoints(Every(steps=6)), everstep.EarlyStop("valid_loss", patience=9)]
+    return Tiny(run_dir, max_epoch=3, services=services, **more)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended in its seventh step of twelve."""
+    run_dir = tmp_path_factory.mktemp("forged") / "run"
+    with pytest.raises(Boom):
+        program(run_dir).train(inside=boom_at(7), tail=lambda loop, _: loop.collect_metrics(valid_loss=1.0))
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(killed: Path, tmp_path: Path) -> Path:
+    """A copy of it that has only the checkpoint of its sixth step."""
+    copied = Path(shutil.copytree(killed, tmp_path / "run"))
+    for path in (copied / "checkpoints").iterdir():
+        if path.name != NAME:
+            shutil.rmtree(path)
+    return copied
+
+
+def forge(folder: Path, place: str, value: Any) -> None:
+    """Replace what stands at a place of the manifest, and the checksum with it."""
+    body = json.loads((folder / "manifest.json").read_bytes())["body"]
+    *path, last = place.split("/")
+    node = body
+    for key in path:
+        node = node[int(key) if isinstance(node, list) else key]
+    if value is GONE:
+        del node[last]
+    else:
+        node[last] = value
+    text = json.dumps(body, separators=(",", ":")).encode()
+    checksum = xxhash.xxh3_128_hexdigest(text).encode()
+    (folder / "manifest.json").write_bytes(b'{"checksum":"%s","body":%s}\n' % (checksum, text))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "part"),
+    [
+        ("structure", 7, "progress"),
+        ("structure/progress", {"$dict": 3}, "progress"),
+        ("structure/progress/step", GONE, "progress/step"),
+        ("structure/progress/calls", [1, 2], "progress"),
+        ("structure/progress/stop", 7, "progress"),
+        ("structure/progress/stop", {"reason": "so"}, "progress"),
+        ("structure/user", {"$list": []}, "user"),
+        ("structure/user/w", {"$array": "nope"}, "user/w"),
+        ("structure/user/w", {"$array": []}, "user/w"),
+        ("structure/user/w", {"$later": []}, "user/w"),
+        ("structure/streams/train", None, "streams/train/pass"),
+        ("structure/streams/train/data", 7, "streams"),
+        ("structure/rng/rank0/python", True, "rng/rank0"),
+        ("structure/rng/rank0/numpy/state", 7, "rng/rank0"),
+        ("structure/rng/rank0", [], "rng/rank0"),
+        ("structure/rng/lines0/enter/global", -1, "rng/lines0"),
+        (METRICS, [], "services/metrics"),
+        (f"{METRICS}/seqs", None, "services/metrics"),
+        (f"{METRICS}/epoch/windows/loss/spread", None, "services/metrics"),
+        (f"{METRICS}/epoch/windows/loss/weight", -1, "services/metrics"),
+        (f"{METRICS}/epoch/windows/loss", {}, "services/metrics"),
+        ("structure/services/early stop valid_loss/state", True, "services/early stop valid_loss"),
+        ("meta", None, "meta/controllers"),
+        ("meta/journal", True, "meta/journal"),
+        ("meta/journal", ["x", 1], "meta/journal"),
+        ("meta/journal", [1], "meta/journal"),
+        ("meta/controllers", -1, "meta/controllers"),
+        ("meta/options", {"w": "x"}, "meta/options"),
+        ("meta/metrics", -1, "meta/metrics"),
+        ("meta/metrics", {"loss": "low"}, "meta/metrics"),
+        ("meta/fingerprint", {"machine": None}, "meta/fingerprint"),
+        ("meta/fingerprint", [1, 2], "meta/fingerprint"),
+        ("meta/rollbacks", [7], "meta/rollbacks"),
+        ("meta/open", 7, "meta/open"),
+    ],
+)
+def test_a_part_that_is_missing_or_of_another_type_is_named_with_the_checkpoint(
+    run_dir: Path, place: str, value: Any, part: str
+) -> None:
+    folder = run_dir / "checkpoints" / NAME
+    forge(folder, place, value)
+    with pytest.raises(RestoreError) as told:
+        program(run_dir).train()
+    assert str(folder) in str(told.value)
+    assert part in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("dtype", []),
+        ("dtype", GONE),
+        ("shape", 3),
+        ("shape", [{}]),
+        ("shape", [-3]),
+        ("extra", True),
+        ("backend", None),
+        ("bytes", True),
+        ("bytes", "x"),
+    ],
+)
+def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
+    run_dir: Path, fact: str, value: Any
+) -> None:
+    body = json.loads((run_dir / "checkpoints" / NAME / "manifest.json").read_bytes())["body"]
+    body["arrays"]["user/w"][fact] = value
+    if value is GONE:
+        del body["arrays"]["user/w"][fact]
+    forge(run_dir / "checkpoints" / NAME, "arrays", body["arrays"])
+    with pytest.raises(everstep.errors.CheckpointError, match="arrays/user/w"):
+        program(run_dir).train()
+
+
+@pytest.mark.parametrize("params", [True, [True], [{"params": 3}]])
+def test_what_an_object_cannot_load_is_named_with_the_checkpoint_wherever_it_is_loaded(
+    tmp_path: Path, params: Any
+) -> None:
+    def state() -> dict[str, Any]:
+        model = torch.nn.Linear(1, 1)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+
+    def start(run_dir: Path, max_step: int, **more: Any) -> None:
+        objects = state()
+        with everstep.Supervisor(run_dir, objects, max_step=max_step, **more) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                objects["optimizer"].step()
+                sv.advance()
+
+    start(tmp_path / "run", 2)
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        forge(folder, "structure/user/optimizer/param_groups", params)
+    for use in (
+        lambda: start(tmp_path / "run", 4),
+        lambda: start(tmp_path / "new", 4, init_from=tmp_path / "run"),
+        lambda: everstep.load(tmp_path / "run", state()),
+    ):
+        with pytest.raises(EverstepError, match=r"(?s)run/checkpoints/.*optimizer"):
+            use()
