@@ -1,4 +1,4 @@
-# The commands of a newcomer (demo, test) and of a contributor (check, test, torture, bench).
+# The commands of a newcomer (demo, play, test) and of a contributor (check, test, torture, bench).
 # They set up .venv by themselves; PYTHON=/path/to/python3.12 chooses the interpreter it is made with.
 
 PYTHON ?=
@@ -6,18 +6,18 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo demo-again test test-all test-long check torture bench proof-gpu clean
+.PHONY: demo play test test-all test-long check torture bench proof-gpu clean
 .DEFAULT_GOAL := demo
 
-# A signal reaches this shell, too: then the demo has said what there is to say, and make need not.
-RUN_DEMO = @trap 'signalled=1' INT TERM HUP; $(BIN)/python examples/digits.py $(1); status=$$?; \
-	[ "$$signalled" ] || exit $$status
-
+# Two twins train, one is killed twice, and both end in the same state; half a minute.
 demo: .venv/.demo
-	$(call RUN_DEMO,$(ARGS))
+	@$(BIN)/python tools/demo.py $(ARGS)
 
-demo-again: .venv/.demo
-	$(call RUN_DEMO,--again $(ARGS))
+# A longer training, to stop and start by hand; ARGS=--again begins anew.
+# A signal reaches this shell, too: then the training has said what there is to say, and make need not.
+play: .venv/.demo
+	@trap 'signalled=1' INT TERM HUP; $(BIN)/python examples/digits.py $(ARGS); status=$$?; \
+	[ "$$signalled" ] || exit $$status
 
 test: check
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not (long or torture)" $(ARGS)

@@ -118,9 +118,9 @@ def report(ending: everstep.Ending) -> str:
             *lines,
             f"digest of the state: {ending.digest}",
             f"{promise}  What to type next:",
-            "  make demo                        again: this run is finished, no step is run",
-            '  make demo ARGS="--epochs 50"     a raised limit: it goes on from here',
-            "  make demo-again                  from the start; stop it where you like, then make demo",
+            "  make play                        again: this run is finished, no step is run",
+            '  make play ARGS="--epochs 50"     a raised limit: the run continues from here',
+            "  make play ARGS=--again           from the start; stop it where you like, then make play",
         ]
     )
 

@@ -1,109 +1,14 @@
-"""Draws docs/timeline.svg from the journals of two real runs of the digits demo.
+"""Draws the picture of the demo: the steps of both twins over time, as an SVG.
 
-One is killed at moments chosen at random and started again, the other is left alone.  The picture is
-drawn only if both end in the same state, leaf by leaf and row by row.
-
-    python tools/timeline.py            (about a minute)
+docs/timeline.svg is one of these pictures: make demo ARGS="--picture docs/timeline.svg"
 """
 
 from __future__ import annotations
 
-import argparse
-import random
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
+from math import ceil
 
-from everstep.checkpoint import CheckpointName, read_checkpoint
-from everstep.proof.compare import compare_runs
-from everstep.record import RunJournal
-
-ROOT = Path(__file__).parent.parent
-SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGKILL)
-LABELS = {signal.SIGKILL: "kill -9", signal.SIGINT: "Ctrl-C"}
-
-
-# ------------------------------------------------------------------------------------- the runs
-
-
-def demo(run: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "examples/digits.py", "--run", str(run)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def train_to_the_end(run: Path) -> None:
-    output, _ = demo(run).communicate()
-    if "digest of the state" not in output:
-        raise SystemExit(f"the demo failed:\n{output}")
-
-
-def train_under_fire(run: Path, seed: int) -> list[tuple[float, signal.Signals]]:
-    """Start the demo, send it a signal at a random moment, start it again ...; when what was sent."""
-    moments = random.Random(seed)
-    sent, epoch = [], 0
-    for number in SIGNALS:
-        epoch += moments.randint(4, 7)
-        process = demo(run)
-        assert process.stdout is not None
-        while f"[Epoch {epoch}/" not in (line := process.stdout.readline()):
-            if not line:
-                raise SystemExit("the demo ended before it was killed; start with another --seed")
-        time.sleep(moments.uniform(0, 0.3))
-        sent.append((time.time(), number))
-        process.send_signal(number)
-        process.communicate()
-    train_to_the_end(run)
-    return sent
-
-
-# ---------------------------------------------------------------------------------- the journals
-
-
-@dataclass
-class Start:
-    """One start of the process, as the journal has it.
-
-    Attributes:
-        points: (seconds since the run's first row, step).
-        resumed_at: the step it went on from; None for the first.
-        verified: until which step it compared what it executed again, None if nothing was.
-    """
-
-    points: list[tuple[float, int]]
-    resumed_at: int | None = None
-    verified: int | None = None
-
-
-def read(run: Path) -> tuple[list[Start], float]:
-    """The starts of a run that did some steps, and when the first began (seconds since 1970)."""
-    starts: list[Start] = []
-    began, reached = 0.0, 0
-    for segment in RunJournal(run).segments():
-        points = [
-            (each.time, int(each.block.steps[-1])) for each in segment.blocks if each.block.phase == "step"
-        ]
-        if not points:
-            continue
-        opening = next(event for event in segment.events if event.kind == "segment")
-        began = began or opening.time
-        name = opening.data["facts"]["resumed_from"]
-        at = 0 if name is None else CheckpointName.parse(name).step
-        start = Start([(t - began, step) for t, step in [(opening.time, at), *points]])
-        if name is not None:
-            start.resumed_at = at
-        for event in segment.events:
-            if event.kind == "verified" and event.data["report"].startswith("resume verified"):
-                start.verified = reached
-        reached = points[-1][1]
-        starts.append(start)
-    return starts, began
-
-
-# ----------------------------------------------------------------------------------- the picture
+from everstep.drill.victim import Start
 
 WIDTH, HEIGHT = 860, 410
 LEFT, RIGHT, TOP, BOTTOM = 58, 24, 84, 34
@@ -152,72 +57,56 @@ class Canvas:
         self.elements.append(f'<circle class="dot" cx="{self.x(seconds)}" cy="{self.y(step)}" r="4"/>')
 
 
-def draw(
-    fire: list[Start], calm: list[Start], sent: list[tuple[float, signal.Signals]], began: float, digest: str
-) -> str:
-    """The SVG: steps over wall time, each start a line, each signal a cross."""
-    seconds, steps = fire[-1].points[-1][0] * 1.02, fire[-1].points[-1][1]
+def draw(calm: list[Start], struck: list[Start], digest: str) -> str:
+    """The SVG: each start a line, each kill a cross, each resume a dot, green what was executed again."""
+    began = min(calm[0].began, struck[0].began)
+    courses = [points(start, began) for start in struck]
+    alone = points(calm[0], began)
+    seconds = 1.02 * max(alone[-1][0], courses[-1][-1][0])
+    steps = alone[-1][1]
     canvas = Canvas(seconds, steps)
-    for step in range(0, steps + 1, 300):
-        canvas.line([(0, step), (seconds, step)], "grid")
-        canvas.text(LEFT - 8, canvas.y(step) + 4, f"{step:,}", anchor="end")
-    for second in range(0, int(seconds) + 1, 5):
-        canvas.text(canvas.x(second), HEIGHT - BOTTOM + 18, f"{second} s", anchor="middle")
-    canvas.line(calm[0].points, "calm")
-    middle = calm[0].points[len(calm[0].points) * 2 // 3]
-    canvas.text(canvas.x(middle[0]) - 14, canvas.y(middle[1]), "never stopped", anchor="end")
-    for number, start in enumerate(fire):
-        canvas.line(start.points, "run")
-        if start.verified is not None:
-            again = [point for point in start.points if point[1] <= start.verified]
-            canvas.line(again, "twice")
-        if start.resumed_at is not None:
-            canvas.dot(*start.points[0])
-        if number < len(sent):
-            reached = start.points[-1][1]
-            moment = sent[number][0] - began
-            canvas.line([(moment, reached), fire[number + 1].points[0]], "back")
-            canvas.cross(moment, reached)
-            canvas.text(canvas.x(moment) - 10, canvas.y(reached) - 8, LABELS[sent[number][1]], "mark", "end")
-            _say_resumed(canvas, fire[number + 1])
-    kills = sum(kind is signal.SIGKILL for _, kind in sent)
-    canvas.text(LEFT, 24, f"One training run, stopped {len(sent)} times ({kills} by kill -9)", "title")
-    canvas.text(LEFT, 44, f"Both runs end in the same state, to the last bit: digest {digest}")
+    draw_grid(canvas, seconds, steps)
+    canvas.line(alone, "calm")
+    middle = alone[len(alone) * 2 // 3]
+    canvas.text(canvas.x(middle[0]) - 14, canvas.y(middle[1]), "undisturbed", anchor="end")
+    for course in courses:
+        canvas.line(course, "run")
+    for killed, resumed in pairwise(courses):
+        draw_kill(canvas, killed[-1], resumed)
+    kills = " and ".join(str(course[-1][1]) for course in courses[:-1])
+    canvas.text(LEFT, 24, f"Two runs of one script, one of them killed by kill -9 at steps {kills}", "title")
+    canvas.text(LEFT, 44, f"Both end in the same state, to the last bit: digest {digest}")
     canvas.text(LEFT - 8, TOP - 14, "step", anchor="end")
     body = "\n".join(canvas.elements)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="Steps of a training run over time: stopped and resumed, it ends as the run that was '
-        f'never stopped">\n<style>{STYLE}\n</style>\n{body}\n</svg>\n'
+        f'aria-label="Steps of a training run over time: killed and resumed, it ends as the run that was '
+        f'never killed">\n<style>{STYLE}\n</style>\n{body}\n</svg>\n'
     )
 
 
-def _say_resumed(canvas: Canvas, start: Start) -> None:
-    seconds, step = start.points[0]
-    x, y = canvas.x(seconds) + 10, canvas.y(step)
-    canvas.text(x, y + 14, f"from step {step:,}:", "again")
-    if start.verified is None:
-        canvas.text(x, y + 29, "no step lost", "again")
-    else:
-        canvas.text(x, y + 29, f"{start.verified - step} executed again, all equal", "again")
+def points(start: Start, began: float) -> list[tuple[float, int]]:
+    """(seconds, step) at the opening of the run and after each step."""
+    records = [record for record in start.records if record.at in ("enter", "step")]
+    return [(record.time - began, record.step) for record in records]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=4, help="of the moments of the signals")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "timeline.svg")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        calm, fire = Path(folder, "calm"), Path(folder, "fire")
-        train_to_the_end(calm)
-        sent = train_under_fire(fire, options.seed)
-        if differences := compare_runs(calm, fire):
-            raise SystemExit(f"the two runs differ: {differences[:3]}")
-        starts, began = read(fire)
-        newest = max((fire / "checkpoints").iterdir(), key=lambda path: CheckpointName.parse(path.name))
-        options.out.write_text(draw(starts, read(calm)[0], sent, began, read_checkpoint(newest).digest))
-    print(f"both runs are equal; drew {options.out}")
+def draw_grid(canvas: Canvas, seconds: float, steps: int) -> None:
+    for step in range(0, steps + 1, 90):
+        canvas.line([(0, step), (seconds, step)], "grid")
+        canvas.text(LEFT - 8, canvas.y(step) + 4, f"{step:,}", anchor="end")
+    for second in range(0, int(seconds) + 1, ceil(seconds / 10)):
+        canvas.text(canvas.x(second), HEIGHT - BOTTOM + 18, f"{second} s", anchor="middle")
 
 
-if __name__ == "__main__":
-    main()
+def draw_kill(canvas: Canvas, killed: tuple[float, int], resumed: list[tuple[float, int]]) -> None:
+    """The cross, the way back to the checkpoint, and the steps that are executed again."""
+    (seconds, step), start = killed, resumed[0]
+    canvas.line([point for point in resumed if point[1] <= step], "twice")
+    canvas.line([killed, start], "back")
+    canvas.cross(seconds, step)
+    canvas.dot(*start)
+    canvas.text(canvas.x(seconds) - 10, canvas.y(step) - 8, "kill -9", "mark", "end")
+    x, y = canvas.x(start[0]) + 10, canvas.y(start[1])
+    canvas.text(x, y + 14, f"from step {start[1]:,}:", "again")
+    canvas.text(x, y + 29, f"{step - start[1]} executed again, all equal", "again")
