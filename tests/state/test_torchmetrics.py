@@ -111,7 +111,7 @@ class Counting(nn.Module):
         self.log.append(f"step {self.seen}")
 
 
-def count(model: Counting, run_dir: Path, steps: int, **arguments: Any) -> Counting:
+def count(model: Any, run_dir: Path, steps: int, **arguments: Any) -> Any:
     quiet = {"default_services": False, "max_step": steps, **arguments}
     with everstep.Supervisor(run_dir, {"model": model}, **quiet) as sv:
         sv.stream(None)
@@ -132,6 +132,28 @@ def test_in_one_process_attributes_go_back_to_where_a_checkpoint_had_them(tmp_pa
     count(model, tmp_path / "run", 3)
     count(model, tmp_path / "run", 2, resume=0)
     assert model.seen == 2 and model.log == ["made", "step 1", "step 2"]
+
+
+class Table(nn.Module):
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def step(self) -> None:
+        self.table += 1
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_large_attribute_that_cannot_go_back_in_one_process_is_named(make: Any, tmp_path: Path) -> None:
+    small, large = Table(make(1 << 10)), Table(make(1 << 19))
+    for model in (small, large):
+        count(model, tmp_path / str(len(model.table)), 3)
+    count(small, tmp_path / "1024", 2, resume=0)
+    assert small.table[0] == 2
+    with pytest.raises(RestoreError, match=r"Table.table was changed in place .* make the model anew"):
+        count(large, tmp_path / "524288", 2, resume=0)
+    anew = count(Table(make(1 << 19)), tmp_path / "524288", 2, resume=0)
+    assert anew.table[0] == 2
 
 
 class Counts(nn.Module):

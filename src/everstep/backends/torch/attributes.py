@@ -16,7 +16,7 @@ import marshal
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from everstep.data.known import class_names
+from everstep.errors import RestoreError
 
 _OWN = frozenset(vars(Module()))
 """What every module has; `training` and the buffers are saved as such."""
@@ -43,10 +44,21 @@ _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
 
 
 class _Given(NamedTuple):
-    """What an attribute was given: its mark, and a copy where it is plain."""
+    """What an attribute was given: its mark, a copy where it is plain, and the marks of large arrays in it."""
 
     mark: Any
     value: Any
+    large: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, value: Any, mark: Any) -> Self:
+        large = [(each, _mark(each)) for each in _arrays(value) if each.nbytes > _LARGE]
+        return cls(mark, _kept(value), large)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a large array, of which there is no copy, was changed in place."""
+        return any(not _same(_mark(array), mark) for array, mark in self.large)
 
 
 _given: WeakKeyDictionary[Module, dict[str, _Given]] = WeakKeyDictionary()
@@ -62,7 +74,7 @@ def enter(root: Module) -> None:
         _given[module] = {
             name: before[name]
             if name in before and name in left and _same(left[name], mark)
-            else _Given(mark, _kept(vars(module)[name]))
+            else _Given.of(vars(module)[name], mark)
             for name, mark in marks.items()
         }
 
@@ -109,11 +121,21 @@ def _grow(root: Module, saved: Collection[str]) -> None:
 
 
 def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
-    """The inverse of `save`: all others are as given."""
+    """The inverse of `save`: all others are as given.
+
+    Raises:
+        RestoreError: an attribute is to be as given, and a loop of this process has changed it in place.
+    """
     _grow(root, saved)
     for path, module in _keeping(root):
         own, live, given = saved.get(path, {}), vars(module), _given.get(module, {})
         for name in _changed(module).keys() - own.keys() & given.keys():
+            if module in _left and given[name].is_lost:
+                raise RestoreError(
+                    f"{type(module).__name__}.{name} was changed in place by a loop of this process, and is "
+                    f"too large ({_LARGE >> 20} MiB or more) to be kept twice: make the model anew, or keep "
+                    "it in a buffer (register_buffer)"
+                )
             if given[name].value is not _NONE:
                 live[name] = _kept(given[name].value)
         for name, value in own.items():
