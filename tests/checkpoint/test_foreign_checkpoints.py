@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import everstep
+from everstep.checkpoint.retention import kept_best
 from everstep.errors import ForeignCheckpointError
 from everstep.schedule import Every
 from tiny_runs import Boom, Tiny, boom_at, rows
@@ -87,3 +88,52 @@ def test_best_weights_of_another_run_move_away(tmp_path: Path) -> None:
     tiny = start(run)
     assert any("belongs to the run other-" in line and "damaged/" in line for line in tiny.lines), tiny.lines
     assert everstep.best(run)["valid_loss"].step == STEPS
+
+
+VALUES = [3.0, 1.0, 2.0, 2.5]
+"""Of four epochs: the best is that of the second."""
+
+
+def with_best(run_dir: Path, crash_at: int = 0, **more: Any) -> Tiny:
+    services = [
+        everstep.Best("valid_loss", restore_at_end=True),
+        everstep.Checkpoints(Every(steps=1), keep_last=None),
+    ]
+    tiny = Tiny(run_dir, max_epoch=4, services=services, **more)
+    tail = lambda loop, epoch: loop.collect_metrics(valid_loss=VALUES[epoch - 1])  # noqa: E731
+    return tiny.train(inside=boom_at(crash_at), tail=tail)
+
+
+def test_a_run_that_goes_on_from_another_ones_checkpoint_has_its_best_weights(tmp_path: Path) -> None:
+    run, other, whole = tmp_path / "run", tmp_path / "other", with_best(tmp_path / "whole")
+    with pytest.raises(Boom):
+        with_best(other, crash_at=14)
+    with pytest.raises(Boom):
+        with_best(run, crash_at=10, seed=8)
+    own = (run / "best" / "valid_loss" / "epoch-0002-step-00000008" / "manifest.json").read_bytes()
+    taken = with_best(run, resume=newest(other))
+    assert taken.w.tobytes() == whole.w.tobytes()  # those of the second epoch, which only the other run made
+    assert everstep.best(run)["valid_loss"].value == 1.0
+    aside = run / "superseded" / "best.valid_loss.epoch-0002-step-00000008.segment-2" / "manifest.json"
+    assert aside.read_bytes() == own
+    again = with_best(run)  # finished: the best weights count as this run's own
+    assert not [line for line in again.lines if "belongs to" in line]
+    assert (other / "best" / "valid_loss" / "epoch-0002-step-00000008").is_dir()
+
+
+def test_best_weights_that_cannot_be_copied_are_said(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    with pytest.raises(Boom):
+        with_best(other, crash_at=14)
+    arrays = other / "best" / "valid_loss" / "epoch-0002-step-00000008" / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    taken = with_best(run, resume=newest(other))
+    assert taken.loop.ending.finished
+    assert any("best weights by valid_loss are not copied" in line for line in taken.lines)
+
+
+def test_names_of_best_weights_that_are_no_such_names_lead_nowhere(tmp_path: Path) -> None:
+    kept = {"loss": ["../../x", "step-00000001"], "..": ["step-00000001"], "": ["step-00000001"]}
+    assert kept_best({"kept": kept}) == {"loss": ["step-00000001"]}
+    assert kept_best({"best": {"loss": "step-00000002"}}) == {"loss": ["step-00000002"]}
+    assert kept_best(None) == {}

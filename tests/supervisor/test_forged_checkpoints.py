@@ -26,12 +26,16 @@ def program(run_dir: Path, **more: Any) -> Tiny:
     return Tiny(run_dir, max_epoch=3, services=services, **more)
 
 
+def valid(loop: Any, epoch: int) -> None:
+    loop.collect_metrics(valid_loss=1.0)
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended in its seventh step of twelve."""
     run_dir = tmp_path_factory.mktemp("forged") / "run"
     with pytest.raises(Boom):
-        program(run_dir).train(inside=boom_at(7), tail=lambda loop, _: loop.collect_metrics(valid_loss=1.0))
+        program(run_dir).train(inside=boom_at(7), tail=valid)
     return run_dir
 
 
@@ -135,6 +139,20 @@ def test_an_array_that_is_not_described_makes_the_checkpoint_a_damaged_one(
     forge(run_dir / "checkpoints" / NAME, "arrays", body["arrays"])
     with pytest.raises(everstep.errors.CheckpointError, match="arrays/user/w"):
         program(run_dir).train()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("created", "x"), ("meta/best", 7), ("meta/kept", {"loss": 7}), ("meta/metric_steps", [3])],
+)
+def test_an_older_checkpoint_of_wrong_facts_stops_no_run(run_dir: Path, place: str, value: Any) -> None:
+    older = run_dir / "checkpoints" / "step-00000005"
+    shutil.copytree(run_dir / "checkpoints" / NAME, older)
+    forge(older, "name", older.name)
+    forge(older, "step", 5)
+    forge(older, place, value)
+    assert program(run_dir).train(tail=valid).loop.ending.finished
+    assert everstep.best(run_dir) == {}
 
 
 @pytest.mark.parametrize("params", [True, [True], [{"params": 3}]])

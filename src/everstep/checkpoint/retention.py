@@ -41,13 +41,28 @@ class Facts(NamedTuple):
     def of(cls, name: CheckpointName, body: dict[str, Any]) -> Facts:
         meta = body["meta"] if isinstance(body["meta"], dict) else {}
         created = datetime.fromisoformat(body["created"]).timestamp()
-        best = meta.get("best") or {}
-        kept = meta.get("kept") or {metric: [one] for metric, one in best.items()}
         steps = meta.get("metric_steps") or {}
         metrics = {
             n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
         }
+        kept = kept_best(meta)
+        best = {metric: names[0] for metric, names in kept.items() if names}
         return cls(name, body["partial"], created, metrics, best, kept, body["segment"], is_interim(body))
+
+
+def kept_best(meta: Any) -> dict[str, list[str]]:
+    """By metric, the names of the best weights that a checkpoint's `meta` names, the best first.
+
+    What is no name of a folder below `best/` is left out.
+    """
+    if not isinstance(meta, dict):
+        return {}
+    named = meta.get("kept") or {metric: [one] for metric, one in (meta.get("best") or {}).items()}
+    return {
+        metric: [name for name in names if CheckpointName.matches(name)]
+        for metric, names in named.items()
+        if metric not in ("", ".", "..")
+    }
 
 
 def is_interim(body: Mapping[str, Any]) -> bool:

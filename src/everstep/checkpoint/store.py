@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import files, format, pointer
-from everstep.checkpoint.commit import CommittedCheckpoint, place, require_finite, writing
+from everstep.checkpoint.commit import CommittedCheckpoint, place, place_apart, require_finite, writing
 from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
-from everstep.checkpoint.retention import Facts, Retention, expendable
+from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
@@ -67,7 +67,7 @@ class Store:
 
     def best_folder(self, metric: str) -> Path:
         """Where the best weights by `metric` are kept."""
-        return self.run_dir / "best" / metric.replace("/", ".")
+        return best_folder(self.run_dir, metric)
 
     def best(self) -> dict[str, Path]:
         """By metric, the folder of the best weights that the newest checkpoint names, if it is there."""
@@ -171,7 +171,7 @@ class Store:
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
-        """Commit a copy of another run's checkpoint.
+        """Commit a copy of another run's checkpoint, with the best weights that it names.
 
         Args:
             facts: of its `meta`, those that are otherwise here.
@@ -184,6 +184,9 @@ class Store:
         """
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
+        self._adopt_best(
+            checkpoint
+        )  # first: a kill in between leaves no checkpoint that names what is not here
         self.commit(
             checkpoint.name,
             checkpoint.structure,
@@ -195,6 +198,29 @@ class Store:
             meta=meta,
         )
         return meta
+
+    def _adopt_best(self, checkpoint: Checkpoint) -> None:
+        """Copy the best weights that another run's checkpoint names, as far as they are there and whole."""
+        top = checkpoint.path.parent.parent
+        for metric, names in kept_best(checkpoint.meta).items():
+            for name in names:
+                source, target = best_folder(top, metric) / name, self.best_folder(metric) / name
+                if not source.exists():
+                    continue
+                try:
+                    best = format.read(source)
+                except CheckpointError as error:
+                    self._say(f"best weights by {metric} are not copied: {error}")
+                    continue
+                if target.exists():
+                    aside = f"best.{target.parent.name}.{name}.segment-{self.segment}"
+                    files.move(target, self.run_dir / "superseded", aside, top=self.run_dir)
+                about: Any = best.meta
+                facts: dict[str, Json] = {"epoch": best.epoch, "phase": best.phase, "partial": best.partial}
+                facts |= {"digest": best.digest, "segment": best.segment, "meta": {**about, "run": self.run}}
+                place_apart(
+                    target, writing(best.name, best.structure, best.arrays, **facts), top=self.run_dir
+                )
 
     def _whole(self, name: CheckpointName) -> Checkpoint | None:
         """The checkpoint that has the name, None if there is none, or it is damaged or another run's."""
@@ -554,7 +580,10 @@ class Store:
                 format.check_sizes(self.path(name), body)
             except CheckpointError:
                 return None
-            self._facts[name] = Facts.of(name, body)
+            try:
+                self._facts[name] = Facts.of(name, body)
+            except (TypeError, ValueError, AttributeError):  # forged: the checksum is right
+                return None
         return self._facts.get(name)
 
     def _is_interim(self, name: CheckpointName) -> bool:
@@ -596,6 +625,11 @@ class Store:
 
     def _write_pins(self, names: Collection[CheckpointName]) -> None:
         files.write_whole(self._pins, json.dumps(sorted(map(str, names)), indent=1).encode() + b"\n")
+
+
+def best_folder(run_dir: Path, metric: str) -> Path:
+    """Where a run keeps the best weights by `metric`."""
+    return run_dir / "best" / metric.replace("/", ".")
 
 
 def _is_open(checkpoint: Checkpoint) -> bool:

@@ -44,7 +44,7 @@ _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
 
 
 class _Given(NamedTuple):
-    """What an attribute was given: its mark, a copy where it is plain, and the marks of large arrays in it."""
+    """What an attribute was given: its mark, a copy where it is plain, the marks of large arrays in it."""
 
     mark: Any
     value: Any
