@@ -467,11 +467,11 @@ class TrainLoop(Supervisor):
     def _may_be_empty(self, slot: StreamSlot) -> bool:
         """Whether a pass without a batch is no error: its batches are quarantined, or it was allowed."""
         ends = self._steps_per_epoch is None and self._max_epoch is not None
-        return slot.skipped or (ends and getattr(slot.stream, "may_be_empty", False))
+        return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
 
     def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
         """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""
-        if not getattr(slot.cursor, "fetch_error_may_be_signal", False):
+        if slot.cursor is None or not slot.cursor.fetch_error_may_be_signal:
             return
         if self._signals.received_within(1.0):
             self._notice_signal()

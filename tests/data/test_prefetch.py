@@ -128,7 +128,7 @@ def test_it_tells_how_many_batches_were_handed_out_only_where_the_source_does():
 
     for position in (None, 2):
         cursor = prefetch(Uncounted()).open("train", 0, position, seed=0)
-        assert not hasattr(cursor, "done")
+        assert cursor.done is None
         cursor.close()
     cursor = prefetch(arrays(X, batch_size=3)).open("train", 0, {"batches": 2}, seed=0)
     assert cursor.done == 2 and len(list(cursor)) == 2 and cursor.done == 4

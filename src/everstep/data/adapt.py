@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 from everstep.contracts.data import Stream
 from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
 from everstep.data.known import class_names, refusal
+from everstep.data.wrapping import AdaptedStream
 from everstep.errors import DataError
 
 # By name, so that nothing is imported for data that does not need it.
@@ -19,10 +21,20 @@ _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.d
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 
+_adapted: WeakValueDictionary[int, AdaptedStream] = WeakValueDictionary()
+"""By the identity of the object that each holds: the same object is the same stream for all who give it."""
+
+
+def is_stream(data: Any) -> bool:
+    """Whether it is a `Stream`, or has its method `open`; a path is none, though it can be opened."""
+    has_method = callable(getattr(data, "open", None)) and not isinstance(data, os.PathLike)
+    return isinstance(data, Stream) or has_method
+
+
 def as_stream(data: Any) -> Stream:
     """The stream over `data`, by the first of these that fits.
 
-    1. A `Stream` is itself.
+    1. A `Stream` is itself; an object with its method `open` gets the defaults of what it does not have.
     2. A torch `DataLoader` or torchdata's `StatefulDataLoader`, as the user made it.
     3. An object with `state_dict` and `load_state_dict` (and `set_epoch`, if it has one).
     4. A sequence of batches: list, tuple, range.
@@ -34,8 +46,10 @@ def as_stream(data: Any) -> Stream:
     Raises:
         DataError: `data` gives no batches; the message says what to use.
     """
-    if isinstance(data, Stream) and not isinstance(data, os.PathLike):
+    if isinstance(data, Stream):
         return data
+    if is_stream(data):
+        return _adapted.setdefault(id(data), AdaptedStream(data))
     if (told := refusal(data)) is not None:
         raise DataError(told)
     adapter = _loader_adapter(data)
@@ -63,8 +77,8 @@ def describe(stream: Stream, seed: int) -> dict[str, Any]:
 
     Of a stream that does not say it: its type.
     """
-    own = getattr(stream, "describe", None)
-    return {"kind": type(stream).__qualname__} if own is None else cast(dict[str, Any], own(seed))
+    own = stream.describe(seed)
+    return {"kind": stream.kind} if own is None else own
 
 
 def _loader_adapter(data: Any) -> str | None:

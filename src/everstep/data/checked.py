@@ -163,14 +163,14 @@ class CheckedStream(StreamAround):
         self._checks = checks
 
     @property
-    def may_be_empty(self) -> bool:
+    def may_be_empty(self) -> bool:  # type: ignore[override]
         """Whether a pass without a batch is no error."""
         return self._checks.policies["empty_stream"] != "error"
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self.stream.open(purpose, pass_index, position, seed=seed)
         what = f"stream {purpose!r}, pass {pass_index + 1}"
-        if position is not None and not hasattr(cursor, "done"):
+        if position is not None and cursor.done is None:
             what += " from the resume on"
         return CheckedCursor(cursor, self._checks, what, fresh=position is None)
 
@@ -181,9 +181,9 @@ class CheckedCursor(CursorAround):
     def __init__(self, cursor: Cursor, checks: _Checks, what: str, *, fresh: bool) -> None:
         super().__init__(cursor)
         self._checks, self._what = checks, what
-        self._opened_at = getattr(cursor, "done", 0)
+        self._opened_at = cursor.done or 0
         self._drawn = 0
-        self._empty = fresh or getattr(cursor, "done", None) == 0
+        self._empty = fresh or cursor.done == 0
         """Nothing of this pass was handed out, as far as can be told."""
 
     def __next__(self) -> Any:

@@ -10,25 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-from everstep.contracts.data import Cursor
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.order import Sampling
 from everstep.errors import DataError, UsageError
 
 
-class PassCursor:
-    """A cursor over an iterator of batches; see `contracts.data.Cursor`.
+class PassCursor(Cursor):
+    """A cursor over an iterator of batches.
 
     Attributes:
         what: the data, in words, for messages.
-        ended: the pass is over: `StopIteration` was seen.
-        note: a sentence to print after opening (what the opening cost), or None.
-        fetch_error_may_be_signal: an error while fetching may come from a signal that killed a worker.
-        first_took: seconds that the first batch took, None before it.
-    """
 
-    note: str | None = None
-    fetch_error_may_be_signal: bool = False
-    first_took: float | None = None
+    Args:
+        done: batches of the pass before the place at which it is opened.
+        counts: False where that number is not known.
+        total: batches of the whole pass, None if unknown.
+        closer: called once, when the pass is over or left.
+    """
 
     def __init__(
         self,
@@ -38,22 +36,16 @@ class PassCursor:
         done: int = 0,
         total: int | None = None,
         ended: bool = False,
+        counts: bool = True,
         closer: Callable[[], object] | None = None,
     ) -> None:
         self.what, self.ended = what, ended
-        self._count = done
+        self._count, self._counts = done, counts
+        self.done = done if counts else None
         self._total = total
         self._batches: Iterator[Any] | None = None if ended else batches
         self._closer = closer
         self._error: BaseException | None = None
-
-    @property
-    def done(self) -> int:
-        """Batches handed out since the start of the pass."""
-        return self._count
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -71,6 +63,8 @@ class PassCursor:
             self.close()
             raise
         self._count += 1
+        if self._counts:
+            self.done = self._count
         if self.first_took is None:
             self.first_took = time.perf_counter() - began
         return batch
@@ -103,7 +97,7 @@ class PassCursor:
         return f"{type(self).__name__}({self.what}, batches={self._count})"
 
 
-class SampledStream:
+class SampledStream(Stream):
     """A stream over samples.  Immutable.
 
     A loop reads it pass by pass.  It can also be iterated by itself, as for an evaluation
@@ -111,11 +105,10 @@ class SampledStream:
     random state stays as it is.
     """
 
+    on_word = False
+
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        raise NotImplementedError(type(self).__name__)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """What decides which batches come in a run of this seed."""

@@ -17,18 +17,15 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from everstep.contracts.data import Cursor
+from everstep.contracts.data import Cursor, Stream
 from everstep.data.cursor import PassCursor
 from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 from everstep.keywords import checked_keywords
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
-
-Resumes: TypeAlias = Literal["state", "replay"]
-"""How data goes on inside a pass: by its state, or by drawing and discarding."""
 
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
@@ -46,8 +43,10 @@ def is_stateful(data: Any) -> bool:
     return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
 
 
-class SequenceStream:
+class SequenceStream(Stream):
     """A list, tuple or range of ready batches, handed out as they are."""
+
+    on_word = False
 
     def __init__(self, data: Sequence[Any]) -> None:
         self._data = data
@@ -69,22 +68,17 @@ class _SequenceCursor(PassCursor):
         return {"batches": self.done}
 
 
-class IterableStream:
-    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator.
+class IterableStream(Stream):
+    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator."""
 
-    Attributes:
-        keeps_place: the data, if it is an iterator.
-        on_word: that the state of its iterators brings them back is the data's own word, which may be tried.
-        resumes: how its iterators go on inside a pass, if they have state.
-        unsaveable: why no checkpoint can be made inside a pass, where that is sure, and the remedy; or None.
-    """
+    shareable = False
 
     def __init__(self, data: Iterable[Any], *, replay: bool = False) -> None:
         self._data, self._replay = data, replay
         self.keeps_place = data if isinstance(data, Iterator) else None
         self.unsaveable = None if replay else _unsaveable(data)
         self.on_word = not replay and self.keeps_place is None
-        self.resumes: Resumes = "state"
+        self.resumes = "state"
         self._used = False
         self._keeping = self._failed = False
         self._drawn: list[Any] = []
@@ -96,7 +90,7 @@ class IterableStream:
         return self._replay or self.resumes == "replay"
 
     @property
-    def spent(self) -> bool:
+    def spent(self) -> bool:  # type: ignore[override]
         """Whether this object cannot be read from an earlier place any more."""
         return self._used and not self._may_rewind()
 
@@ -284,29 +278,22 @@ class _IterableCursor(PassCursor):
         )
 
 
-class StatefulStream:
+class StatefulStream(Stream):
     """Data that keeps its own position: `state_dict`, `load_state_dict`, and `set_epoch` if it has one.
 
     The state belongs to the object: use an object of its own for each purpose.
-
-    Attributes:
-        on_word: that its state brings it back is the data's own word, which may be tried.
-        resumes: how it goes on inside a pass.
-        keeps_place: the data.
-        holds_state: the objects that know their place, if they tell it at any time.
-        place_words: keys of its positions that also say how the place was reached.
     """
 
-    on_word = True
+    shareable = False
 
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
         self.holds_state = [] if _is_told(data) else [data]
         self.place_words = ("state",) if depends_on_path(data) else ()
-        self.resumes: Resumes = "replay" if shuffle_buffers(data) else "state"
+        self.resumes = "replay" if shuffle_buffers(data) else "state"
 
     @property
-    def carries_over(self) -> bool:
+    def carries_over(self) -> bool:  # type: ignore[override]
         """Whether the next pass depends on the state that this one leaves behind."""
         return self.resumes == "state" and not begins_anew(self._data)
 
@@ -366,7 +353,7 @@ class _StatefulCursor(PassCursor):
             return {**here, "state": None}
         if here.items() <= self._opened.items():
             return {**self._opened}  # some data goes to its place at the next batch only, and says the start
-        return {**here, "state": copy.deepcopy(self._state(self.done))}
+        return {**here, "state": copy.deepcopy(self._state(self._count))}
 
 
 def _is_told(data: Any) -> bool:

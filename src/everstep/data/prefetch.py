@@ -36,9 +36,8 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
     """
     buffer = whole("buffer", buffer)
     stream = as_stream(data)
-    refusal = getattr(stream, "no_thread", None)
-    if refusal is not None:
-        raise ConfigError(f"prefetch({stream!r}) would {refusal}")
+    if stream.no_thread is not None:
+        raise ConfigError(f"prefetch({stream!r}) would {stream.no_thread}")
     return Prefetched(stream, buffer)
 
 
@@ -119,12 +118,11 @@ class PrefetchCursor(PassCursor):
     def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
         self._cursor, self._buffer = cursor, _Buffer(buffer)
         self._position = _position(cursor)
-        done, left = getattr(cursor, "done", 0), cursor.remaining()
+        done, left = cursor.done or 0, cursor.remaining()
         total = None if left is None else done + left
-        self._counted = hasattr(cursor, "done")
-        super().__init__(what, self._take(), done=done, total=total, closer=self._stop)
-        self.note = getattr(cursor, "note", None)
-        self.fetch_error_may_be_signal = getattr(cursor, "fetch_error_may_be_signal", False)
+        counts = cursor.done is not None
+        super().__init__(what, self._take(), done=done, total=total, counts=counts, closer=self._stop)
+        self.note, self.fetch_error_may_be_signal = cursor.note, cursor.fetch_error_may_be_signal
         self._thread = threading.Thread(
             target=_produce, args=(cursor, self._buffer), name=f"everstep prefetch {what}", daemon=True
         )
@@ -142,13 +140,6 @@ class PrefetchCursor(PassCursor):
                 raise made.error
             self._position = made.position
             yield made.batch
-
-    @property
-    def done(self) -> int:
-        """Absent where the source's cursor has none: at a position nobody else knows it."""
-        if not self._counted:
-            raise AttributeError("done")
-        return self._count
 
     def position(self) -> Any:
         if isinstance(self._position, NotResumableError):

@@ -21,6 +21,8 @@ class Sieve(CursorAround):
         skipped: how many were passed over.
     """
 
+    skipped = 0
+
     def __init__(
         self,
         cursor: Cursor,
@@ -29,10 +31,14 @@ class Sieve(CursorAround):
     ) -> None:
         super().__init__(cursor)
         self._quarantined, self._drew = quarantined, drew
-        self.skipped = 0
+
+    @property
+    def _index(self) -> int:
+        assert self.cursor.done is not None
+        return self.cursor.done
 
     def __next__(self) -> Any:
-        while (index := self.done) in self._quarantined:
+        while (index := self._index) in self._quarantined:
             next(self.cursor)
             self.skipped += 1
         batch = next(self.cursor)
@@ -40,7 +46,7 @@ class Sieve(CursorAround):
         return batch
 
     def remaining(self) -> int | None:
-        left, index = self.cursor.remaining(), self.done
+        left, index = self.cursor.remaining(), self._index
         return (
             None if left is None else left - sum(index <= each < index + left for each in self._quarantined)
         )

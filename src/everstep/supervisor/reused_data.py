@@ -79,7 +79,7 @@ def restore() -> None:
 
 def _keepers(stream: Stream) -> list[tuple[Any, Entry]]:
     """The stream's generators, and data that keeps its own place."""
-    objects = [*getattr(stream, "generators", ()), *getattr(stream, "holds_state", ())]
+    objects = [*stream.generators, *stream.holds_state]
     return [(obj, make_entry("data", obj)) for obj in objects]
 
 

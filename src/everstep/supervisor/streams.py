@@ -15,7 +15,7 @@ from everstep.record import Batch
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor import reused_data
 from everstep.supervisor.quarantine import Sieve
-from everstep.supervisor.trial import KNOWN, SLOWEST, Verdict, innermost, on_word, pristine, try_stream
+from everstep.supervisor.trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
 
 
 class Generators:
@@ -39,7 +39,7 @@ class Generators:
     @staticmethod
     def states(stream: Stream) -> list[Any]:
         """The states of the stream's generators, now."""
-        return [make_entry("generator", each).save() for each in getattr(stream, "generators", ())]
+        return [make_entry("generator", each).save() for each in stream.generators]
 
     def forget(self, objects: Iterable[Any]) -> None:
         """These are not where the checkpoint had them."""
@@ -58,7 +58,7 @@ class Generators:
             saved: the states that the checkpoint has of them.
             given: which of them the program sets for each pass, and has set now.
         """
-        held = getattr(stream, "generators", ())
+        held = stream.generators
         now = self.states(stream)
         yield
         for generator, was, state, ours in zip(held, saved, now, given, strict=True):
@@ -129,7 +129,7 @@ class StreamSlot:
             NotResumableError: no checkpoint could be made while it is read.
             DataError: it is not; has the stored and the given value of each difference.
         """
-        if refusal := getattr(stream, "unsaveable", None):
+        if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._seed)
         accepted = False
@@ -138,12 +138,12 @@ class StreamSlot:
             if self._resuming:
                 self._accept(changes, override)
                 accepted = override
-                if self._states is not None and len(self._states) != len(getattr(stream, "generators", ())):
+                if self._states is not None and len(self._states) != len(stream.generators):
                     self._states = None
             self._varies = True
         if stream is not self.stream:
             reused_data.enter(stream)
-            self._untried = pristine(stream) if on_word(stream) else None
+            self._untried = pristine(stream) if stream.on_word else None
         self.stream, self._what, self._resuming = stream, what, False
         return accepted
 
@@ -194,8 +194,7 @@ class StreamSlot:
         return [
             each
             for each, stream in streams
-            if len(getattr(stream, "generators", ())) == generators
-            and describe(stream, self._seed) == self._what
+            if len(stream.generators) == generators and describe(stream, self._seed) == self._what
         ]
 
     def unbind(self, saved: tuple[dict[str, Any], dict[str, Any]], states: list[Any]) -> None:
@@ -206,9 +205,10 @@ class StreamSlot:
             states: those that its generators had.
         """
         self.close()
-        for generator, state in zip(getattr(self.stream, "generators", ()), states, strict=True):
+        assert self.stream is not None
+        for generator, state in zip(self.stream.generators, states, strict=True):
             make_entry("generator", generator).load(state)
-        self._generators.forget(getattr(self.stream, "generators", ()))
+        self._generators.forget(self.stream.generators)
         self.stream, self._between = None, None
         self.load(*saved)
 
@@ -221,7 +221,7 @@ class StreamSlot:
         if self._states is None:
             return
         assert self.stream is not None
-        holds = len(getattr(self.stream, "generators", ()))
+        holds = len(self.stream.generators)
         if holds != len(self._states):
             raise DataError(
                 f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
@@ -242,7 +242,8 @@ class StreamSlot:
 
     def _are_given(self) -> list[bool]:
         """Which generators the program has set for the pass that comes, so that they stay as they are."""
-        held = getattr(self.stream, "generators", ())
+        assert self.stream is not None
+        held = self.stream.generators
         if self._saved is not None or [len(states) for states in self._opened] != [len(held)] * 2:
             return [False] * len(held)
         return [self._is_given(*each) for each in zip(range(len(held)), held, *self._opened, strict=True)]
@@ -258,7 +259,7 @@ class StreamSlot:
     def _notice_generators(self) -> None:
         """What the program has done to the source's generators since the pass before."""
         assert self.stream is not None
-        held, now = getattr(self.stream, "generators", ()), Generators.states(self.stream)
+        held, now = self.stream.generators, Generators.states(self.stream)
         self._opened = [self._opened[0] if self._opened else now, now]
         between, self._between = self._between, None
         if between is None or len(between) != len(held):
@@ -282,13 +283,13 @@ class StreamSlot:
         assert self.stream is not None
         with isolated():
             cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
-        if note := getattr(cursor, "note", None):
-            self._say(f"stream {self.name!r}: {note}")
+        if cursor.note:
+            self._say(f"stream {self.name!r}: {cursor.note}")
         return cursor
 
     def end_pass(self) -> None:
         """This pass is over; the next `open` begins the next one."""
-        if getattr(self.stream, "carries_over", False):
+        if self.stream is not None and self.stream.carries_over:
             self._must_return = self.cursor is None
             try:
                 self._left = self._position()
@@ -307,7 +308,7 @@ class StreamSlot:
     @property
     def skipped(self) -> bool:
         """Whether batches of the open pass were passed over, because they are quarantined."""
-        return getattr(self.cursor, "skipped", 0) > 0
+        return self.cursor is not None and self.cursor.skipped > 0
 
     @property
     def in_pass(self) -> bool:
@@ -344,12 +345,12 @@ class StreamSlot:
     def _note_generators(self) -> None:
         """Between two passes: what is done to the generators from here on is the program's."""
         assert self.stream is not None
-        held = getattr(self.stream, "generators", ())
+        held = self.stream.generators
         self._between = list(zip(held, Generators.states(self.stream), strict=True))
 
     @property
     def _place_words(self) -> Collection[str]:
-        return self._saved_words if self.stream is None else getattr(self.stream, "place_words", ())
+        return self._saved_words if self.stream is None else self.stream.place_words
 
     def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
         """The inverse of `tree`; takes effect at the next `open`."""
@@ -365,14 +366,15 @@ class StreamSlot:
 
     def try_word(self) -> Verdict | None:
         """Try what is taken at its word, once it has given a batch; None where there is nothing to try."""
-        if self._untried is None or self.cursor is None or getattr(self.cursor, "done", 1) == 0:
+        if self._untried is None or self.cursor is None or self.cursor.done == 0:
             return None
         untried, self._untried = self._untried, None
-        if not getattr(self.cursor, "on_word", True):
+        if not self.cursor.on_word:
             return None
+        assert self.stream is not None
         verdict = self._tried(untried)
         if verdict.kept is False and verdict.replays:
-            innermost(self.stream).resumes = "replay"
+            self.stream.source.resumes = "replay"
         elif verdict.kept is False:
             self._refusal = (
                 f"stream {self.name!r}: {verdict}; use everstep.data.arrays or everstep.data.loader, mend "
@@ -382,8 +384,9 @@ class StreamSlot:
         return verdict
 
     def _tried(self, untried: Any) -> Verdict:
-        took = getattr(self.cursor, "first_took", None) or 0.0
-        if getattr(self.stream, "resumes", None) == "replay":
+        assert self.stream is not None and self.cursor is not None
+        took = self.cursor.first_took or 0.0
+        if self.stream.resumes == "replay":
             return KNOWN
         if isinstance(untried, str):
             return Verdict(None, untried)
@@ -392,10 +395,10 @@ class StreamSlot:
         return try_stream(untried, self.name, self._seed)
 
     def _position(self) -> Any:
-        cursor: Any = self.cursor
+        cursor = self.cursor
         if cursor is None:
             return self._saved
-        inside = getattr(cursor, "done", None) != 0 and not getattr(cursor, "ended", False)
+        inside = cursor.done != 0 and not cursor.ended
         if inside and self._refusal:
             raise NotResumableError(self._refusal)
         return cursor.position()
@@ -506,7 +509,7 @@ class Streams:
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
         if self.drew is None and not out:
             return cursor
-        if not hasattr(cursor, "done"):
+        if cursor.done is None:
             cursor.close()
             otherwise = "" if self._quarantined else ", or leave out Recovery"
             raise ConfigError(
@@ -525,14 +528,13 @@ class Streams:
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """The numbers of the samples in a batch; None where the stream cannot tell them."""
-        slot = self._slots.get(name)
-        tell = None if slot is None else getattr(slot.stream, "sample_ids", None)
-        return None if tell is None else tell(name, pass_index, index, seed=self._seed)
+        stream = self._slots[name].stream if name in self._slots else None
+        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
 
     def no_way_back(self) -> str:
         """Why this process cannot read all streams from an earlier place, and the remedy; "" if it can."""
         for name, slot in self._slots.items():
-            if getattr(slot.stream, "spent", False):
+            if slot.stream is not None and slot.stream.spent:
                 return (
                     f"stream {name!r} is an iterator, which cannot be gone back in; give a list, or an "
                     "object whose __iter__ starts anew"

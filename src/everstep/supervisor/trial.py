@@ -80,22 +80,9 @@ class _GivenUpError(Exception):
     """The trial ends without a verdict."""
 
 
-def innermost(stream: Any) -> Any:
-    """The stream inside those that are around it."""
-    while hasattr(stream, "stream"):
-        stream = stream.stream
-    return stream
-
-
-def on_word(stream: Stream) -> bool:
-    """Whether it is taken at its word: data with state of its own, and streams that others have written."""
-    ours = type(innermost(stream)).__module__.startswith("everstep.")
-    return bool(getattr(stream, "on_word", not ours))
-
-
 def pristine(stream: Stream) -> Any:
     """A copy of a stream as it was given, or why it is not copied, as text."""
-    if getattr(stream, "spent", False) or isinstance(getattr(stream, "keeps_place", None), Iterator):
+    if stream.spent or isinstance(stream.keeps_place, Iterator):
         return "it is an iterator, which can be read once only"
     return copied(stream)
 
@@ -200,7 +187,7 @@ def _position(cursor: Cursor) -> Any:
 
 
 def _can_replay(subject: _Subject) -> bool:
-    if getattr(subject.stream, "resumes", None) is None:
+    if subject.stream.resumes is None:
         return False
     try:
         return _follows_from_number(subject._replace(began=time.monotonic()))

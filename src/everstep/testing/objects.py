@@ -10,11 +10,12 @@ from typing import Any
 from everstep.contracts.data import Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
+from everstep.data.adapt import is_stream
 from everstep.data.iterables import StatefulStream, is_stateful
 from everstep.errors import DataError, StateError
 from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore
 from everstep.state.entries import StatefulEntry
-from everstep.supervisor.trial import Verdict, comparable, innermost, pristine, quiet, try_stream
+from everstep.supervisor.trial import Verdict, comparable, pristine, quiet, try_stream
 
 _CHANGES = 3
 """How often a state is changed before it is saved, and after."""
@@ -60,7 +61,7 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
     Returns:
         The verdicts; `str` of it is for people.
     """
-    if change is None and (hasattr(obj, "__iter__") or isinstance(obj, Stream)):
+    if change is None and (hasattr(obj, "__iter__") or is_stream(obj)):
         return _check_data(obj)
     return _check_state(obj, change)
 
@@ -71,7 +72,7 @@ def _check_data(data: Any) -> Checked:
         stream = as_stream(data)
     except DataError as error:
         return Checked("data", word, Verdict(False, f"refused: {error}"))
-    if refusal := getattr(stream, "unsaveable", None):
+    if refusal := stream.unsaveable:
         return Checked("data", word, Verdict(False, f"refused: {refusal}"))
     return Checked("data", word, _by(stream, _try(stream)))
 
@@ -93,7 +94,7 @@ def _by(stream: Any, verdict: Verdict) -> Verdict:
     drawn = "a resume draws the batches before it again and discards them"
     if verdict.kept is False and verdict.replays:
         return Verdict(True, drawn)
-    if verdict.kept and getattr(innermost(stream), "resumes", None) == "replay":
+    if verdict.kept and stream.source.resumes == "replay":
         return verdict._replace(why=drawn)
     return verdict
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays, as_stream
-from everstep.data.adapt import describe
+from everstep.data.adapt import describe, is_stream
 from everstep.data.arrays import Arrays
 from everstep.data.iterables import SequenceStream
 from everstep.data.wrapping import CursorAround, StreamAround
@@ -87,7 +87,7 @@ class Example(Mapping[str, Any]):
     def _batch(self) -> Mapping[str, Any]:
         if self._found is None:
             stream = as_stream(self._data)
-            if not isinstance(self._data, Stream | SequenceStream) and not isinstance(stream, SequenceStream):
+            if not is_stream(self._data) and not isinstance(stream, SequenceStream):
                 raise ConfigError(
                     "model_params.func looks at its inputs, and to read one of a "
                     f"{type(self._data).__name__} would take it from the training; give sizes as arguments"

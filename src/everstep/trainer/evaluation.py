@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from everstep import backends
@@ -42,10 +42,10 @@ def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
     """Data that keeps its own place, or generators, stands afterwards where it stood."""
     with ExitStack() as stack:
         for stream in streams:
-            for generator in getattr(stream, "generators", ()):
+            for generator in stream.generators:
                 entry = make_entry("generator", generator)
                 stack.callback(entry.load, entry.save())
-            stack.enter_context(getattr(stream, "place_kept", nullcontext)())
+            stack.enter_context(stream.place_kept())
         yield
 
 
@@ -54,7 +54,7 @@ def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
     """What is drawn from iterators is kept in memory, and comes again afterwards."""
     with ExitStack() as stack:
         for stream in streams:
-            stack.enter_context(getattr(stream, "drawn_again", nullcontext)())
+            stack.enter_context(stream.drawn_again())
         yield
 
 
@@ -107,7 +107,7 @@ def evaluate(
             outputs = {**outputs, **logs}
             state = reduction.reduce(state, outputs, metrics.batches - 1)
             seen(EvalStep(name, metrics.batches, inputs, outputs))
-        if not metrics.batches and not getattr(stream, "may_be_empty", False):
+        if not metrics.batches and not stream.may_be_empty:
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
         found = reduction.end(state)
     values = metrics.read()

@@ -14,15 +14,15 @@ Fetch = Callable[[Iterator[Any]], Any]
 class Inputs(StreamAround):
     """A stream whose batches are what `fetch` draws from another's, which keeps the position."""
 
-    sample_ids = None
-    """How many batches an input takes is the task's."""
-
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         super().__init__(stream)
         self._fetch = fetch
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
+
+    def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> None:
+        """Cannot tell: how many batches an input takes is the task's."""
 
 
 class _Cursor(CursorAround):

@@ -8,7 +8,6 @@ from contextlib import closing
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Interrupt
 from everstep.contracts.tasks import Task
-from everstep.data.adapt import describe
 from everstep.errors import ConfigError, Interrupted, RolledBack
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
@@ -174,7 +173,7 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
     streams = [trainer.streams.get("train") for trainer in trainers]
     stream = streams[0]
     for each in streams:
-        if hasattr(each, "keeps_place"):  # those over a user's loaders and iterables, also where it is None
+        if each is not None and not each.shareable:
             raise ConfigError(
                 f"{each!r:.80} keeps its own place, or draws from the random state of the run that reads it: "
                 "several runs cannot share it; give everstep.data.arrays(...), loader(...) or another Stream"
@@ -185,8 +184,8 @@ def _shared_by(trainers: Sequence[Trainer]) -> Stream:
             "list of batches everstep.data.as_stream(batches))"
         )
     seeds = [trainer.seed for trainer in trainers]
-    told = [None if seed is None else describe(stream, seed) for seed in (*seeds, 0, 1)]
-    own_seed = hasattr(stream, "describe") and all(each == told[-1] for each in told if each is not None)
+    told = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
+    own_seed = told[-1] is not None and all(each == told[-1] for each in told if each is not None)
     if not own_seed and (None in seeds or len(set(seeds)) > 1):
         raise ConfigError(
             f"the order of the data follows from the seed of the run, and the runs have the seeds {seeds}; "

@@ -106,7 +106,7 @@ class Tap(StreamAround):
         return describe(self.stream, seed)
 
 
-class _TapCursor:
+class _TapCursor(Cursor):
     """One run's pass over a shared stream."""
 
     def __init__(
@@ -117,14 +117,9 @@ class _TapCursor:
         self._seed = seed
         self._at = position
         self._alone: Cursor | None = None
-        self.ended = False
         opened = self._reading().cursor if position is None else self._read_alone()
-        self._counted = hasattr(opened, "done")
-        self._done = 0 if position is None else getattr(opened, "done", 0)
-        self._note()
-
-    def __iter__(self) -> _TapCursor:
-        return self
+        self._taken = 0 if position is None else opened.done or 0
+        self._count(opened.done is not None)
 
     def __next__(self) -> Any:
         if self.ended:
@@ -135,19 +130,13 @@ class _TapCursor:
             self.ended = True
             self.close()
             raise
-        self._done += 1
-        self._note()
+        self._taken += 1
+        self._count(self.done is not None)
         return batch
 
-    @property
-    def done(self) -> int:
-        """Absent where the stream's own cursors have none."""
-        if not self._counted:
-            raise AttributeError("done")
-        return self._done
-
-    def _note(self) -> None:
-        self._tap.place = (self._pass[1], self._done)
+    def _count(self, counted: bool) -> None:
+        self.done = self._taken if counted else None
+        self._tap.place = (self._pass[1], self._taken)
 
     def _next(self) -> Any:
         reading = self._reading()

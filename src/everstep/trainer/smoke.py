@@ -23,8 +23,7 @@ def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
     with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
         user.open(stack)
         for stream in streams:
-            if (end_workers := getattr(stream, "end_workers", None)) is not None:
-                stack.callback(end_workers)
+            stack.callback(stream.end_workers)
         before = encode(user.save())
         try:
             yield

@@ -99,7 +99,7 @@ class Streams:
         Raises:
             ConfigError: it is used for something else.
         """
-        place = getattr(stream, "keeps_place", None)
+        place = stream.keeps_place
         if place is None:
             return
         _, its_use, its_name = self._uses.setdefault(id(place), (place, use, name))

@@ -32,19 +32,21 @@ from everstep.backends.python import same_state
 from everstep.backends.torch import randomness
 from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
+from everstep.contracts.data import Stream
 from everstep.data.cursor import PassCursor
-from everstep.data.iterables import Resumes, is_stateful, length_of, skip
+from everstep.data.iterables import is_stateful, length_of, skip
 from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 
-class DataLoaderStream:
+class DataLoaderStream(Stream):
     """The stream over a `DataLoader` as the user made it; see the module.
 
     The loader is the user's: its generators move on from pass to pass.  One with persistent workers, or
     with `in_order=False`, can be evaluated on, but no run can read it.
     """
 
+    shareable = False
     no_thread = (
         "draw from the global random state in a thread; give the DataLoader num_workers=1 or more instead: "
         "its workers make prefetch_factor batches ahead"
@@ -52,14 +54,14 @@ class DataLoaderStream:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
-        self.generators = _generators(loader)
-        self.resumes: Resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
+        self.generators: list[Generator] = _generators(loader)
+        self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.place_words = ("own",) if depends_on_path(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
     @property
-    def on_word(self) -> bool:
+    def on_word(self) -> bool:  # type: ignore[override]
         """Whether its own state is used, which brings it back on the word of its dataset."""
         dataset = self.loader.dataset
         stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)
@@ -88,7 +90,7 @@ class DataLoaderStream:
             dataset.load_state_dict(before)
 
     @property
-    def unsaveable(self) -> str | None:
+    def unsaveable(self) -> str | None:  # type: ignore[override]
         """Why no checkpoint can be made while a run reads it, and the remedy; None where one can."""
         return _unsaveable(self.loader)
 
@@ -97,7 +99,7 @@ class DataLoaderStream:
         end_persistent(self.loader)
 
     @property
-    def carries_over(self) -> bool:
+    def carries_over(self) -> bool:  # type: ignore[override]
         """Whether the next pass depends on what this one leaves behind.
 
         Then a resume between two passes opens the last position of the pass before, closes it, and
