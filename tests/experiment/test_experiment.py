@@ -17,7 +17,7 @@ from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
 from everstep.errors import ChangedError, ConfigError, NoCheckpointError, RestoreError, UsageError
-from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
+from everstep.experiment import Call, ExperimentConfig, calls, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
 from everstep.experiment.opening import Configured, stored
 from everstep.record import RunDir, RunJournal
@@ -407,6 +407,36 @@ def everstep_weights(run_dir: str) -> list[float]:
     everstep.load(run_dir, state)
     weights: list[float] = state["w"].tolist()
     return weights
+
+
+class Deaf(TinyTask):
+    """A task whose own `build` takes nothing."""
+
+    def build(self) -> None:  # type: ignore[override]
+        super().build()
+
+
+class Told(TinyTask):
+    """A task whose own `build` hands on what it is given."""
+
+    def build(self, **parts: Any) -> None:
+        super().build(**parts)
+        self.told = [*parts]
+
+
+def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer: Deaf\.build\(\) has no argument 'optimizer'; give it"):
+        _ = opened(file, f"task={__name__}:Deaf").trainer
+    assert opened(file, f"task={__name__}:Deaf", "optimizer=null").trainer.task.optimizer.lr == 0.1
+    task = opened(file, f"task={__name__}:Told", "optimizer.lr=0.3").trainer.task
+    assert (task.told, task.optimizer.lr) == (["optimizer"], 0.3)
+    assert "build_optimizer" not in vars(task)  # nothing is put onto it
+
+
+def test_a_config_is_checked_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, checked = opened(file), []
+    monkeypatch.setattr(calls, "checked_arguments", lambda *given, **more: checked.append(given))
+    assert made.train().ending.step == 12 and not checked
 
 
 def test_wrong_parts_are_told(file: Path, tmp_path: Path) -> None:

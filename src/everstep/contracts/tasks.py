@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,12 +24,19 @@ class Task:
     optimizer: Any = None
     is_built = False
 
-    def build(self) -> None:
-        """Make what is not there yet; called once, however many Trainers the task has."""
+    def build(
+        self, *, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Make what is not there yet; called once, however many Trainers the task has.
+
+        Args:
+            model: makes the model, instead of `build_model`.
+            optimizer: makes the optimizer of the model, instead of `build_optimizer`.
+        """
         if self.model is None:
-            self.model = self.build_model()
+            self.model = (model or self.build_model)()
         if self.optimizer is None:
-            self.optimizer = self.build_optimizer(self.model)
+            self.optimizer = (optimizer or self.build_optimizer)(self.model)
 
     def build_model(self) -> Any:
         """Make the model.  Where the Trainer has a seed, random numbers drawn here follow from it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -9,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
@@ -37,14 +38,18 @@ class Call:
 
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    _ready: tuple[int, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+    """Once checked: how many arguments come from elsewhere, and its own, as the function takes them."""
 
     @classmethod
-    def of(cls, given: Any) -> Call:
+    def of(cls, given: Any) -> Self:
         """From what a config has.
 
         Raises:
             ConfigError: it has no import path.
         """
+        if isinstance(given, cls):
+            return given
         if isinstance(given, str):
             given = {CALL: given}
         path = given.get(CALL) if isinstance(given, Mapping) else None
@@ -62,7 +67,7 @@ class Call:
         """Where its arguments stand, if it stands at `place`."""
         return place
 
-    def completed(self, place: Place, at_default: list[Place], late: int = 0) -> Call:
+    def completed(self, place: Place, at_default: list[Place], late: int = 0) -> Self:
         """With the defaults of its signature that are plain values as arguments, and calls inside so, too.
 
         Args:
@@ -74,7 +79,7 @@ class Call:
         arguments = {n: _completed(v, (*place, n), at_default) for n, v in self.arguments.items()}
         found = arguments | {name: value for name, value in defaults.items() if name not in arguments}
         at_default += [(*place, n) for n, value in defaults.items() if _same(found[n], value)]
-        return type(self)(self.call, found)
+        return type(self)(self.call, found, self._ready)  # a default is no argument to check
 
     def __call__(self, *late: Any) -> Any:
         """Call it.
@@ -85,22 +90,29 @@ class Call:
         Raises:
             ConfigError: what the config says cannot be right.
         """
-        target = imported(self.call)
-        problems: list[Problem] = []
-        arguments = checked_arguments(target, self, (), problems, late=len(late))
-        if problems:
-            raise ConfigError("; ".join(problem.text for problem in problems))
-        return target(*late, **{name: _made(value) for name, value in arguments.items()})
+        ready = self._ready
+        if ready is None or ready[0] != len(late):
+            problems: list[Problem] = []
+            ready = self.checked((), problems, len(late))._ready
+            if ready is None:
+                raise ConfigError("; ".join(problem.text for problem in problems))
+        return imported(self.call)(*late, **{name: _made(value) for name, value in ready[1].items()})
 
-    def problems(self, place: Place, late: int = 0) -> list[Problem]:
-        """What is wrong with it; nothing is called."""
+    def checked(self, place: Place, problems: list[Problem], late: int = 0) -> Self:
+        """The same, which checks its arguments no more when it is called; nothing is called here.
+
+        Args:
+            problems: takes what is wrong.
+            late: how many positional arguments come from elsewhere.
+        """
         found: list[Problem] = []
-        place = self.inside(place)
+        place, ready = self.inside(place), None
         try:
-            checked_arguments(imported(self.call), self, place, found, late=late)
+            ready = late, checked_arguments(imported(self.call), self, place, found, late=late)
         except ConfigError as error:
             found.append(Problem((*place, CALL), str(error)))
-        return found
+        problems += found
+        return type(self)(self.call, self.arguments, None if found else ready)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -330,9 +342,7 @@ def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
     """With each call in it as `Call`."""
     if isinstance(value, Mapping) and CALL in value:
         call = _attempt(lambda: Call.of(value), place, problems)
-        if call is not None:
-            problems += call.problems(place)
-        return call
+        return None if call is None else call.checked(place, problems)
     if isinstance(value, Mapping):
         return {key: _with_calls(each, (*place, key), problems) for key, each in value.items()}
     if isinstance(value, list):
@@ -341,9 +351,9 @@ def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """With each call in it called."""
+    """With each call in it called; the rest is copied, so that who is called twice changes nothing."""
     if isinstance(value, Call):
         return value()
     if isinstance(value, dict):
         return {key: _made(each) for key, each in value.items()}
-    return [_made(each) for each in value] if isinstance(value, list) else value
+    return [_made(each) for each in value] if isinstance(value, list) else copy.deepcopy(value)

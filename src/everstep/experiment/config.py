@@ -90,14 +90,17 @@ def resolve(
             f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
             "and Call, in a module that imports them at run time"
         ) from error
-    for place, call, late in calls(schema, layers.tree) if imports else ():
-        problems += call.problems(place, late)
+    tree = layers.tree if config is None else adapter.dump_python(config, mode="json")
+    called = list(calls(schema, tree)) if imports else []
+    checked = [call.checked(place, problems, late) for place, call, late in called]
     if problems:
         raise ConfigError(told(problems, layers.origin))
-    tree, at_default = adapter.dump_python(config, mode="json"), list[Place]()
-    for place, call, late in calls(schema, tree) if imports else ():
-        _put(tree, place, call.completed(place, at_default, late).tree())
-    return Resolved(adapter.validate_python(tree), tree, tuple(map(dotted, at_default)))
+    at_default = list[Place]()
+    for (place, _, late), call in zip(called, checked, strict=True):
+        _put(tree, place, call.completed(place, at_default, late))
+    config = adapter.validate_python(tree)  # with those very calls, which check nothing again
+    tree = adapter.dump_python(config, mode="json")
+    return Resolved(config, tree, tuple(map(dotted, at_default)))
 
 
 def _put(tree: Any, place: Place, value: Any) -> None:

@@ -119,6 +119,7 @@ class Experiment:
         """The Trainer; made when it is first asked for, and then the same."""
         if self._trainer is None:
             task = self._made(self._task, self.seed)
+            self._made(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
             self._trainer = Trainer(
@@ -143,6 +144,9 @@ class Experiment:
         with isolated():
             seed_all(seed)
             return make()
+
+    def _build(self, task: Any) -> None:
+        """Let the task make its parts, where not the Trainer is to do that."""
 
     def _check_code(self) -> None:
         """Say, or refuse with `strict_git`, that the code of this run could not be had back.

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
+from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.calls import Call
+from everstep.experiment.calls import Call, misfits
 from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
@@ -58,7 +59,7 @@ class Configured(Experiment):
         if isinstance(config.trainer.init_from, dict):
             settings["init_from"] = InitFrom(**config.trainer.init_from)
         super().__init__(
-            partial(_task, config),
+            config.task,
             config.streams["train"],
             {name: call for name, call in config.streams.items() if name != "train"},
             chosen.run_dir,
@@ -69,6 +70,25 @@ class Configured(Experiment):
             **settings,
             **checks,
         )
+
+    def _build(self, task: Any) -> None:
+        """Give the task what makes its model, optimizer and scheduler, if the config says so."""
+        config = self.config
+        optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
+        parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
+        given = {name: make for name, make in parts.items() if make is not None}
+        if not given or not isinstance(task, Task):
+            return
+        kind = type(task).__name__
+        for name in given:
+            if not hasattr(task, f"build_{name}"):
+                raise ConfigError(f"{name}: {kind} has no build_{name}; leave {name} out of the config")
+        for name, _ in misfits(task.build, [*given]):
+            raise ConfigError(
+                f"{name}: {kind}.build() has no argument {name!r}; give it one, for super().build()"
+            )
+        task.build(**given)
+        task.is_built = True
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
         """Run a schedule by its name.
@@ -123,23 +143,6 @@ class Configured(Experiment):
 
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()
-
-
-def _task(config: ExperimentConfig) -> Any:
-    """The config's task, whose model, optimizer and scheduler are those of the config, if it has them."""
-    task = config.task()
-    for what, call in (
-        ("model", config.model),
-        ("optimizer", config.optimizer),
-        ("scheduler", config.scheduler),
-    ):
-        if call is None:
-            continue
-        build = f"build_{what}"
-        if not hasattr(task, build):
-            raise ConfigError(f"{what}: {type(task).__name__} has no {build}; leave {what} out of the config")
-        setattr(task, build, partial(_parameters_first, call) if what == "optimizer" else call)
-    return task
 
 
 def _parameters_first(call: Call, model: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from everstep import services
 from everstep.errors import ConfigError, nearest
@@ -36,12 +36,14 @@ class ServiceCall(Call):
     """A service: `{Evaluate: {stream: valid}}`, by its name or by import path."""
 
     @classmethod
-    def of(cls, given: Any) -> ServiceCall:
+    def of(cls, given: Any) -> Self:
         """From what a config has: a name, or a name with its arguments.
 
         Raises:
             ConfigError: no such service.
         """
+        if isinstance(given, cls):
+            return given
         if isinstance(given, str):
             given = {given: {}}
         if not isinstance(given, Mapping) or len(given) != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -108,13 +108,24 @@ class Task(tasks.Task):
 
     # -------------------------------------------------------------------------------- building
 
-    def build(self) -> None:
-        """Make the model, place it, freeze what is not trained; then the optimizer and what follows it."""
+    def build(
+        self,
+        *,
+        model: Callable[[], Any] | None = None,
+        optimizer: Callable[[Any], Any] | None = None,
+        scheduler: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Make the model, place it, freeze what is not trained; then the optimizer and what follows it.
+
+        Args:
+            model, optimizer: instead of `build_model` and `build_optimizer`.
+            scheduler: makes the scheduler of the optimizer, instead of `build_scheduler`.
+        """
         if not hasattr(self, "_accumulate"):
             name = type(self).__name__
             raise ConfigError(f"{name}.__init__ does not call super().__init__(); do so in its first line")
         if self.model is None:
-            self.model = self.build_model()
+            self.model = (model or self.build_model)()
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
@@ -122,7 +133,7 @@ class Task(tasks.Task):
             self.model.to(self.device)
         if self._trainable is not None:
             self._freeze(self._trainable)
-        super().build()
+        super().build(optimizer=optimizer)
         if isinstance(self.optimizer, tuple | list):
             raise ConfigError(
                 f"{type(self).__name__}.build_optimizer returned a {type(self.optimizer).__name__}: return "
@@ -130,7 +141,7 @@ class Task(tasks.Task):
                 'as in {"generator": a, "critic": b}'
             )
         if isinstance(self.optimizer, Optimizer):
-            self._equip(self.optimizer)
+            self._equip(self.optimizer, scheduler or self.build_scheduler)
         else:
             self._require_plain()
         if self._compile is not False:
@@ -139,7 +150,7 @@ class Task(tasks.Task):
             if self._ema is not None:
                 self._evaluated = torch.compile(self._ema.module, **how)
 
-    def _equip(self, optimizer: Optimizer) -> None:
+    def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
         """Put around the optimizer what was asked for; its updates move the schedule and the average."""
         if self._clip is not None:
             optimizer = ClipOptimizer(optimizer, self._clip)
@@ -149,7 +160,7 @@ class Task(tasks.Task):
         if self._accumulate > 1:
             optimizer = MinibatchOptimizer(optimizer, self._accumulate)
         self.optimizer = optimizer
-        self.scheduler = self.build_scheduler(optimizer)
+        self.scheduler = scheduler(optimizer)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise ConfigError(
                 "build_scheduler returned a ReduceLROnPlateau, which follows a metric; "
