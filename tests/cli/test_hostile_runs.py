@@ -38,6 +38,7 @@ LOOKING = (
     ("checkpoints", "runs/bad"),
     ("checkpoints", "runs/bad", "verify"),
     ("config", "runs/bad"),
+    ("accept", "runs/bad", "--divergence", "1"),
     ("export", "runs/bad", "--out", "exported"),
     ("prune", "status=failed"),
     ("sync", "runs"),
@@ -186,6 +187,12 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "a start without facts": lambda bad: frame(bad, frames.EVENT, event("segment", {})),
     "a start with a list of facts": lambda bad: frame(
         bad, frames.EVENT, event("segment", {"parent": [1], "facts": []})
+    ),
+    "a divergence at no step": lambda bad: frame(bad, frames.EVENT, event("diverged", {"component": "x"})),
+    "a divergence at a list": lambda bad: frame(bad, frames.EVENT, event("diverged", {"step": [1]})),
+    "a choice at no step": lambda bad: frame(bad, frames.EVENT, event("decision", {"what": "chosen"})),
+    "an acceptance at a text": lambda bad: frame(
+        bad, frames.EVENT, event("decision", {"what": "accepted", "step": "1"})
     ),
     "times of nothing": lambda bad: frame(bad, frames.EVENT, event("times", {})),
     "a step beyond 64 bits": lambda bad: frame(

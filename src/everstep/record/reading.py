@@ -242,6 +242,8 @@ def _fits(kind: str, data: dict[str, Any]) -> bool:
         parent = data.get("parent")
         numbers = isinstance(parent, list) and len(parent) == 2 and all(map(_is_count, parent))
         return parent is None or numbers
+    if kind == DIVERGED or (kind == "decision" and data.get("what") in (CHOSEN, ACCEPTED)):
+        return _is_count(data.get("step"))
     if kind == "decision":
         return Rollback.fits(data)
     return True
@@ -251,10 +253,15 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 1 << 63
 
 
-_NEEDED: dict[str, dict[str, type]] = {
+_NEEDED: dict[str, dict[str, Any]] = {
     "segment": {"facts": dict},
     "checkpoint": {"name": str, "bytes": int},
     "closed": {"status": str},
+    "evaluation": {
+        **dict.fromkeys(("stream", "checkpoint", "digest"), str),
+        **dict.fromkeys(("step", "epoch", "num_steps"), int),
+        "time": int | float,
+    },
 }
 
 
