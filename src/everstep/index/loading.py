@@ -9,13 +9,11 @@ from sqlalchemy import Connection, Select, Table, insert, select
 if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert
 
-Rows = list[tuple[Any, ...]]
-
 _FEW = 200
 """Fewer rows are not worth a table to put them in first."""
 
 
-def load(connection: Connection, table: Table, rows: Rows) -> None:
+def load(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
     """Insert rows that are given in the order of the table's columns.
 
     On PostgreSQL a row whose key is there already is replaced.
@@ -43,7 +41,7 @@ def _upsert(table: Table, source: Select[Any] | None = None) -> Insert:
     return upsert.on_conflict_do_update(index_elements=keys, set_=others)
 
 
-def _copy(connection: Connection, table: Table, rows: Rows) -> None:
+def _copy(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
     """COPY into a table of this session's own, and from there over what is there."""
     quote = connection.dialect.identifier_preparer.quote
     columns = ", ".join(quote(column.name) for column in table.columns)

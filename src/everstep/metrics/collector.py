@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from everstep import backends
+from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
 from everstep.metrics.statistics import Stats, Window
 
@@ -22,25 +23,6 @@ Ordinals = dict[str, dict[str, tuple[int, int]]]
 
 _PROGRAM = ("head", "step", "tail", "epoch")
 """The phases in which the program collects."""
-
-
-class Rows(NamedTuple):
-    """Columns of metric rows with one phase and name, for the record.
-
-    Attributes:
-        phase: where the values were collected: "head" (in an epoch, before its first steps), "step",
-            "tail" (in an epoch, after steps), "eval/SERVICE" (returned by a service); "epoch" for the
-            means of an epoch's steps.
-        steps, values, counts, seqs: equal lengths; `counts` says how many values a row folds.
-    """
-
-    phase: str
-    name: str
-    wall: bool
-    steps: list[int]
-    values: list[float]
-    counts: list[int]
-    seqs: list[int]
 
 
 def is_wall(name: str) -> bool:
@@ -202,12 +184,15 @@ class Collector:
         open_rows: of each metric that was read in the middle of a step: the step, the sum and the number of
             its values; the row follows when the step is over.
         open_step: tells the step whose body is running, 0 outside: its rows wait for its end.
+        epoch: tells the epoch of a row.
     """
 
-    def __init__(self, emit: Callable[[Rows], None], open_step: Callable[[], int]) -> None:
+    def __init__(
+        self, emit: Callable[[Block], None], open_step: Callable[[], int], epoch: Callable[[], int]
+    ) -> None:
         self.pending: list[tuple[int, str, Any]] = []
         self.emit = emit
-        self.open_step = open_step
+        self.open_step, self.epoch = open_step, epoch
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
@@ -253,7 +238,7 @@ class Collector:
         at, seq = ordinals.get(name, (step, 0))
         seq = seq if at == step else 0
         ordinals[name] = (step, seq + 1)
-        self.emit(Rows(phase, name, clocked, [step], [number], [1], [seq]))
+        self._emit(phase, name, clocked, [step], [number], [1], seq)
         for seen in () if wall else self._watchers.get(name, ()):
             seen(number)
 
@@ -324,7 +309,7 @@ class Collector:
         """Fold to a row per step; the last row stays open, since its step may collect the name again."""
         previous = self.open_rows.pop(name, None)
         if previous is None and len(set(steps)) == len(steps):
-            done = Rows("step", name, is_wall(name), steps[:-1], values[:-1], [1] * (len(steps) - 1), [])
+            done, means, counts = steps[:-1], values[:-1], [1] * (len(steps) - 1)
             last = (steps[-1], values[-1], 1)
         else:
             folded: list[tuple[int, float, int]] = [] if previous is None else [previous]
@@ -335,19 +320,30 @@ class Collector:
                 else:
                     folded.append((step, value, 1))
             last = folded.pop()
+            done, counts = [step for step, _, _ in folded], [count for _, _, count in folded]
             means = [total / count for _, total, count in folded]
-            done = Rows(
-                "step", name, is_wall(name), [f[0] for f in folded], means, [f[2] for f in folded], []
-            )
         self.open_rows[name] = last
-        if done.steps:
-            self.emit(done._replace(seqs=[0] * len(done.steps)))
+        if done:
+            self._emit("step", name, is_wall(name), done, means, counts)
 
     def _close_rows(self, open_step: int) -> None:
         for name, (step, total, count) in list(self.open_rows.items()):
             if step != open_step:
                 del self.open_rows[name]
-                self.emit(Rows("step", name, is_wall(name), [step], [total / count], [count], [0]))
+                self._emit("step", name, is_wall(name), [step], [total / count], [count])
+
+    def _emit(
+        self,
+        phase: str,
+        name: str,
+        wall: bool,
+        steps: list[int],
+        values: list[float],
+        counts: list[int],
+        seq: int = 0,
+    ) -> None:
+        """Hand finished rows of one metric on."""
+        self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def end_epoch(self, step: int) -> None:
         """Emit each name's mean over the epoch's steps, and begin a new epoch."""
@@ -355,7 +351,7 @@ class Collector:
         for name in self._epoch.names():
             stats = self._epoch.stats(name)
             if stats is not None and not is_wall(name):
-                self.emit(Rows("epoch", name, False, [step], [stats.mean], [stats.count], [0]))
+                self._emit("epoch", name, False, [step], [stats.mean], [stats.count])
         self._ended.update(self._epoch.names())
         self._epoch.clear()
 

@@ -1,9 +1,10 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
+from everstep.contracts.metrics import Block
 from everstep.record.accepting import accept
 from everstep.record.batch_digest import batch_digest
 from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, recording, values_line
-from everstep.record.frames import Block, Position
+from everstep.record.frames import Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock, is_held
 from everstep.record.paths import user_path

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everstep.contracts.metrics import Block
 from everstep.durable import require_no_link
 from everstep.errors import RunLockedError
 from everstep.keywords import checked_keywords
-from everstep.record.frames import Block, Position
+from everstep.record.frames import Position
 from everstep.record.journal import Journal
 from everstep.record.lock import RunLock
 from everstep.record.paths import user_path

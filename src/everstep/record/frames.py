@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
 from everstep.regular import parse_json
 
@@ -54,30 +55,6 @@ class Position(NamedTuple):
 
     segment: int
     offset: int
-
-
-class Block(NamedTuple):
-    """Rows of one metric: columns of equal length, row i has key (epoch, steps[i], phase, name, seqs[i]).
-
-    Attributes:
-        epoch: from 1; 0 before the first epoch.
-        phase: where it was collected: "head", "step", "tail", "epoch" or "eval/SERVICE".
-        name: the metric's name.
-        wall: True if the values depend on the clock and are no part of equality.
-        steps: the step of each row.
-        values: float64 values; every bit is kept, also those of a NaN.
-        counts: how many values were folded into each row.
-        seqs: ordinal of a row among rows of the same step.
-    """
-
-    epoch: int
-    phase: str
-    name: str
-    wall: bool
-    steps: list[int]
-    values: list[float]
-    counts: list[int]
-    seqs: list[int]
 
 
 class Header(NamedTuple):

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import hazard
+from everstep.contracts.metrics import Block
 from everstep.durable import fsync_folder, remedy, require_no_link
 from everstep.errors import JournalError, RunDirError, UsageError
 from everstep.record.frames import (
     EVENT,
     METRICS,
-    Block,
     Position,
     pack_block,
     pack_event,

@@ -17,10 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, JournalError, RunDirError, nearest
 from everstep.keywords import checked_keywords
 from everstep.record import frames
-from everstep.record.frames import Block, Frame, Hole, Position
+from everstep.record.frames import Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
 from everstep.redaction import without_credentials

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from everstep.record.frames import Block, bits_float
+from everstep.contracts.metrics import Block
+from everstep.record.frames import bits_float
 from everstep.record.reading import Key, comparable_rows
 from everstep.record.reference import Found, Reference
 

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep import hazard
+from everstep.contracts.metrics import Block
 from everstep.durable import remedy, temporary
-from everstep.record.frames import Block, float_bits
+from everstep.record.frames import float_bits
 from everstep.record.trail_file import (
     ABSENT,
     BITS,

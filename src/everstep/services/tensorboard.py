@@ -20,12 +20,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep import backends, hazard
+from everstep.contracts.metrics import Block
 from everstep.contracts.services import SCHEDULED, Boundary, Moment
 from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.keywords import whole
-from everstep.record import Block, Event, Item
+from everstep.record import Event, Item
 from everstep.schedule import Schedule
 from everstep.services.sink import Parts, Sink, as_it_was_left
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Phase
+from everstep.contracts.metrics import Block
 from everstep.contracts.services import (
     OBSERVED,
     SCHEDULED,
@@ -46,9 +47,9 @@ from everstep.errors import (
     nearest,
 )
 from everstep.keywords import checked_keywords, number, plain, whole
-from everstep.metrics.collector import Collector, Rows, is_scalar
+from everstep.metrics.collector import Collector, is_scalar
 from everstep.progress_estimate import Estimator, progress
-from everstep.record import CHOSEN, Block, Position, located, user_path
+from everstep.record import CHOSEN, Position, located, user_path
 from everstep.redaction import redacted, without_credentials
 from everstep.schedule import NEVER, Every, Schedule, When
 from everstep.services.best import Best
@@ -191,7 +192,7 @@ class Run:
         """Steps after which modules outside the state are still looked at."""
         self._due_time: float | None = None
         """The clock's time at which one is due."""
-        self._collector = Collector(self._record_rows, lambda: self._open_step)
+        self._collector = Collector(self._record_rows, lambda: self._open_step, lambda: self._progress.epoch)
         self._board = ServiceBoard(self._collector, self._warn)
         self._add_services(list(services), default_services, max_time)
         self._synchronous: set[Moment] = set()
@@ -1057,12 +1058,11 @@ class Run:
             self._journal.event("progress", {"step": current[0], "epoch": current[1]}, wall=True)
         return self._journal.flush()
 
-    def _record_rows(self, rows: Rows) -> None:
+    def _record_rows(self, block: Block) -> None:
         """Rows that the collector finished: into the journal, and compared if executed again."""
-        block = Block(self._progress.epoch, *rows)
-        if rows.phase != "step" or not self._progress.epoch:
-            self._last_values[rows.name] = rows.values[-1]
-            self._last_steps[rows.name] = rows.steps[-1]
+        if block.phase != "step" or not block.epoch:
+            self._last_values[block.name] = block.values[-1]
+            self._last_steps[block.name] = block.steps[-1]
         self._journal.append(block)
         self._verifier.rows(block)
 

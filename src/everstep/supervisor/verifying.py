@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 import xxhash
 
 from everstep import backends
+from everstep.contracts.metrics import Block
 from everstep.errors import DivergenceError
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, DIVERGED, Block, Divergence, Journal, Replay, Trail, batch_digest
+from everstep.record import CHOSEN, DIVERGED, Divergence, Journal, Replay, Trail, batch_digest
 from everstep.schedule import NEVER
 from everstep.state import Encoded
 
