@@ -17,7 +17,7 @@ from everstep.metrics import MetricFormatter, Window, environment_table, log_lin
 from everstep.metrics.collector import Reader, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
 from everstep.progress_estimate import progress
-from everstep.schedule import NEVER, When
+from everstep.schedule import NEVER, Instant
 from everstep.services.best import Best, direction
 from everstep.services.early_stop import EarlyStop
 from everstep.state import isolated
@@ -654,7 +654,7 @@ class TrainLoop(Supervisor):
             lines.add_outside("epoch_time", self.step, self.clock() - self._epoch_began)
         self._note_durations()
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
-        when = When(self._open_step or self.step, self.epoch, not self._open_step, self.clock())
+        when = Instant(self._open_step or self.step, self.epoch, not self._open_step, self.clock())
         new = {best.metric for best in self._board.all(Best) if best.is_on_line(lines, when)}
         lines.clear()
         self.println(log_line(self._tag(), stats, new, self._formatter))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-MARK = "***"
+HIDDEN = "***"
 """Stands where a credential was."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://(\S+)")
@@ -106,7 +106,7 @@ def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
     for begin, end in spans:
         begin, end = max(begin, at, 0), min(end, len(text))
         if begin < end:
-            told, at = told + text[at:begin] + MARK, end
+            told, at = told + text[at:begin] + HIDDEN, end
     return told + text[at:]
 
 
@@ -122,16 +122,16 @@ def _by_form(text: str) -> str:
 
 
 def _remotes(text: str) -> str:
-    return _REMOTE.sub(rf"\1:{MARK}@\3", text) if "@" in text else text
+    return _REMOTE.sub(rf"\1:{HIDDEN}@\3", text) if "@" in text else text
 
 
 def _url(scheme: str, rest: str) -> str:
     info = _user_information(scheme, rest)
     user, _, password = info.partition(":")
     if info and not _USER_IS_A_NAME.match(scheme):
-        rest = MARK + rest[len(info) :]
+        rest = HIDDEN + rest[len(info) :]
     elif password:
-        rest = f"{user}:{MARK}{rest[len(info) :]}"
+        rest = f"{user}:{HIDDEN}{rest[len(info) :]}"
     return f"{scheme}://{rest}"
 
 
@@ -150,4 +150,4 @@ def _user_information(scheme: str, rest: str) -> str:
 
 def _parameter(match: re.Match[str]) -> str:
     sign, name, value = match.groups()
-    return f"{sign}{name}={MARK if value and _SECRET_NAME.search(unquote(name)) else value}"
+    return f"{sign}{name}={HIDDEN if value and _SECRET_NAME.search(unquote(name)) else value}"

@@ -22,7 +22,7 @@ NEVER = 1 << 62
 """A step number that no run reaches."""
 
 
-class When(NamedTuple):
+class Instant(NamedTuple):
     """Facts that a schedule may look at.
 
     Attributes:
@@ -41,7 +41,7 @@ class When(NamedTuple):
 class Schedule:
     """Base of all schedules; combine two with `|` (either is due) or `&` (both are due)."""
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         """Whether it is due at this boundary."""
         raise NotImplementedError(type(self).__name__)
 
@@ -56,7 +56,7 @@ class Schedule:
     def start(self, now: float) -> None:
         """Called once when the loop opens; a schedule in seconds counts from here."""
 
-    def fired(self, when: When) -> None:
+    def fired(self, when: Instant) -> None:
         """Called after what is scheduled has run at a boundary."""
 
     @property
@@ -102,7 +102,7 @@ class Every(Schedule):
         else:
             self.seconds = number("seconds", self.seconds)
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         if self.steps is not None:
             return not when.at_epoch_end and when.step > 0 and when.step % self.steps == 0
         if self.epochs is not None:
@@ -119,7 +119,7 @@ class Every(Schedule):
     def start(self, now: float) -> None:
         self._last = now
 
-    def fired(self, when: When) -> None:
+    def fired(self, when: Instant) -> None:
         if self.seconds is not None:
             self._last = when.now
 
@@ -141,7 +141,7 @@ class At(Schedule):
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
         self.steps = tuple(sorted({whole("step", step) for step in steps}))
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return not when.at_epoch_end and when.step in self.steps
 
     def next_step(self, step: int) -> int:
@@ -160,7 +160,7 @@ class At(Schedule):
 class Never(Schedule):
     """Never due by itself; forced runs (a stop, an interruption, an explicit call) still happen."""
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return False
 
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ class _Pair(Schedule):
         self.left.start(now)
         self.right.start(now)
 
-    def fired(self, when: When) -> None:
+    def fired(self, when: Instant) -> None:
         self.left.fired(when)
         self.right.fired(when)
 
@@ -213,7 +213,7 @@ class _Pair(Schedule):
 class _Either(_Pair):
     word = "|"
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return self.left.due(when) or self.right.due(when)
 
 
@@ -224,7 +224,7 @@ class _Both(_Pair):
         # a side in steps or epochs brings the loop to a boundary by itself
         return super().next_time() if self.left.wall and self.right.wall else None
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return self.left.due(when) and self.right.due(when)
 
 

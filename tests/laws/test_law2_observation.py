@@ -65,7 +65,7 @@ class Sampler(everstep.Service):
     def close(self) -> None:
         draw()
 
-    def due(self, when: everstep.schedule.When) -> bool:
+    def due(self, when: everstep.schedule.Instant) -> bool:
         draw()
         return super().due(when)
 

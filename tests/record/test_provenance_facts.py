@@ -51,7 +51,7 @@ def test_a_start_is_described(monkeypatch):
 
 def test_a_configuration_of_any_objects_becomes_json(tmp_path):
     given = {"path": tmp_path, 3: (1, {2}), "f": float, "n": None, "ok": True}
-    assert provenance.plain(given) == {
+    assert provenance.as_json(given) == {
         "path": repr(tmp_path),
         "3": [1, "{2}"],
         "f": "<class 'float'>",

@@ -64,18 +64,14 @@ def _run() -> int:
     from everstep.cli.group import commands
     from everstep.cli.output import note, say, shown
     from everstep.errors import ConfigError, EverstepError
-    from everstep.index.faults import MalformedIndexError
+    from everstep.index.faults import again_if_malformed
     from everstep.redaction import redacted
 
     def run() -> int:
         return commands.main(prog_name="everstep", standalone_mode=False) or 0
 
     try:
-        try:
-            return run()
-        except MalformedIndexError as error:  # it is set aside: the second time it is made again
-            note([str(error)])
-            return run()
+        return again_if_malformed(run, lambda said: note([said]))
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = click.UsageError(_unknown(error), error.ctx)

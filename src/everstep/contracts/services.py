@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from everstep.errors import ConfigError
 from everstep.keywords import checked_keywords
-from everstep.schedule import Never, Schedule, When
+from everstep.schedule import Instant, Never, Schedule
 
 if TYPE_CHECKING:
     from everstep.contracts.state import Json
@@ -363,7 +363,7 @@ class Service:
     def open(self, run: RunView) -> None:
         """The loop was entered; state is restored."""
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         """Whether it runs at this AFTER_STEP or AFTER_EPOCH boundary."""
         return self.schedule.due(when)
 

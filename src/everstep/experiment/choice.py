@@ -20,7 +20,7 @@ from everstep.experiment.forks import Fork, facts_of, is_as_begun
 from everstep.experiment.paths import imported
 from everstep.experiment.schema import ExperimentConfig, ServiceCall
 from everstep.record import RunDir, located
-from everstep.record.trust import distrust_config, trusted_anyway
+from everstep.record.trust import distrust_config
 from everstep.supervisor.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
@@ -72,7 +72,7 @@ def choose(
     checkpoint = find_checkpoint(located(run_dir), print) if on_change in ("keep", "fork") else None
     meta: Any = None if checkpoint is None else checkpoint.meta
     if checkpoint is not None and meta.get("config"):
-        why = "" if trust or trusted_anyway() else distrust_config(located(run_dir), meta["config"])
+        why = "" if trust else distrust_config(located(run_dir), meta["config"])
         changes = touching(meta["config"], resolved, imports=not why)
         if changes and on_change == "keep":
             run = RunDir.open(located(run_dir), create=False)
@@ -97,7 +97,7 @@ def require_unchanged(choice: Choice, on_change: OnChange) -> str:
     meta: Any = None if checkpoint is None else checkpoint.meta
     if meta is None or not meta.get("config"):
         return choice.says
-    is_own = trusted_anyway() or not distrust_config(located(choice.run_dir), meta["config"])
+    is_own = not distrust_config(located(choice.run_dir), meta["config"])
     changes = touching(meta["config"], choice.resolved, imports=is_own)
     if changes and on_change == "error" and not choice.options:
         raise refusal(choice.run_dir, _of_config(changes))

@@ -14,7 +14,7 @@ from typing import Any
 
 from everstep.errors import TrustError
 from everstep.experiment.layers import CALL
-from everstep.record.trust import VARIABLE, trusted_anyway
+from everstep.record.trust import VARIABLE
 
 _PATH = re.compile(r"[\w.]+:[\w.]+")
 _TOLD = 8
@@ -39,7 +39,7 @@ def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, tr
     where = ", ".join(map(repr, map(str, code))) or "where Python finds it"
     names = list(dict.fromkeys(_names(tree)))
     told = ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
-    if why and not (trust or trusted_anyway()):
+    if why and not trust:
         raise TrustError(
             f"the record of {run} in {run_dir} names code that would be imported and called: {told}, from "
             f"{where}. It does not count as yours: {why}. Look at it: everstep config RUN. If you trust "

@@ -54,7 +54,7 @@ def query(
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
     from everstep.index.documents import Asked
-    from everstep.index.faults import MalformedIndexError
+    from everstep.index.faults import again_if_malformed
     from everstep.index.mongo import parse
 
     asked = Asked(
@@ -64,12 +64,9 @@ def query(
         _names("fields", fields),
     )
     place = None if index is None else os.fspath(index)
-    try:
-        found, problems = _answer(collection, asked, place)
-    except MalformedIndexError as error:  # it is set aside: the second time it is made again
-        found, problems = _answer(collection, asked, place)
-        problems.insert(0, str(error))
-    for problem in problems:
+    malformed: list[str] = []
+    found, problems = again_if_malformed(lambda: _answer(collection, asked, place), malformed.append)
+    for problem in malformed + problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     return found
 

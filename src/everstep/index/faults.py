@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from everstep.errors import RunIndexError
+
+T = TypeVar("T")
 
 
 class IndexBusyError(RunIndexError):
@@ -19,3 +24,15 @@ class MalformedIndexError(RunIndexError):
 
 class RefusedError(RunIndexError):
     """What was to be written is too long or too large for the database; there is nothing wrong with that."""
+
+
+def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:
+    """Return what `work` returns; where it finds the index malformed, say so and do the work again.
+
+    The malformed file was set aside, so the second time the index is made anew from the journals.
+    """
+    try:
+        return work()
+    except MalformedIndexError as error:
+        say(str(error))
+        return work()

@@ -4,7 +4,7 @@ A path is names joined by dots.  It goes through objects by name and through lis
 an object lies in a list, also without the number: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
 
 There is one row per value, as so many paths lead to one inside lists in lists.  The row has the path with all
-numbers, each after `MARK` instead of a dot; which paths lead there `leads` says.
+numbers, each after `ELEMENT` instead of a dot; which paths lead there `leads` says.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LONGEST_NAME = 250
 DEEPEST = 64
 """So many levels of objects and lists can be asked for."""
 
-MARK = "\x1f"
+ELEMENT = "\x1f"
 """In a path of the table, what comes before the number of a list's element."""
 
-_PARTS = re.compile(f"([.{MARK}])([^.{MARK}]*)")
+_PARTS = re.compile(f"([.{ELEMENT}])([^.{ELEMENT}]*)")
 
 
 class Field(NamedTuple):
@@ -55,7 +55,7 @@ def _walk(path: str, value: Any, depth: int = 1) -> Iterator[Field]:
             yield from _walk(f"{path}.{named(str(key))}", item, depth + 1)
     elif isinstance(value, list):
         for at, item in enumerate(value[:LONGEST_LIST]):
-            yield from _walk(f"{path}{MARK}{at}", item, depth + 1)
+            yield from _walk(f"{path}{ELEMENT}{at}", item, depth + 1)
 
 
 def leads(path: str, place: str) -> bool:
@@ -65,7 +65,7 @@ def leads(path: str, place: str) -> bool:
     reached = {0}  # how many of the names may have been used
     for (sign, name), (after, _) in zip(parts, [*parts[1:], (".", "")], strict=True):
         used = {at + 1 for at in reached if at < len(names) and names[at] == name}
-        reached = used | reached if sign == MARK and after == "." else used
+        reached = used | reached if sign == ELEMENT and after == "." else used
     return len(names) in reached
 
 
@@ -97,7 +97,7 @@ def _into(item: Any, path: str, name: str) -> Iterator[Any]:
 
 def named(text: str) -> str:
     """A key, or a path that is asked for, as it is in the table."""
-    return clean(text).replace(MARK, "\N{REPLACEMENT CHARACTER}")
+    return clean(text).replace(ELEMENT, "\N{REPLACEMENT CHARACTER}")
 
 
 def typed(value: Any) -> tuple[str, float | None, str | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from everstep.errors import ConfigError
-from everstep.redaction import MARK
+from everstep.redaction import HIDDEN
 
 VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
@@ -43,7 +43,7 @@ def place(text: str) -> Place:
 
 def lacks_credential(at: Place | None) -> bool:
     """Whether it is a URL as it is recorded: without its password."""
-    return isinstance(at, str) and MARK in at
+    return isinstance(at, str) and HIDDEN in at
 
 
 def index_of(run_dir: Path, given: Place | None = None) -> Place | None:

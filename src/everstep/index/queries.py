@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, leads, named, short, values_at
+from everstep.index.fields import ELEMENT, leads, named, short, values_at
 from everstep.index.filters import is_named
 from everstep.index.schema import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
@@ -126,7 +126,7 @@ def status(connection: Connection, gone: Collection[int]) -> ColumnElement[str]:
 
 def recorded(connection: Connection) -> set[str]:
     """The names with which a path into what was recorded may begin."""
-    deep = fields.c.path.contains(".") | fields.c.path.contains(MARK)
+    deep = fields.c.path.contains(".") | fields.c.path.contains(ELEMENT)
     top = select(fields.c.path).where(~deep).distinct()
     return set(connection.execute(top).scalars())
 
@@ -199,7 +199,7 @@ class Recorded:
 def leads_here(connection: Connection, path: str) -> ColumnElement[bool]:
     """Whether a path that is asked for leads to a row of `fields`."""
     path = named(path)
-    places = select(fields.c.path).distinct().where(fields.c.path.contains(MARK))
+    places = select(fields.c.path).distinct().where(fields.c.path.contains(ELEMENT))
     places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))
     in_lists = [place for place in connection.execute(places).scalars() if leads(path, place)]
     return (fields.c.path == path) | one_of(connection, fields.c.path, in_lists)

@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from everstep.errors import ConfigError, nearest
-from everstep.index.fields import MARK, named
+from everstep.index.fields import ELEMENT, named
 from everstep.index.mongo import Leaf
 from everstep.index.queries import FACTS, STATUSES, TEXTS, is_metric, leads_here, require_known
 from everstep.index.schema import fields
 
-_NUMBERS = re.compile(f"{MARK}[0-9]+")
+_NUMBERS = re.compile(f"{ELEMENT}[0-9]+")
 
 
 def require_there(connection: Connection, conditions: Iterable[Leaf], names: Iterable[str]) -> None:

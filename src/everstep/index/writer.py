@@ -73,7 +73,7 @@ class IndexWriter:
         try:
             try:
                 from everstep.index.database import Database
-                from everstep.index.faults import IndexBusyError, MalformedIndexError
+                from everstep.index.faults import IndexBusyError, again_if_malformed
                 from everstep.index.shipping import ship
 
                 with self._lock:
@@ -83,11 +83,10 @@ class IndexWriter:
             finally:
                 self._ready.set()
             try:
-                try:
-                    ship(database, self._run_dir, alive=True)
-                except MalformedIndexError as error:
-                    self._say(f"warning: {error}")
-                    ship(database, self._run_dir, alive=True)
+                again_if_malformed(
+                    lambda: ship(database, self._run_dir, alive=True),
+                    lambda said: self._say(f"warning: {said}"),
+                )
             except IndexBusyError:
                 if patience:  # it was the last one
                     self._say(

@@ -50,9 +50,9 @@ def facts(
         "pid": os.getpid(),
         "packages": packages(),
         "git": git_facts(code or code_folder(argv)),
-        "config": plain(config),
+        "config": as_json(config),
         "seed": seed,
-        "backends": plain(backends or {}),
+        "backends": as_json(backends or {}),
     }
     told: dict[str, Any] = redacted(found)
     return told
@@ -75,14 +75,14 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """`value` as JSON can hold it: dicts with string keys, lists, and reprs for the rest."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [as_json(item) for item in value]
     return repr(value)
 
 

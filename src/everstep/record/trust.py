@@ -53,11 +53,13 @@ def mark(run: str, facts: Mapping[str, Any]) -> str | None:
 
 
 def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
-    """Why a start's facts do not count as this user's, in words; "" if they do.
+    """Why a start's facts do not count as this user's, in words; "" if they do, or EVERSTEP_TRUST says so.
 
     Args:
         facts: as they stand in the journal of the run in `run_dir`.
     """
+    if _is_trusted_anyway():
+        return ""
     if others := [place for place in _places(run_dir) if _owner(place) != os.geteuid()]:
         return f"{others[0]} does not belong to you"
     key = _key()
@@ -73,6 +75,8 @@ def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
 
 def distrust_config(run_dir: Path, config: Any) -> str:
     """As `distrust`, of a configuration that one of the run's starts has recorded."""
+    if _is_trusted_anyway():
+        return ""
     why = "no start of it has recorded this configuration"
     for start in RunJournal(run_dir).events("segment", valid=False):
         facts = start.data.get("facts", {})
@@ -81,7 +85,7 @@ def distrust_config(run_dir: Path, config: Any) -> str:
     return why
 
 
-def trusted_anyway() -> bool:
+def _is_trusted_anyway() -> bool:
     """Whether EVERSTEP_TRUST says that this process may import and call what any run names."""
     return os.environ.get(VARIABLE, "") not in ("", "0")
 

@@ -12,7 +12,7 @@ from everstep.contracts.services import Boundary, Outcome, Readings, RunView, Sa
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import whole
-from everstep.schedule import Every, Schedule, When
+from everstep.schedule import Every, Instant, Schedule
 
 Mode = Literal["min", "max"]
 
@@ -167,7 +167,7 @@ class Best(Service):
         self._run = run
         run.watch(self.metric, self._came)
 
-    def is_on_line(self, readings: Readings, when: When) -> bool:
+    def is_on_line(self, readings: Readings, when: Instant) -> bool:
         """Whether a line of these readings shows a new best value (the mark ` (*)`); asked once a line.
 
         The mean of steps is judged at the boundary that follows the line; here it is only compared, so

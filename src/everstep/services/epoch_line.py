@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.metrics import log_line, log_tag
 from everstep.metrics.statistics import Stats
-from everstep.schedule import When
+from everstep.schedule import Instant
 from everstep.services.best import Best
 
 
@@ -43,7 +43,7 @@ class EpochLine(Service):
             return  # an epoch that a resume enters again has its values since its beginning
         readings, run = boundary.readings, self._run
         stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
-        when = When(boundary.step, boundary.epoch, True, run.clock())
+        when = Instant(boundary.step, boundary.epoch, True, run.clock())
         new = {best.metric for best in self.bests if best.is_on_line(readings, when)}
         readings.clear()
         if not stats:

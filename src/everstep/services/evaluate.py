@@ -9,7 +9,7 @@ from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Serv
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.metrics.aggregation import checked_statistics
-from everstep.schedule import Every, Schedule, When
+from everstep.schedule import Every, Instant, Schedule
 
 Evaluator = Callable[["Evaluate"], Mapping[str, float]]
 """What is to be evaluated to metrics, their names with the stream's prefix."""
@@ -81,12 +81,12 @@ class Evaluate(Service):
                 "services=, or evaluate in the loop: with loop.evaluation(): ..."
             )
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         if when.step == self.left_out_at:
             return False
         return super().due(when) or (when.at_epoch_end and self._is_end_left(when))
 
-    def _is_end_left(self, when: When) -> bool:
+    def _is_end_left(self, when: Instant) -> bool:
         """Whether the run ends here, and its last step was not evaluated."""
         last_step = when._replace(at_epoch_end=False)
         return self.ends is not None and self.ends() and not super().due(last_step)

@@ -181,7 +181,7 @@ def _plain(obj: Any) -> Any:
     """The model inside what training wraps around it."""
     if "torch" not in sys.modules:
         return obj
-    return importlib.import_module("everstep.backends.torch.exporting").plain(obj)
+    return importlib.import_module("everstep.backends.torch.exporting").unwrapped(obj)
 
 
 def description(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
 from everstep.errors import ConfigError, NonFiniteError
-from everstep.schedule import When
+from everstep.schedule import Instant
 
 
 class NaNGuard(Service):
@@ -45,7 +45,7 @@ class NaNGuard(Service):
             raise ConfigError(f"NaNGuard(metrics={metrics!r}): give a list of names, [{metrics!r}]")
         self.policy, self.metrics, self.parameters = policy, tuple(metrics), parameters
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return True
 
     def run(self, boundary: Boundary) -> Outcome | None:

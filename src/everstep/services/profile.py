@@ -10,7 +10,7 @@ from typing import Any
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.keywords import whole
-from everstep.schedule import Every, Schedule, When
+from everstep.schedule import Every, Instant, Schedule
 
 
 class Profile(Service):
@@ -88,7 +88,7 @@ class _Windows(Schedule):
         self.until: int | None = None
         """The step after which the open window ends."""
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return self.begin.due(when) if self.until is None else when.step >= self.until
 
     def next_step(self, step: int) -> int:
@@ -100,7 +100,7 @@ class _Windows(Schedule):
     def start(self, now: float) -> None:
         self.begin.start(now)
 
-    def fired(self, when: When) -> None:
+    def fired(self, when: Instant) -> None:
         self.begin.fired(when)
 
     @property

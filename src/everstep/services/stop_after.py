@@ -6,7 +6,7 @@ from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, Ru
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import plain
-from everstep.schedule import At, Every, Schedule, When
+from everstep.schedule import At, Every, Instant, Schedule
 from everstep.services.controller import Controller
 
 
@@ -60,7 +60,7 @@ class StopAfter(Controller):
             return None  # a time budget changes nothing but when to start again
         return {"steps": self.steps, "epochs": self.epochs}
 
-    def due(self, when: When) -> bool:
+    def due(self, when: Instant) -> bool:
         return super().due(when) or (self.steps is not None and when.step >= self.steps)
 
     def open(self, run: RunView) -> None:

@@ -23,7 +23,7 @@ from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.keywords import plain_tree
 from everstep.metrics.collector import Collector, Reader, to_scalar
 from everstep.redaction import redacted
-from everstep.schedule import NEVER, Schedule, When, earliest
+from everstep.schedule import NEVER, Instant, Schedule, earliest
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.state import isolated
@@ -129,7 +129,7 @@ class ServiceBoard:
         with _isolated_for([service]):
             service.open(run)
 
-    def due(self, moment: Moment, when: When) -> list[Service]:
+    def due(self, moment: Moment, when: Instant) -> list[Service]:
         """The services to run at a boundary, in order."""
         wanting = self.wanting(moment)
         with _isolated_for(wanting):
@@ -183,7 +183,7 @@ class ServiceBoard:
             error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
             raise
 
-    def fired(self, services: Iterable[Service], when: When) -> None:
+    def fired(self, services: Iterable[Service], when: Instant) -> None:
         """Tell the schedules of the services that ran."""
         for service in services:
             service.schedule.fired(when)

@@ -51,7 +51,7 @@ from everstep.metrics.collector import Collector, is_scalar
 from everstep.progress_estimate import Estimator, progress
 from everstep.record import CHOSEN, Position, located, user_path
 from everstep.redaction import redacted, without_credentials
-from everstep.schedule import NEVER, Every, Schedule, When
+from everstep.schedule import NEVER, Every, Instant, Schedule
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
@@ -666,7 +666,7 @@ class Run:
         self._estimator.update(current.step)
         self._check_limits(at_epoch_end)
         self._notice_signal()
-        when = When(current.step, current.epoch, at_epoch_end, self._clock())
+        when = Instant(current.step, current.epoch, at_epoch_end, self._clock())
         if rest is None:
             due = [s for s in self._board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
         else:

@@ -19,7 +19,7 @@ from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.errors import ConfigError, Interrupted
 from everstep.loop import TrainLoop
 from everstep.record import RunJournal
-from everstep.schedule import Every, Schedule, When
+from everstep.schedule import Every, Instant, Schedule
 from everstep.services.checkpoints import Checkpoints
 from everstep.state import Encoded, array_name, isolated, leaves
 from everstep.supervisor import Ending
@@ -95,7 +95,7 @@ def _check_facts(make_service: Callable[[], Service]) -> None:
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
     assert known, f"moments {moments!r}: give a frozenset of everstep.Moment"
     assert isinstance(service.schedule, Schedule), f"schedule {service.schedule!r} is not a Schedule"
-    for when in (When(1, 1, False, 1.0), When(2, 1, True, 2.0)):
+    for when in (Instant(1, 1, False, 1.0), Instant(2, 1, True, 2.0)):
         assert service.due(when) == service.due(when), f"asked twice, due({when}) gives two answers"
     with suppress(ConfigError, TypeError):
         type(service)(no_such_argument=1)  # type: ignore[call-arg]

@@ -12,11 +12,11 @@ from torch.optim.swa_utils import AveragedModel
 from everstep.errors import ConfigError
 
 
-def plain(obj: Any) -> Any:
+def unwrapped(obj: Any) -> Any:
     """The model inside what training wraps around it: an average, a compiled or a parallel one."""
     obj = getattr(obj, "_orig_mod", obj)
     if isinstance(obj, AveragedModel | DataParallel | DistributedDataParallel):
-        return plain(obj.module)
+        return unwrapped(obj.module)
     return obj
 
 
