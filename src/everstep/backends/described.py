@@ -1,4 +1,4 @@
-"""What a program gives, as texts that can be compared at a resume: plain values, arrays, functions.
+"""Texts of what a program gives, compared at a resume: plain values, arrays, functions.
 
 A function is what it does: its code, the arguments that are bound to it, and the values outside it that
 the code reads (`args.epochs`, `CONFIG["warmup"]`, a variable around a closure).  Of an object that is
@@ -121,7 +121,7 @@ def _digest(data: str | bytes) -> str:
 
 
 def _object(value: Any, name: str, above: _Above) -> _Texts:
-    """One that is called goes by class and attributes; one with a `state_dict` changes in training."""
+    """Describe an object by its class and attributes if it is called; a `state_dict` changes in training."""
     call: Any = inspect.getattr_static(type(value), "__call__", None)
     if not isinstance(call, types.FunctionType) or hasattr(value, "state_dict"):
         yield name, f"{_UNKNOWN}an object of {_full_name(type(value))}"
@@ -156,7 +156,7 @@ def _code(function: Any, name: str, above: _Above, owner: Any = _OPAQUE) -> _Tex
 
 
 def _texts_of(code: types.CodeType, doc: str | None = None) -> list[Any]:
-    """What code does, without the names of its own variables, its lines and its docstring."""
+    """Describe what code does, without the names of its own variables, its lines and its docstring."""
     constants = [
         _texts_of(each)
         if isinstance(each, types.CodeType)
@@ -191,7 +191,7 @@ def _reads(function: types.FunctionType, owner: Any) -> dict[str, Any]:
 
 
 def _followed(path: str, value: Any, steps: list[dis.Instruction]) -> tuple[str, Any]:
-    """What the attributes and keys that are taken next lead to."""
+    """Follow the attributes and keys that are taken next."""
     while steps:
         if steps[0].opname in ("LOAD_ATTR", "LOAD_METHOD"):
             key, width = steps[0].argval, 1

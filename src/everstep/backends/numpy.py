@@ -105,7 +105,7 @@ class NumpyBackend:
         return float(value.item())
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """They are floats already."""
+        """Return the values: they are floats already."""
         return [float(value) for value in values]
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
@@ -260,7 +260,7 @@ class RandomStateEntry(Entry):
 
 
 def _blas_threads() -> str:
-    """As the BLAS chooses them when it is loaded, by its variables and the processors that it may use."""
+    """Count the threads as the BLAS does when it is loaded: by its variables and its processors."""
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name):
             return os.environ[name]

@@ -17,7 +17,7 @@ from everstep.redaction import without_credentials
 
 @dataclass(frozen=True)
 class CommittedCheckpoint:
-    """What a commit left on disk.
+    """Result of a commit on disk.
 
     Attributes:
         name: its name.
@@ -72,7 +72,7 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
 
 
 def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int:
-    """As `place`, its parents made if need be; what has the name now is deleted once the new one is there.
+    """Place a folder, parents included; the old folder of the name is deleted once the new one is there.
 
     Raises:
         RunDirError: a link below `top` leads to it.
@@ -108,7 +108,7 @@ def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
 def writing(
     name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
 ) -> Callable[[Path], int]:
-    """What fills a checkpoint's folder; `facts` are the rest of the manifest's body, credentials left out."""
+    """Make the function that fills a checkpoint's folder; `facts` are the rest of the manifest's body."""
     body: dict[str, Json] = {
         "name": str(name),
         "step": name.step,

@@ -44,7 +44,7 @@ def _of_metric(path: Path) -> Path:
 
 
 def _best_in(folder: Path) -> Path:
-    """Of the best weights in `RUN/best/METRIC`, those that the run's newest checkpoint names."""
+    """Find, in `RUN/best/METRIC`, the best weights that the run's newest checkpoint names."""
     run_dir = folder.parent.parent
     store = Store(run_dir, 0, lambda _: None)
     for metric, path in store.best().items():

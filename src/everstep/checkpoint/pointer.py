@@ -18,7 +18,7 @@ _LONGEST = 4096  # bytes that are looked at: a path at most
 
 
 class Kind(enum.Enum):
-    """What the file is: not there, as we wrote it, changed by a person, or written by nobody."""
+    """Kind of the file: absent, as everstep wrote it, changed by a person, or damaged."""
 
     ABSENT = enum.auto()
     OURS = enum.auto()
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 
 
 class Pointer(NamedTuple):
-    """What the file says.
+    """Content of the file.
 
     Attributes:
         kind: who wrote it.

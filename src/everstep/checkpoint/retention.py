@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a pure function of what is on disk.  Deleting is the store's business."""
+"""Choice of the checkpoints that stay: a pure function of what is on disk.  The store deletes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.schedule import Every, Schedule
 
 
 class Facts(NamedTuple):
-    """What retention asks of a checkpoint: all of it from the manifest.
+    """Facts about a checkpoint that retention needs, all from the manifest.
 
     Attributes:
         name: the checkpoint's name.
@@ -76,7 +76,7 @@ def is_interim(body: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept; one that any of the three rules wants stays.
+    """Rules for keeping checkpoints; a checkpoint that any of the three rules wants stays.
 
     An interim one counts for none of them: it stays as long as it is the newest.
 
@@ -136,7 +136,7 @@ def expendable(
 
 
 def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
-    """Where a raised limit may go on inside an epoch that `closed` had cut short: the best first.
+    """Names at which a raised limit may resume inside the epoch that `closed` cut short, the best first.
 
     At its last step, or one before; with an epoch of one step that is where the epoch before ended, and
     with a second loop of one step it is one before the end of the first.

@@ -66,17 +66,17 @@ class Store:
         return self._folder / str(name)
 
     def best_folder(self, metric: str) -> Path:
-        """Where the best weights by `metric` are kept."""
+        """Folder of the best weights by `metric`."""
         return best_folder(self.run_dir, metric)
 
     def best(self) -> dict[str, Path]:
-        """By metric, the folder of the best weights that the newest checkpoint names, if it is there."""
+        """Map each metric to the folder of its best weights that the newest checkpoint names, if present."""
         newest = self.facts()[-1:]
         found = {m: self.best_folder(m) / name for facts in newest for m, name in facts.best.items()}
         return {metric: path for metric, path in found.items() if path.exists()}
 
     def kept_best(self) -> dict[str, list[Path]]:
-        """By metric, the folders of all best weights that the newest checkpoint names, the best first."""
+        """Map each metric to all best weights that the newest checkpoint names, the best first."""
         newest = self.facts()[-1:]
         found = {m: (self.best_folder(m), names) for facts in newest for m, names in facts.kept.items()}
         return {
@@ -314,7 +314,7 @@ class Store:
             )
 
     def facts(self) -> list[Facts]:
-        """What the manifests say, oldest to newest; each is read once; none of damaged ones."""
+        """Facts of the manifests, oldest to newest; each is read once; damaged ones are left out."""
         return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
     def find(
@@ -383,7 +383,7 @@ class Store:
         return newest, notes
 
     def _pointed(self) -> pointer.Pointer:
-        """What the `checkpoint` file says."""
+        """Read the `checkpoint` file."""
         return pointer.read(self._pointer, [str(name) for name in self.names()])
 
     def _name_in(self, text: str) -> str:
@@ -404,7 +404,7 @@ class Store:
         return self._read_chosen(CheckpointName.parse(text)), [note]
 
     def _held_back(self, last: str) -> Path:
-        """Where a kill while the only checkpoint was being replaced has left it: in superseded/.
+        """Find the only checkpoint where a kill during its replacement left it: in superseded/.
 
         Raises:
             CheckpointError: it is nowhere; to start from nothing is for a person to decide.
@@ -561,7 +561,7 @@ class Store:
         return deleted
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
-        """What `retain` would delete now, oldest first."""
+        """List what `retain` would delete now, oldest first."""
         try:
             pinned = self.pins()
         except CheckpointError as error:
@@ -573,7 +573,7 @@ class Store:
         return expendable(policy, present, pinned | pointed)
 
     def _facts_of(self, name: CheckpointName) -> Facts | None:
-        """From the manifest, read once; None for a checkpoint that is damaged as far as that shows."""
+        """Read the facts from the manifest, once; None where the manifest or sizes are damaged."""
         if name not in self._facts and name not in self._damaged:
             try:
                 body = format.read_body(self.path(name))

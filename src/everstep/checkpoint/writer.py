@@ -1,4 +1,4 @@
-"""One background thread that writes one thing at a time, and whose errors reach the caller's thread."""
+"""Background thread that writes one thing at a time; its errors reach the caller's thread."""
 
 from __future__ import annotations
 

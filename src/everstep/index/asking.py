@@ -100,7 +100,7 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 
 
 def index_place(index: str | None) -> Place:
-    """Where the index is that a person names, or that is meant without a name.
+    """Find the index that a person names, or the default.
 
     Raises:
         RunIndexError: what is named is neither there nor called as a file that could be made.

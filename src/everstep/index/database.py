@@ -1,4 +1,4 @@
-"""One index, wherever it lies: its transactions, its version, and errors that say what to do."""
+"""Index in a database: its transactions, its version, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY_SECONDS = 30.0
 
 
 class Database:
-    """One index.  It is made with the first use, and brought to this version of its tables.
+    """Index, made at the first use, and migrated to this version of its tables.
 
     Args:
         place: a file, the URL of a PostgreSQL database, or None for an index in memory.
@@ -83,12 +83,12 @@ class Database:
             yield connection
 
     def claim(self, connection: Connection, run: str) -> None:
-        """In a transaction that writes: have the run of this name until it ends."""
+        """Lock the run of this name until the writing transaction ends."""
         self._home.claim(connection, run)
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """For many transactions in a row."""
+        """Keep the connection open for many transactions in a row."""
         if not self.exists():
             with self.write():
                 pass
@@ -100,7 +100,7 @@ class Database:
         return self._home.distrusted(why)
 
     def interrupt(self) -> None:
-        """From another thread: let what is waited for fail now."""
+        """Fail, from another thread, what is being waited for."""
         self._home.interrupt()
 
     def _version(self, connection: Connection) -> int | None:

@@ -302,7 +302,7 @@ def _column(table: _Table, name: str) -> Values:
 
 
 def _sorted(source: ColumnElement[Any], descending: bool) -> ColumnElement[Any]:
-    """What has no value, as NaN, comes last either way."""
+    """Sort key: a missing value, such as NaN, comes last either way."""
     return source.desc().nulls_last() if descending else source.asc().nulls_last()
 
 

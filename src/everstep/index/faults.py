@@ -1,4 +1,4 @@
-"""What can be wrong with an index, as far as it matters to who asked."""
+"""Faults of an index, by what the caller can do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class IndexBusyError(RunIndexError):
 
 
 class UnwritableIndexError(RunIndexError):
-    """It cannot be written here: permissions, or the disk.  Perhaps it can be read."""
+    """The index cannot be written here: permissions, or the disk.  Reading may work."""
 
 
 class MalformedIndexError(RunIndexError):
@@ -23,7 +23,7 @@ class MalformedIndexError(RunIndexError):
 
 
 class RefusedError(RunIndexError):
-    """What was to be written is too long or too large for the database; there is nothing wrong with that."""
+    """A value is too long or too large for the database; the index itself is sound."""
 
 
 def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:

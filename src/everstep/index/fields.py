@@ -32,7 +32,7 @@ _PARTS = re.compile(f"([.{ELEMENT}])([^.{ELEMENT}]*)")
 
 
 class Field(NamedTuple):
-    """One value and its place, as the table `fields` has it from `path` on."""
+    """Value and its place, as the table `fields` has it from `path` on."""
 
     path: str
     kind: str

@@ -83,7 +83,7 @@ def where(
     conditions: Iterable[Condition],
     several: Mapping[str, Mapping[int, list[Any]]] = MappingProxyType({}),
 ) -> list[Mapping[str, Any]]:
-    """Those of which every condition holds.
+    """Select the runs that meet every condition.
 
     "name=digits" means `is_named`.
 

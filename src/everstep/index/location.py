@@ -1,4 +1,4 @@
-"""Where the index of a run lies."""
+"""Location of a run's index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place: TypeAlias = Path | str
 
 
 def place(text: str) -> Place:
-    """What a person calls the index: a file's path, made absolute, or a URL.
+    """Read a person's name for the index: a file's path, made absolute, or a URL.
 
     Raises:
         ConfigError: a URL of anything but PostgreSQL, or what is to be one and is none.

@@ -34,13 +34,13 @@ class Leaf(NamedTuple):
 
 
 class Not(NamedTuple):
-    """What does not hold."""
+    """Negation of a condition."""
 
     part: Node
 
 
 class Group(NamedTuple):
-    """What holds if all parts do, or any."""
+    """Conjunction or disjunction of conditions."""
 
     every: bool
     parts: tuple[Node, ...]

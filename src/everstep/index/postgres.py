@@ -93,7 +93,7 @@ class PostgreSQL:
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """One connection for all transactions inside."""
+        """Keep a connection for all transactions inside."""
         with self._connection() as self._kept:
             try:
                 yield
@@ -168,7 +168,7 @@ class PostgreSQL:
             connection.execute(text("INSERT INTO version VALUES (:number)"), {"number": VERSION})
 
     def fault(self, error: object) -> RunIndexError:
-        """What to raise for an error of the driver."""
+        """Translate an error of the driver."""
         from psycopg import DataError, IntegrityError
         from psycopg.errors import ProgramLimitExceeded
 

@@ -1,4 +1,4 @@
-"""What the index is asked: runs, and the rows of one."""
+"""Questions to the index: runs, and the rows of a run."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def valid() -> ColumnElement[bool]:
 
 
 class Recorded:
-    """What the newest starts recorded; read once, and only if it is asked for."""
+    """Records of the newest starts; read once, and only if needed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -21,7 +21,7 @@ json.dump([at for at, text in enumerate(texts) if find(text)], sys.stdout)
 
 
 def matching(pattern: str, texts: list[str]) -> list[str]:
-    """Those in which a pattern is found.
+    """Select the values in which a pattern is found.
 
     A process of its own looks for it: a pattern such as "(a+)+$" can take years over forty characters,
     and only a process can be ended.

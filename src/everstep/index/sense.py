@@ -1,4 +1,4 @@
-"""What is asked of runs and can hold of none: a typing error rather than a question."""
+"""Questions that no run can answer: a typing error rather than a question."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _values(leaf: Leaf) -> list[Any]:
 
 
 def _kinds(connection: Connection, name: str) -> set[str]:
-    """Of which kinds the values of a name are; see `fields.typed`."""
+    """Find the kinds of a name's values; see `fields.typed`."""
     if name in FACTS:
         return {"text" if name in TEXTS else "number"}
     if is_metric(connection, name):

@@ -1,4 +1,4 @@
-"""From journals into the index: what is not there yet, once, whoever ships and however often."""
+"""Shipping from journals into the index: what is missing, once, whoever ships and however often."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BATCH = 50_000
 
 @dataclass
 class Shipped:
-    """What one shipping came to.
+    """Result of shipping.
 
     Attributes:
         runs: runs that were looked at.
@@ -56,7 +56,7 @@ class Shipped:
 
 
 class _Known(NamedTuple):
-    """What the index has of a run: its row, and the bytes of each journal file."""
+    """State of a run in the index: its row, and the bytes of each journal file."""
 
     id: int
     status: str
@@ -545,7 +545,7 @@ def _diverged(connection: Connection, run: int) -> int | None:
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
-    """Of a start that did not say how it ended: running, killed, or failed before it could say so.
+    """Status of a start that did not record its end: running, killed, or failed before it could.
 
     Args:
         locked: whether it took the lock; the lock's files may be an earlier start's.

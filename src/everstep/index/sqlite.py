@@ -154,7 +154,7 @@ class SQLite:
             yield
 
     def claim(self, connection: Connection, run: str) -> None:
-        """Nothing: one process writes at a time."""
+        """Do nothing: one process writes at a time."""
 
     def version(self, connection: Connection) -> int:
         """The version of its schema.
@@ -175,7 +175,7 @@ class SQLite:
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     def fault(self, error: object) -> RunIndexError:
-        """What to raise for an error of SQLite."""
+        """Translate an error of SQLite."""
         name = str(getattr(error, "sqlite_errorname", ""))
         if name in _TWICE and self._is_damaged():
             return self.distrusted(str(error))
@@ -271,7 +271,7 @@ def _engine(path: Path, patience: float, mode: str = "rw") -> Any:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Of what has the name; None for nothing."""
+    """Stat the file of the name; None if there is none."""
     try:
         return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -283,7 +283,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:
-    """Which file has the name now."""
+    """Identify the file that has the name now."""
     found = None if path is None else _status(path)
     return None if found is None else (found.st_dev, found.st_ino)
 

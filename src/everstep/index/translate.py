@@ -36,7 +36,7 @@ Truth: TypeAlias = ColumnElement[bool]
 
 
 class Value(NamedTuple):
-    """One value in SQL: what kinds it may be of, each with the test for it; see `fields.typed`."""
+    """Value in SQL: its possible kinds, each with its test; see `fields.typed`."""
 
     kinds: dict[str, Truth]
     number: ColumnElement[Any]

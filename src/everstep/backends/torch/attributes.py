@@ -1,4 +1,4 @@
-"""What training keeps in plain attributes of modules, which torch's `state_dict` leaves out.
+"""State in plain attributes of modules, which torch's `state_dict` leaves out.
 
 A counter, a temperature that falls, a hidden state, everything that torchmetrics collects: a resume that
 begins them anew goes another way.  Plain are numbers, text, None, tensors without a graph, NumPy's arrays,
@@ -44,7 +44,7 @@ _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
 
 
 class _Given(NamedTuple):
-    """What an attribute was given: its mark, a copy where it is plain, the marks of large arrays in it."""
+    """Value of an attribute as given: its mark, a copy where it is plain, the marks of large arrays in it."""
 
     mark: Any
     value: Any
@@ -86,7 +86,7 @@ def leave(root: Module) -> None:
 
 
 def save(root: Module) -> dict[str, dict[str, Any]]:
-    """By the names of modules, the plain attributes that are not as given."""
+    """Plain attributes that are not as given, by the names of modules."""
     found = {path: _changed(module) for path, module in _keeping(root)}
     return {path: changed for path, changed in found.items() if changed}
 
@@ -179,7 +179,7 @@ def _marks(module: Module) -> dict[str, Any]:
 
 
 def _mark(value: Any) -> Any:
-    """What tells later whether the value is another one; of a tensor no element is read."""
+    """Mark a value, to tell later whether it is another one; no element of a tensor is read."""
     kind = type(value)
     if isinstance(value, Tensor):
         return kind, weakref.ref(value), 0 if value.is_inference() else value._version
@@ -203,7 +203,7 @@ def _digest(array: Any) -> bytes:
 
 
 def _digest_of_many(items: Any) -> Any:
-    """Of plain values; else the identity."""
+    """Compare plain values; take the identity of others."""
     try:
         return xxhash.xxh3_128_digest(marshal.dumps(items, 2))  # 2: equal values give equal bytes
     except ValueError:

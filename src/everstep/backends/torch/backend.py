@@ -164,7 +164,7 @@ class TorchBackend:
         )
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """One transfer per device and dtype; floats pass through."""
+        """Read the values by a transfer per device and dtype; floats pass through."""
         floats = [value if isinstance(value, float) else 0.0 for value in values]
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, value in enumerate(values):

@@ -78,7 +78,7 @@ class DataLoaderStream(Stream):
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """What the block draws from a dataset with state is drawn again."""
+        """Bring a dataset's state back after the block, so that what the block draws is drawn again."""
         dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield
@@ -91,7 +91,7 @@ class DataLoaderStream(Stream):
 
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
-        """Why no checkpoint can be made while a run reads it, and the remedy; None where one can."""
+        """Reason why no checkpoint can be made while a run reads the loader, with the remedy; else None."""
         return _unsaveable(self.loader)
 
     def end_workers(self) -> None:
@@ -118,7 +118,7 @@ class DataLoaderStream(Stream):
         return DataLoaderCursor(what, self, saved)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """What decides which batches come; the number of workers counts inside a pass only."""
+        """Settings that decide which batches come; the number of workers counts inside a pass only."""
         loader = self.loader
         iterable = isinstance(loader.dataset, IterableDataset)
         return {
@@ -150,7 +150,7 @@ _SETTINGS = (
 
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What chooses the samples, by where it is: "sampler", "batch_sampler", "batch_sampler.sampler" ..."""
+    """Objects that choose the samples, by place: "sampler", "batch_sampler", "batch_sampler.sampler" ..."""
     # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
     given = loader.batch_size is None and loader.batch_sampler is not None
     name, sampler = ("batch_sampler", loader.batch_sampler) if given else ("sampler", loader.sampler)
@@ -260,7 +260,7 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
 
 
 def _indices(source: Any) -> Iterator[Any]:
-    """What the sampler gives, without fetching samples."""
+    """Draw from the sampler, without fetching samples."""
     while True:
         try:
             index = source._next_index()
@@ -270,7 +270,7 @@ def _indices(source: Any) -> Iterator[Any]:
 
 
 class DataLoaderCursor(PassCursor):
-    """One pass of a user's DataLoader."""
+    """Pass of a user's DataLoader."""
 
     def __init__(self, what: str, stream: DataLoaderStream, saved: _Saved | None = None) -> None:
         loader, generators = stream.loader, stream.generators

@@ -1,4 +1,4 @@
-"""How torch's own objects are saved, checked and restored to the bit."""
+"""Entries for torch's own objects: saved, checked and restored to the bit."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ModuleEntry(Entry):
                 parameter.requires_grad_(name not in flags["now"]["frozen"])
 
     def _load_buffer(self, name: str, saved: Tensor) -> None:
-        """In place where it fits; a cache that has grown is replaced, one that is gone is nobody's."""
+        """Load in place where the shape fits; a cache that has grown is replaced."""
         owner, _, key = name.rpartition(".")
         buffers = dict(self.module.named_buffers())
         if name in buffers and _shape(buffers[name]) == _shape(saved):

@@ -131,7 +131,7 @@ class Loader(SampledStream):
 
 
 class LoaderCursor(PassCursor):
-    """One pass of a loader."""
+    """Pass of a loader."""
 
     def __init__(self, source: DataLoader[Any], dataset: Any, plan: Plan, first: int) -> None:
         what = f"data {plan.purpose!r}"

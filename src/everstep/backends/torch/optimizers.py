@@ -17,7 +17,7 @@ from everstep.keywords import checked_init, checked_keywords, number, whole
 @checked_init
 @dataclass(frozen=True)
 class Clip:
-    """How gradients are limited before an update; exactly one of the three, more than 0.
+    """Limit of gradients before an update; exactly one of the three, more than 0.
 
     Args:
         value: each element to the range -value to value.
@@ -90,28 +90,28 @@ class Around(Optimizer):
         return getattr(self.optimizer, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the other one."""
+        """Delegate to the wrapped optimizer."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of the other one."""
+        """Delegate to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of the other one."""
+        """Delegate to the wrapped optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the other one; what a step that failed has found out is not told."""
+        """Load the wrapped optimizer; the findings of a failed step are dropped."""
         self._told = {}
         self.optimizer.load_state_dict(state_dict)
 
     def options(self) -> dict[str, str]:
-        """What of its own arguments changes training, as texts."""
+        """Arguments of its own that change training, as texts."""
         return {}
 
     def metrics(self) -> dict[str, Any]:
-        """What the last `step` found out, told once; empty where it made no update."""
+        """Findings of the last `step`, told once; empty where it made no update."""
         inner = self.optimizer.metrics() if isinstance(self.optimizer, Around) else {}
         told, self._told = self._told, {}
         return {**inner, **told}
@@ -262,7 +262,7 @@ class MinibatchOptimizer(Around):
         return product
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One more minibatch; the last of a window makes the update and zeroes the gradients."""
+        """Count a minibatch; the last of a window makes the update and zeroes the gradients."""
         loss = _called(closure)
         self._steps += 1
         self._elements = self._elements + self._weight
@@ -285,12 +285,12 @@ class MinibatchOptimizer(Around):
         self.optimizer.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing while a window is open: its gradients are still to be used."""
+        """Zero the gradients, unless a window is open: its gradients are still to be used."""
         if not self._steps:
             self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the other one, and the open window."""
+        """State of the wrapped optimizer, and the open window."""
         window = {"steps": self._steps, "elements": self._elements, "loss": self._loss}
         return {**self.optimizer.state_dict(), _WINDOW: window}
 
@@ -310,7 +310,7 @@ def _with_gradient(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _called(closure: Callable[[], Any] | None) -> Any:
-    """What a closure returns: it makes the gradients, which must be there before the step."""
+    """Call a closure: it makes the gradients, which must be there before the step."""
     if closure is None:
         return None
     with torch.enable_grad():

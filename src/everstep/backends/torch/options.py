@@ -1,4 +1,4 @@
-"""What a program gives to optimizers and schedulers, told apart from what training makes of it.
+"""Options that a program gives to optimizers and schedulers, told apart from what training makes of them.
 
 Both live in the same attributes: a scheduler changes the rate of a group, training moves a scheduler.
 So what an object had when a loop was entered counts as given, unless it is what a loop before it, in the
@@ -46,7 +46,7 @@ def leave(obj: Optimizer | LRScheduler) -> None:
 
 
 def given(obj: Optimizer | LRScheduler) -> Any:
-    """What it was given when the loop was entered."""
+    """Options given when the loop was entered."""
     obj = _itself(obj)
     if obj not in _given:
         enter(obj)
@@ -54,7 +54,7 @@ def given(obj: Optimizer | LRScheduler) -> Any:
 
 
 def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
-    """One object for an optimizer and those around it, which a scheduler may know under any of them."""
+    """Find the object that stands for an optimizer and its wrappers: a scheduler may know any of them."""
     return innermost(obj) if isinstance(obj, Optimizer) else obj
 
 
@@ -114,7 +114,7 @@ def of_group(group: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
-    """What of a scheduler's state its constructor was given, and its class."""
+    """Part of a scheduler's state that its constructor was given, and its class."""
     asked = _asked(scheduler)
     own = {"class": type(scheduler).__qualname__}
     own |= {key: v for key, v in state.items() if key.lstrip("_") in asked or key == "base_lrs"}

@@ -50,7 +50,7 @@ class OutsideWatch:
         return list(dict.fromkeys(type(root).__name__ for root in moved)) if same else []
 
     def skip(self) -> None:
-        """What has changed until now was changed by no step."""
+        """Take the changes until now as made by no step."""
         self._moved()
 
     def _moved(self) -> list[Module]:
@@ -97,7 +97,7 @@ def _parts(root: Module) -> Iterator[Any]:
 
 
 def _mark(root: Module) -> list[Any]:
-    """What another value, or a change in place, of an array or a number changes; no element is read."""
+    """Mark an array or a number, to see another value or a change in place; no element is read."""
     return [
         (name, id(value), _version(value)) if isinstance(value, Tensor) else (name, value)
         for part in root.modules()

@@ -233,7 +233,7 @@ class Task(tasks.Task):
         return self.batch_size(batch)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        """One forward and backward pass, and an update where the accumulation window ends."""
+        """Run a forward and backward pass, and update where the accumulation window ends."""
         count = self._counted(batch) if self._accumulate > 1 else None
         batch = self.to_device(batch)
         with self.precision():
@@ -248,7 +248,7 @@ class Task(tasks.Task):
         return count
 
     def train_loop_begin(self) -> None:
-        """Of what the state lacks, only the task can know the scaler and the average."""
+        """Complete the state by what only the task can know: the scaler and the average."""
         held = {id(part) for _, part in flatten(self.state())}
         for name, part in {"scaler": self._scaler, "ema": self._ema}.items():
             if part is not None and id(part) not in held:
@@ -309,7 +309,7 @@ class Task(tasks.Task):
         return optimizer.metrics() if isinstance(optimizer, Around) else {}
 
     def require_optimizer(self) -> None:
-        """Before a training: there is what `train_step` steps, if it is not one of your own.
+        """Require, before a training, what `train_step` steps; a step of your own may do without.
 
         Raises:
             ConfigError: there is not.

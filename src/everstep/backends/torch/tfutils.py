@@ -1,4 +1,4 @@
-"""What torch has to do for the task of a parameter tree (everstep/tfutils)."""
+"""Torch's part of the task of a parameter tree (everstep/tfutils)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str
 
 
 def _rows(value: Any) -> int | None:
-    """None of what has none: a number, a text."""
+    """Return None for a value without length: a number, a string."""
     if isinstance(value, Tensor | np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None
@@ -100,7 +100,7 @@ def train(
     batch: Mapping[str, Any],
     minibatch_size: int | None,
 ) -> dict[str, Any]:
-    """One update with the mean of the gradients over a batch; its metrics, means too.
+    """Update with the mean of the gradients over a batch; return its metrics, means too.
 
     Args:
         loss: of a minibatch, with other metrics.
@@ -123,7 +123,7 @@ def mean(value: Any) -> Any:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Of every group."""
+    """Set the rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 

@@ -158,7 +158,7 @@ class TorchUpdateWatch:
         ]
 
     def gradients(self) -> Any:
-        """What of the gradients is still to be used, and whether optimizers reuse theirs.
+        """Gradients that are still to be used, and whether optimizers reuse theirs.
 
         A parameter is an index among its optimizer's, or its name in a model where no optimizer of the
         state has it.  None if there is nothing to tell.
@@ -218,7 +218,7 @@ class TorchUpdateWatch:
 
 
 class _Watched:
-    """One optimizer of the state, and its gradients as they were at its last step."""
+    """Optimizer of the state, and its gradients as they were at its last step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -312,7 +312,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Where it lies in memory."""
+    """Address in memory."""
     refuse_sharded(tensor, "a tensor of the state")
     return tensor.untyped_storage().data_ptr()
 

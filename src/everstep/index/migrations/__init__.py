@@ -1,4 +1,4 @@
-"""What brings an index of an older version to this one: a module `to_N` for each version.
+"""Migrations of an index from older versions: a module `to_N` for each version.
 
 Nothing here is imported unless an index is behind.
 """

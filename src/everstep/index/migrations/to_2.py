@@ -11,7 +11,7 @@ from everstep.index.fields import fields_of
 
 
 def upgrade(op: Operations) -> None:
-    """From version 1, which only SQLite has had."""
+    """Migrate from version 1, which only SQLite has had."""
     op.add_column("runs", Column("host", Text))
     op.add_column("checkpoints", Column("step", Integer, nullable=False, server_default="0"))
     fields = op.create_table(

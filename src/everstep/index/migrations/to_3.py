@@ -12,7 +12,7 @@ from everstep.record.reading import Event
 
 
 def upgrade(op: Operations) -> None:
-    """From version 2: what its rows of events and segments say is brought together."""
+    """Migrate from version 2: bring together what its rows of events and segments say."""
     op.add_column("runs", Column("diverged", BigInteger().with_variant(Integer, "sqlite")))
     connection = op.get_bind()
     starts = table("segments", *map(column, ("run", "number", "begun", "step", "epoch", "facts")))
