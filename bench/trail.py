@@ -101,16 +101,16 @@ def calls_alone(steps: int) -> float:
     """Microseconds of what a step calls, in a loop that does nothing else."""
     found = []
     with loop({"w": torch.zeros(1)}, 10) as run:
-        verifier: Any = run._verifier
+        verifier: Any = run._engine.verifier
         several = cycle(batches()[:64])
         for _ in range(5):
             began = time.process_time_ns()
             for step in range(1, steps + 1):
                 verifier.drew(step, "train", 0, next(several))
-                run._collector.pending[:] = [(step, "loss", 0.5)]
+                run._engine.collector.pending[:] = [(step, "loss", 0.5)]
                 verifier.step_done(step, 1)
             found.append((time.process_time_ns() - began) / steps / 1000)
-            run._collector.pending.clear()
+            run._engine.collector.pending.clear()
             verifier.committed(step), verifier.committed(step), verifier._trail.tidy()
     return min(found)
 

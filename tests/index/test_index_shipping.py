@@ -71,7 +71,7 @@ def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Place) -> 
     run_dir = tmp_path / "runs" / "run"
 
     def shipping(loop: Any, step: int) -> None:
-        loop._journal.flush()
+        loop._engine.journal.flush()
         ship(pieces, run_dir)
 
     for at in (6, 11, None):

@@ -144,5 +144,5 @@ def test_what_a_trainer_evaluates_after_the_end_is_what_was_loaded(tmp_path: Pat
     train(best_run(run, keep=2))
     flip(run / "best" / "valid_loss" / BEST / ARRAYS)
     tiny = train(best_run(run, keep=2))
-    assert tiny.loop._restored is not None and tiny.loop._restored.path is not None
-    assert Path(tiny.loop._restored.path).name == NEXT
+    assert tiny.loop._engine.restored is not None and tiny.loop._engine.restored.path is not None
+    assert Path(tiny.loop._engine.restored.path).name == NEXT

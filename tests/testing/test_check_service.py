@@ -21,7 +21,7 @@ from everstep.testing import armed, check_service, nothing_left
 
 def record() -> Service:
     """One more of it: every run has one already."""
-    service = Record(lambda: None)
+    service = Record()
     service.name = "another record"
     return service
 

@@ -249,8 +249,11 @@ class Boundary:
 class RunView(Protocol):
     """What a service sees of the run when it opens: read-only facts and two ways to speak."""
 
-    run_dir: Any
-    segment: int
+    @property
+    def run_dir(self) -> Any: ...
+
+    @property
+    def segment(self) -> int: ...
 
     @property
     def interrupted(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from everstep import backends
@@ -179,20 +179,20 @@ class Collector:
 
     Attributes:
         pending: (step, name, value) of values collected inside steps and not read yet.  The loop
-            appends to it directly; it is always the same list object.
-        emit: where finished rows go.
+        step_times: seconds of each step that were not read yet; the loop appends to it, too.
+        emit: where finished rows go; set when the journal is open.
         open_rows: of each metric that was read in the middle of a step: the step, the sum and the number of
             its values; the row follows when the step is over.
-        open_step: tells the step whose body is running, 0 outside: its rows wait for its end.
+        open_step: the step whose body is running, 0 outside; set by the loop.  Its rows wait for its end.
         epoch: tells the epoch of a row.
     """
 
-    def __init__(
-        self, emit: Callable[[Block], None], open_step: Callable[[], int], epoch: Callable[[], int]
-    ) -> None:
+    def __init__(self, epoch: Callable[[], int]) -> None:
         self.pending: list[tuple[int, str, Any]] = []
-        self.emit = emit
-        self.open_step, self.epoch = open_step, epoch
+        self.step_times: list[float] = []
+        self.emit: Callable[[Block], None] = lambda block: None
+        self.open_step = 0
+        self.epoch = epoch
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
@@ -260,12 +260,6 @@ class Collector:
         if writer not in _PROGRAM and name in self._in_steps():
             raise _second_writer(name, step, "step", writer)
 
-    def note_step_times(self, seconds: Iterable[float]) -> None:
-        """Add durations of steps to the windows, without rows (times are recorded per range of steps)."""
-        values = list(seconds)
-        for reader in self._readers.values():
-            reader.add_steps("step_time", [], values, True)
-
     def note_epoch_time(self, seconds: float) -> None:
         """Add the duration of an epoch to the windows of those who look outside steps, without a row."""
         for reader in self._readers.values():
@@ -287,6 +281,11 @@ class Collector:
 
     def read(self) -> None:
         """Read everything pending into windows and rows."""
+        if self.step_times:  # without rows: times are recorded per range of steps
+            seconds = self.step_times[:]
+            self.step_times.clear()
+            for reader in self._readers.values():
+                reader.add_steps("step_time", [], seconds, True)
         if self.pending:
             items = self.pending[:]
             self.pending.clear()
@@ -303,7 +302,7 @@ class Collector:
                 for reader in (self._epoch, *self._readers.values()):
                     reader.add_steps(name, steps, values, finite)
                 self._step_rows(name, steps, values)
-        self._close_rows(self.open_step())
+        self._close_rows(self.open_step)
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
         """Fold to a row per step; the last row stays open, since its step may collect the name again."""
@@ -344,6 +343,13 @@ class Collector:
     ) -> None:
         """Hand finished rows of one metric on."""
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
+
+    def abandon_step(self) -> None:
+        """Read everything; the step whose body is running is not completed, and has no rows."""
+        try:
+            self.read()
+        finally:
+            self.open_step = 0
 
     def end_epoch(self, step: int) -> None:
         """Emit each name's mean over the epoch's steps, and begin a new epoch."""

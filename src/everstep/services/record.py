@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from everstep.contracts.services import Boundary, Service, Stage
+from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.schedule import Every
 
 
@@ -12,18 +10,17 @@ class Record(Service):
     """Hands the rows that were read at this boundary to the operating system.
 
     They become durable inside the next checkpoint's commit, with which they agree.
-
-    Args:
-        flush: the journal's flush.
     """
 
     stage = Stage.REPORT
     isolate = False
     window = "none"
 
-    def __init__(self, flush: Callable[[], object]) -> None:
+    def __init__(self) -> None:
         super().__init__("record", Every(steps=1000) | Every(epochs=1) | Every(seconds=30))
-        self._flush = flush
+
+    def open(self, run: RunView) -> None:
+        self._flush = run.flush
 
     def run(self, boundary: Boundary) -> None:
         self._flush()

@@ -28,22 +28,10 @@ from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.state import isolated
 from everstep.supervisor.tree import reading
+from everstep.supervisor.voice import Voice
 
 S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]
-
-
-def listed(services: Iterable[Service]) -> list[Service]:
-    """What was passed as `services=`.
-
-    Raises:
-        ConfigError: it is one service, or nothing that holds any.
-    """
-    if not isinstance(services, Iterable) or isinstance(services, type):
-        raise ConfigError(
-            f"services={services!r} is no list; give a list, as in services=[everstep.Best(...)]"
-        )
-    return list(services)
 
 
 class ServiceBoard:
@@ -51,12 +39,11 @@ class ServiceBoard:
 
     Args:
         collector: gives each its metric window.
-        warn: says a sentence to the user and counts it in the ending.
-
+        voice: says what fails.
     """
 
-    def __init__(self, collector: Collector, warn: Callable[[str], None]) -> None:
-        self._collector, self._warn = collector, warn
+    def __init__(self, collector: Collector, voice: Voice) -> None:
+        self._collector, self._voice = collector, voice
         self._services: list[Service] = []
         self._readers: dict[str, Reader] = {}
         self._opened: list[Service] = []
@@ -70,18 +57,7 @@ class ServiceBoard:
         Raises:
             ConfigError: its name is taken, or it is no service.
         """
-        if not isinstance(service, Service):
-            raise ConfigError(
-                f"{service!r} is no Service; pass instances, such as everstep.EarlyStop(...), "
-                "or register a function with loop.on(moment, fn)"
-            )
-        if service.name == "metrics":
-            raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
-        if any(other.name == service.name for other in self._services):
-            raise ConfigError(
-                f"two services are named {service.name!r}; names are the keys of their state: "
-                "give one of them name="
-            )
+        require_service(service, self._services)
         self._services.append(service)
         self._services.sort(key=lambda s: (s.stage, isinstance(s, Checkpoints)))
         reader = Reader()
@@ -176,7 +152,7 @@ class ServiceBoard:
                 return run(boundary)
         except Exception as error:
             if service.stage is Stage.REPORT:
-                self._warn(
+                self._voice.warn(
                     f"service {service.name!r} failed and is passed over: {type(error).__name__}: {error}"
                 )
                 return None
@@ -211,7 +187,7 @@ class ServiceBoard:
             states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
 
-    def load(self, saved: dict[str, Any], say: Callable[[str], None], where: object) -> None:
+    def load(self, saved: dict[str, Any], where: object) -> None:
         """Give each its saved state; one line for each that was added or dropped.
 
         Raises:
@@ -223,10 +199,10 @@ class ServiceBoard:
                 with reading(where, f"services/{name}"):
                     service.load_state_dict(saved[name]["state"])
             elif service.state_dict() is not None:
-                say(f"service {name!r} is new in this run: it starts fresh")
+                self._voice.say(f"service {name!r} is new in this run: it starts fresh")
         for name in saved:
             if name not in known:
-                say(f"service {name!r} is gone: its state is dropped")
+                self._voice.say(f"service {name!r} is gone: its state is dropped")
 
     def close(self) -> None:
         """Close all that were opened, in reverse; every one is closed.
@@ -244,6 +220,26 @@ class ServiceBoard:
         if errors:
             lines = "; ".join(f"{name!r}: {type(e).__name__}: {e}" for name, e in errors)
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
+
+
+def require_service(service: Service, others: Iterable[Service]) -> None:
+    """Refuse what is not a service, and a name that one of the others has.
+
+    Raises:
+        ConfigError: says which.
+    """
+    if not isinstance(service, Service):
+        raise ConfigError(
+            f"{service!r} is no Service; pass instances, such as everstep.EarlyStop(...), "
+            "or register a function with loop.on(moment, fn)"
+        )
+    if service.name == "metrics":
+        raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
+    if any(other.name == service.name for other in others):
+        raise ConfigError(
+            f"two services are named {service.name!r}; names are the keys of their state: "
+            "give one of them name="
+        )
 
 
 def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everstep.contracts.services import Interrupt
+from everstep.errors import Interrupted
+from everstep.supervisor.progress import StopRecord
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,39 @@ class Ending:
     def __str__(self) -> str:
         state = "finished" if self.finished else "resumable"
         return f"{self.reason} (step {self.step}, {state})"
+
+
+class Outcome(NamedTuple):
+    """How a start ended.
+
+    Attributes:
+        status: "finished" (the run is complete), "stopped" (it can be resumed) or "failed".
+        reason: in words.
+    """
+
+    status: str
+    reason: str
+
+
+def outcome(
+    cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
+) -> Outcome:
+    """How a start ended, from what ended it.
+
+    Args:
+        cause: the exception that left the loop, or that came while it was closed.
+        stop: why the run was ending.
+        interruption: why this start was to be left.
+        at_end: whether the program went on to the loop's own end.
+    """
+    if isinstance(cause, Interrupted):
+        return Outcome("stopped", cause.reason)
+    if isinstance(cause, KeyboardInterrupt) and interruption is not None:
+        return Outcome("stopped", interruption.reason)
+    if cause is not None:
+        return Outcome("failed", f"{type(cause).__name__}: {cause}")
+    if stop is None:
+        return Outcome("stopped", "the loop was left before its end")
+    if stop.failed:
+        return Outcome("failed", stop.reason)
+    return Outcome("finished" if at_end else "stopped", stop.reason)

@@ -42,8 +42,7 @@ from everstep.supervisor.streams import Streams
 from everstep.supervisor.tree import reading, saved_meta, saved_tree
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import incomparable
-
-Say = Callable[[str], None]
+from everstep.supervisor.voice import Voice
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Opening:
 
     Args:
         start: what was asked for.
-        say, warn: take sentences for the user.
+        voice: tells the user.
         stack: everything taken is given back when it closes.
 
     Attributes:
@@ -132,19 +131,19 @@ class Opening:
         rollbacks: those that were decided in what this start goes on from.
     """
 
-    def __init__(self, start: Start, say: Say, warn: Say, stack: ExitStack) -> None:
-        self._start, self._say, self._warn = start, say, warn
+    def __init__(self, start: Start, voice: Voice, stack: ExitStack) -> None:
+        self._start, self._voice = start, voice
         self.run_dir = RunDir.open(start.path, seed=start.seed)
         for note in self.run_dir.notes:
-            say(note)
+            voice.say(note)
         self.lock = RunLock(self.run_dir.path)
         if start.lock:
             if taken_over := self.lock.acquire():
-                say(taken_over)
+                voice.say(taken_over)
             stack.callback(self.lock.release)
         self.run_dir.require_same()
         self.segment = self.run_dir.next_segment()
-        self.store = Store(self.run_dir.path, self.segment, say, self.run_dir.id)
+        self.store = Store(self.run_dir.path, self.segment, voice.say, self.run_dir.id)
         self.store.clean()
         trial_write(self.run_dir.path)
         self._journal = RunJournal(self.run_dir.path)
@@ -165,7 +164,7 @@ class Opening:
             CheckpointError, RestoreError, ConfigError: what was asked for cannot be done.
         """
         for problem in self._journal.problems:
-            self._say(f"journal: {problem}")
+            self._voice.say(f"journal: {problem}")
         checkpoint = self._choose()
         if checkpoint is None:
             recovered = self._initialise(user)
@@ -174,7 +173,7 @@ class Opening:
             recovered = self._resume(checkpoint, user, board, limits)
         self._get_ready()
         if unknown := uncompared(user.options(), board.controllers()):
-            self._say(f"not compared at a resume, so keep it as it is: {', '.join(unknown)}")
+            self._voice.say(f"not compared at a resume, so keep it as it is: {', '.join(unknown)}")
         return recovered
 
     def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
@@ -185,7 +184,7 @@ class Opening:
         """
         found = changes(meta.get("fingerprint"), given)
         if found and not finished:
-            self._warn(warning(found))
+            self._voice.warn(warning(found))
         parent = meta["journal"]
         again = [] if parent is None else self._journal.facts_since(parent[0])
         others = [facts for facts in again if changes(facts.get("fingerprint"), given)]
@@ -200,7 +199,7 @@ class Opening:
         if asked is False:
             if self.store.names():
                 self.store.supersede_all()
-                self._say("resume=False: this run starts over; its checkpoints moved to superseded/")
+                self._voice.say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
         self.rollbacks = self._journal.rollbacks()
         for rollback in self.rollbacks:
@@ -211,7 +210,7 @@ class Opening:
                 asked = asked.name
         checkpoint, notes = self.store.find(asked)
         for note in notes:
-            self._say(note)
+            self._voice.say(note)
         if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
             self._chosen = "another checkpoint than the newest"
         return checkpoint
@@ -225,8 +224,8 @@ class Opening:
             start.init_fn()
         progress = Progress(seed=seed)
         if start.init_from is not None:
-            source = start.init_from.load(user, progress, self._say)
-            self._say(f"initialised from {source}")
+            source = start.init_from.load(user, progress, self._voice.say)
+            self._voice.say(f"initialised from {source}")
         return Recovered(progress)
 
     def _resume(
@@ -263,7 +262,8 @@ class Opening:
         changed, kept = self._compare(progress, board, user, meta, ended_by if reopened else None)
         for name, entry in user.entries.items():
             if names := dropped(entry, tree["user"][name]):
-                self._say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
+                lacks = ", ".join(map(repr, names))
+                self._voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
         with reading(checkpoint.path, "user"):
             user.load(tree, progress.updates)
         user.use_options(changed)
@@ -274,12 +274,12 @@ class Opening:
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
-            self._say(f"journal: {lost}")
+            self._voice.say(f"journal: {lost}")
         if parent is not None and parent.segment >= self.segment:  # its file may be brought back
             self.segment = self.store.segment = parent.segment + 1
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
-            self._say(
+            self._voice.say(
                 f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint"
             )
         return Recovered(
@@ -318,7 +318,7 @@ class Opening:
         stored = Rollback.among(tuple(each) for each in meta.get("rollbacks", []))
         forgotten = [each for each in stored if each.number not in known]
         for each in forgotten:
-            self._say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
+            self._voice.say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
         self.rollbacks = sorted([*self.rollbacks, *forgotten], key=lambda each: each.number)
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
@@ -336,15 +336,15 @@ class Opening:
                 except DamagedCheckpointError as error:
                     why = error
                 else:
-                    self._say(f"{reopened}: the epoch goes on from {name}")
+                    self._voice.say(f"{reopened}: the epoch goes on from {name}")
                     return inside
-        self._say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
+        self._voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
         """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
         meta = self.store.adopt(checkpoint, journal=None, rollbacks=[])
-        self._say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
+        self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
         return meta
 
     def _compare(
@@ -371,18 +371,18 @@ class Opening:
         found += [*controllers.touching, *options.touching]
         free += [*controllers.free, *options.free]
         for place in (*controllers.unknown, *options.unknown):
-            self._say(f"not compared, as another version of Python wrote the checkpoint: {place}")
+            self._voice.say(f"not compared, as another version of Python wrote the checkpoint: {place}")
         if found and self._start.on_change == "error":
             raise refusal(self.run_dir.path, found)
         if found and progress.stop is not None:
-            self._say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
+            self._voice.say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
             stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
             return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
         if found or controllers.free or options.free:
             self._chosen = self._chosen or "another configuration"
         if found or free:
             changes = told([*found, *free]).rstrip(". \n")
-            self._say(f"changed since the checkpoint, and used as given:{changes}")
+            self._voice.say(f"changed since the checkpoint, and used as given:{changes}")
         if self._start.seed is not None:
             progress.seed = self._start.seed
         return options.by_entry, {}
@@ -405,11 +405,11 @@ class Opening:
             assert progress.stop is not None
             stop = progress.stop
             remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
-            self._say(
+            self._voice.say(
                 f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
             )
         else:
-            self._say(f"resuming {where}, from {checkpoint.path}")
+            self._voice.say(f"resuming {where}, from {checkpoint.path}")
 
     def _get_ready(self) -> None:
         ready = self._start.ready
@@ -426,12 +426,13 @@ class Opening:
         """The run's streams, standing where the checkpoint stood."""
         override = self._start.on_change == "override"
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
-        streams = Streams(recovered.progress.seed, self._say, override=override, quarantined=quarantined)
+        seed = recovered.progress.seed
+        streams = Streams(seed, self._voice.say, override=override, quarantined=quarantined)
         with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
             streams.load(recovered.streams, recovered.wall.get("streams", {}))
         return streams
 
-    def journal(self, recovered: Recovered, board: ServiceBoard, warn: Say) -> Journal:
+    def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:
         """This start's segment of the journal."""
         config = self._start.config or Configuration({})
         facts = config.facts(recovered.progress.seed, board)
@@ -444,12 +445,14 @@ class Opening:
             facts["lock"] = False
         facts = without_credentials(facts)
         facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
-        journal = Journal.open(self.run_dir.path, self.segment, recovered.parent, facts, warn=warn)
+        journal = Journal.open(
+            self.run_dir.path, self.segment, recovered.parent, facts, warn=self._voice.warn
+        )
         if not self._start.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         return journal
 
-    def trail(self, recovered: Recovered, warn: Say) -> Trail:
+    def trail(self, recovered: Recovered) -> Trail:
         """This start's trail; those of earlier starts go, as far as no resume can need them."""
         folder = self.run_dir.journal
         for path in folder.glob("segment-*.trail"):
@@ -457,7 +460,7 @@ class Opening:
             if last is None or last < recovered.step:
                 with suppress(OSError):
                     path.unlink()
-        return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, warn)
+        return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, self._voice.warn)
 
     def check_disk(self, encoded: Encoded) -> None:
         """Refuse to start where two checkpoints of the state as it is now would not fit.

@@ -9,6 +9,18 @@ from everstep.checkpoint import Phase
 
 
 @dataclass
+class Limits:
+    """How far a run goes; None: no limit."""
+
+    max_step: int | None = None
+    max_epoch: int | None = None
+
+    def tree(self) -> dict[str, int | None]:
+        """As saved with a stop."""
+        return asdict(self)
+
+
+@dataclass
 class StopRecord:
     """Why the run is ending: saved with it, so that a restart ends the same way.
 
@@ -32,7 +44,7 @@ class StopRecord:
 
 @dataclass
 class Progress:
-    """The counters of a run; only the engine, and the loop for epochs, write them.
+    """The counters of a run: `seed`, `step`, `updates` and `stop` are the engine's, the rest the loop's.
 
     Attributes:
         step: completed steps, from 0.

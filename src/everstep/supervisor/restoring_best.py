@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, RestoreError
 from everstep.services.best import Best, Place
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.tree import reading, saved_tree
 from everstep.supervisor.user_state import UserState
+from everstep.supervisor.voice import Voice
 
-Say = Callable[[str], None]
 
-
-def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: Say) -> BestRecord | None:
+def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
     """Load the weights of the best value; where they are lost, of the next best one that is kept.
 
     The run has ended by then, so weights that cannot be loaded are warned about, and never an error: it would
@@ -32,16 +29,16 @@ def restore_best(service: Best, store: Store, user: UserState, say: Say, warn: S
             lost.append(f"those of {what}: {error}")
             continue
         if lost:
-            warn(
+            voice.warn(
                 f"{service.name!r}: restore_at_end loaded the next best weights by {service.metric} "
                 f"({what}); not {'; '.join(lost)}"
             )
         else:
             part = "" if service.part is None else f" into {', '.join(map(repr, service.part))}"
-            say(f"the best weights by {service.metric} ({what}) are loaded{part}")
+            voice.say(f"the best weights by {service.metric} ({what}) are loaded{part}")
         return found
     why = "; ".join(lost) or "no value of it has come"
-    warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
+    voice.warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
     return None
 
 

@@ -11,6 +11,7 @@ from everstep.errors import TriedAgain
 from everstep.record import Journal
 from everstep.services.retry import Retry
 from everstep.supervisor.streams import Streams
+from everstep.supervisor.voice import Voice
 
 T = TypeVar("T")
 _POLL = 0.02
@@ -34,7 +35,7 @@ class Retries:
         run_dir: the run's directory.
         same_data: whether the run goes on with the same objects, and not with new ones.
         ends: whether a signal asks the run to end: then nothing is waited for.
-        warn: says a sentence to the user and counts it.
+        voice: warns the user.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class Retries:
         streams: Streams,
         journal: Journal,
         ends: Callable[[], bool],
-        warn: Callable[[str], None],
+        voice: Voice,
         *,
         same_data: bool,
     ) -> None:
         self._retry, self._run_dir, self._streams, self._journal = retry, run_dir, streams, journal
-        self._ends, self._warn, self._same_data = ends, warn, same_data
+        self._ends, self._voice, self._same_data = ends, voice, same_data
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
         """The decision to try again from the newest checkpoint, after the wait; None if the error stands.
@@ -102,12 +103,12 @@ class Retries:
         seconds = retry.seconds(attempt)
         told = f"{type(error).__name__}: {error}"
         text = f"{what} failed ({told}): try {attempt} of {retry.times}, in {seconds:g} s"
-        self._warn(text)
+        self._voice.warn(text)
         data = {"what": "retry", "of": what, "error": told, "try": attempt, "times": retry.times}
         try:
             self._journal.decide({**data, "seconds": seconds})
         except OSError as refused:
-            self._warn(f"that try is not recorded: {refused}")
+            self._voice.warn(f"that try is not recorded: {refused}")
         return text
 
     def _wait(self, seconds: float) -> None:

@@ -12,6 +12,7 @@ from everstep.errors import BadStepError, RolledBack, TriedAgain
 from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
 from everstep.supervisor.streams import Streams
+from everstep.supervisor.voice import Voice
 
 T = TypeVar("T")
 
@@ -35,13 +36,13 @@ class Rollbacks:
         store: Store,
         streams: Streams,
         journal: Journal,
-        say: Callable[[str], None],
+        voice: Voice,
         *,
         same_data: bool,
     ) -> None:
         self.decided = list(decided)
         self._recovery, self._store, self._streams = recovery, store, streams
-        self._journal, self._say, self._same_data = journal, say, same_data
+        self._journal, self._voice, self._same_data = journal, voice, same_data
         self._refused = ""
         """Why a failure that was to be undone was not; empty if there was none."""
 
@@ -56,13 +57,13 @@ class Rollbacks:
             rollback = self._recorded(rollback)
         if isinstance(rollback, str):
             self._refused = f"step {step} is not undone: {rollback}{self._so_far()}"
-            self._say(self._refused)
+            self._voice.say(self._refused)
             return None
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
             f"Quarantined: {_listed(rollback.batches)}; the run goes on from {rollback.checkpoint}"
         )
-        self._say(text)
+        self._voice.say(text)
         return RolledBack(text, str(self._store.run_dir), rollback.number)
 
     def undo(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:

@@ -16,6 +16,7 @@ from everstep.record import Journal, Position
 from everstep.state import Buffers, Encoded, digest, encode
 from everstep.supervisor.opening import Opening
 from everstep.supervisor.retrying import Retries
+from everstep.supervisor.voice import Voice
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Saver:
         retention: which checkpoints stay.
         retries: try a save again that a listed error has ended.
         wake: called from the writer thread when something ended; must only set plain attributes.
-        warn: says a failed save to the user.
+        voice: warns of a failed save.
 
     Attributes:
         last: the newest commit of this process, None before the first.
@@ -70,12 +71,12 @@ class Saver:
         retention: Retention,
         retries: Retries,
         wake: Callable[[], None],
-        warn: Callable[[str], None],
+        voice: Voice,
     ) -> None:
         self._opening, self._journal, self._retention = opening, journal, retention
-        self._retries, self._wake, self._warn = retries, wake, warn
+        self._retries, self._wake, self._voice = retries, wake, voice
         self._buffers = Buffers()
-        self._writer = Writer(warn)
+        self._writer = Writer(voice.warn)
         self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
         self.last: CommittedCheckpoint | None = None
         self.digest: str | None = None
@@ -100,7 +101,7 @@ class Saver:
 
         def warn(problems: list[str]) -> None:
             for problem in problems:
-                self._warn(problem)
+                self._voice.warn(problem)
 
         self._writer.submit(see_to_it, warn)
 
@@ -176,7 +177,7 @@ class Saver:
         self.failures += 1
         self.error = error
         told = f"{type(error).__name__}: {error}"
-        self._warn(f"a save failed, the checkpoint before is intact ({told}); {self.remedy}")
+        self._voice.warn(f"a save failed, the checkpoint before is intact ({told}); {self.remedy}")
 
     @property
     def remedy(self) -> str:

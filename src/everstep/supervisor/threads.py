@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from everstep.contracts.services import Clock
 
+GRACE = 120.0
+"""Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
 LONGEST_SLEEP = 1.0
 """Seconds after which the ticker asks again, so that a clock that jumps is noticed."""
 
@@ -102,3 +104,25 @@ class PeriodicThread:
                     return
         except BaseException as error:
             self._failed(error)
+
+
+class PeriodicThreads:
+    """The periodic functions of a run.
+
+    Args:
+        failed: called in a thread with the exception that ended its function.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._threads: list[PeriodicThread] = []
+
+    def start(self, seconds: float, fn: Callable[[], object]) -> None:
+        """Run `fn` every `seconds`, from now on."""
+        self._threads.append(PeriodicThread(seconds, fn, self._failed))
+
+    def stop(self) -> list[str]:
+        """End all of them; the names of those that did not end in time."""
+        for thread in self._threads:
+            thread.stop()
+        return [thread.name for thread in self._threads if not thread.join(GRACE)]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from everstep.record import Journal
 from everstep.supervisor.state_trial import StateTrial
 from everstep.supervisor.streams import Streams
 from everstep.supervisor.trial import Verdict
+from everstep.supervisor.voice import Voice
 
 
 class Trials:
     """The trials of one start.
 
     Args:
-        say, warn: take sentences for the user.
+        voice: tells the user.
     """
 
     def __init__(
@@ -23,18 +24,17 @@ class Trials:
         streams: Streams,
         state: StateTrial,
         journal: Journal,
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
+        voice: Voice,
     ) -> None:
         self._streams, self._state, self._journal = streams, state, journal
-        self._say, self._warn = say, warn
+        self._voice = voice
 
     def try_streams(self) -> None:
         """Try each stream that has given its first batch."""
         for name, verdict in self._streams.try_words():
             self._note("stream", name, verdict)
             if verdict.kept is False:
-                say = self._say if verdict.replays else self._warn
+                say = self._voice.say if verdict.replays else self._voice.warn
                 say(f"stream {name!r}: {verdict}")
 
     def try_state(self) -> None:
@@ -42,7 +42,7 @@ class Trials:
         for name, verdict in self._state.verdicts():
             self._note("state", name, verdict)
             if verdict.kept is False:
-                self._warn(
+                self._voice.warn(
                     f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
                     "state_dict, unless no later step reads it"
                 )
@@ -51,7 +51,7 @@ class Trials:
         """Look for what has grown in a saved `user` branch."""
         for name, verdict in self._state.outgrown(user):
             self._note("state", name, verdict)
-            self._warn(
+            self._voice.warn(
                 f"state entry {name!r}: {verdict.told}; a resume makes the object without them and is "
                 f"refused: make them before the loop opens, or leave {name!r} out of state"
             )

@@ -24,6 +24,9 @@ class UserState:
     Args:
         state: name to object, or (name, object) pairs.
 
+    Attributes:
+        tainted: whether a guard has found the state bad: it is not saved.
+
     Raises:
         ConfigError: it has no names, or one is taken twice, empty or has a "/".
         StateError: an object cannot be saved.
@@ -42,6 +45,11 @@ class UserState:
             self.entries[name] = make_entry(name, value)
         self._watches: dict[str, UpdateWatch] = {}
         self._updates = 0
+        self.tainted = False
+
+    def taint(self) -> None:
+        """The state is bad: none of it is saved from here on."""
+        self.tainted = True
 
     def open(self, stack: ExitStack) -> None:
         """Start counting updates; the hooks go when `stack` closes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import xxhash
@@ -15,6 +15,7 @@ from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, DIVERGED, Divergence, Journal, Replay, Trail, batch_digest
 from everstep.schedule import NEVER
 from everstep.state import Encoded
+from everstep.supervisor.voice import Voice
 
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 
@@ -27,7 +28,7 @@ class Verifier:
         replay: has what they found before, if they are executed again.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         collector: of the run's metrics.
-        say, warn: take sentences for the user.
+        voice: tells the user.
     """
 
     def __init__(
@@ -37,11 +38,10 @@ class Verifier:
         on_divergence: OnDivergence,
         collector: Collector,
         journal: Journal,
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
+        voice: Voice,
     ) -> None:
         self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
-        self._collector, self._journal, self._say, self._warn = collector, journal, say, warn
+        self._collector, self._journal, self._voice = collector, journal, voice
         self._places: dict[str, int] = {}
         """By stream, how many batches the open step has drawn."""
         self._noted: Divergence | None = None
@@ -139,9 +139,9 @@ class Verifier:
         report = replay.report()
         self._journal.event("verified", {"report": report, "steps": replay.steps}, wall=True)
         if replay.difference is None:
-            self._say(report)
+            self._voice.say(report)
         else:
-            self._warn(f"{report}\n{replay.advice()}")
+            self._voice.warn(f"{report}\n{replay.advice()}")
 
     def require_agreement(self) -> None:
         """Leave the loop if a divergence is to stop the run.

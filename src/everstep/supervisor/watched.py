@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 
 from everstep.contracts.services import Service
 from everstep.errors import alike, nearest
+from everstep.supervisor.voice import Voice
 
 
 class WatchedMetrics:
@@ -13,12 +14,14 @@ class WatchedMetrics:
 
     Args:
         services: those of the run; more may come.
-        warn: takes sentences for the user.
+        voice: warns the user.
     """
 
-    def __init__(self, services: Iterable[Service], warn: Callable[[str], None]) -> None:
-        self._services, self._warn = services, warn
+    def __init__(self, services: Iterable[Service], voice: Voice) -> None:
+        self._services, self._voice = services, voice
         self._missed: set[str] = set()
+        self._evaluated: set[str] = set()
+        """Names that evaluations have found since the last `check_evaluated`."""
 
     def check(self, values: Set[str], *, at_end: bool = False) -> None:
         """Warn of each that never came; before the end, if another metric's name is like its own.
@@ -31,13 +34,19 @@ class WatchedMetrics:
         for metric in [name for name in watching if name not in values]:
             self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
 
-    def check_evaluated(self, values: Set[str], evaluated: Set[str]) -> None:
+    def evaluated(self, names: Set[str]) -> None:
+        """An evaluation has found metrics of these names."""
+        self._evaluated |= names
+
+    def check_evaluated(self, values: Set[str]) -> None:
         """Warn of each that should have come with an evaluation, as "valid/acuracy" with "valid/loss".
 
         Args:
             values: as for `check`.
-            evaluated: the names that evaluations have found.
         """
+        evaluated, self._evaluated = self._evaluated, set()
+        if not evaluated:
+            return
         for metric in [name for name in self._watching() if name not in values]:
             stream, slash, _ = metric.partition("/")
             beside = [name for name in evaluated if slash and name.startswith(f"{stream}/")]
@@ -56,4 +65,4 @@ class WatchedMetrics:
         if hint:
             names = self._watching()[metric]
             self._missed.add(metric)
-            self._warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")
+            self._voice.warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")

@@ -24,6 +24,7 @@ from everstep.errors import (
 )
 from everstep.keywords import checked_keywords, whole
 from everstep.loop import TrainLoop
+from everstep.loop.settings import LoopSettings
 from everstep.record import Evaluation, RunDir, located, to_read, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console
@@ -31,7 +32,7 @@ from everstep.services.epoch_line import EpochLine
 from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
-from everstep.supervisor.board import listed
+from everstep.supervisor.settings import listed
 from everstep.trainer.elsewhere import no_attribute, require_our_names
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
 from everstep.trainer.loop import TrainerLoop
@@ -101,8 +102,8 @@ class Trainer:
         self._retry: dict[str, Any] = {}
         """Options of the loop that goes on after a rollback."""
         self._build()
-        # Made for what it refuses:
-        TrainerLoop(run_dir, task.state(), services=self._services, seed=seed, **loop)
+        settings = LoopSettings(TrainerLoop.kind(), run_dir, services=self._services, seed=seed, **loop)
+        settings.state(task.state())  # what no loop could be opened with is refused here
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:

@@ -8,7 +8,7 @@ from everstep.state import capture, restore
 from everstep.supervisor.user_state import UserState
 
 
-class Lines:
+class RngMarks:
     """Random state at the places after which lines of the program run that no step holds.
 
     At a resume these lines run again, before the run's own random state comes back: they draw the

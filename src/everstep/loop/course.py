@@ -1,0 +1,467 @@
+"""Where a program is in its epochs and step loops: what opens, counts and closes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from everstep import hazard
+from everstep.contracts.services import Moment
+from everstep.errors import DataError, ProgressError, UsageError
+from everstep.metrics import log_tag
+from everstep.metrics.collector import Reader
+from everstep.progress_estimate import progress
+from everstep.schedule import NEVER
+from everstep.supervisor.engine import Engine
+from everstep.supervisor.questions import Questions
+from everstep.supervisor.streams import StreamSlot
+
+IDLE_AT_MOST = 100
+"""Epochs in a row without a step, where nothing says how many there are to be."""
+
+
+class Course(Questions):
+    """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
+
+    A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
+    checkpoint stands, the course is `replaying`, and step loops before that one run no step.
+
+    Args:
+        engine: counts the steps.
+        steps_per_epoch: an epoch has this many steps; None: a pass over its data.
+        epoch_lines: window of the epoch's line, which begins anew with each epoch.
+        show_eta: whether lines have the ETA.
+
+    Attributes:
+        within_epoch: whether an epoch is open.
+        replaying: whether the open epoch was entered again and its resume point is not reached.
+        left_open: whether a step's body was left by `break` or `return` (or by an exception: then nothing
+            follows).
+        batch: that of the open step, or of the last one.
+    """
+
+    def __init__(
+        self, engine: Engine, steps_per_epoch: int | None, epoch_lines: Reader, show_eta: bool
+    ) -> None:
+        self._engine, self._steps_per_epoch = engine, steps_per_epoch
+        self._epoch_lines, self._show_eta = epoch_lines, show_eta
+        self.within_epoch = self.replaying = self.left_open = False
+        self.batch: Any = None
+        self._step_began: float | None = None
+        """When the open step began; None once its time is noted."""
+        self._waited = self._waited_before = 0.0
+        """Seconds waited for batches in this epoch, and in those before."""
+        self._in_epochs = False
+        self._epoch_loops = 0
+        """Epoch loops entered, those skipped by a resume included."""
+        self._in_steps = False
+        self._loop_end = NEVER
+        """The step after which the open step loop ends, by steps_per_epoch."""
+        self._step_loops = 0
+        """Step loops entered or closed: the number of the one that may act."""
+        self._epoch_began = 0.0
+        self._calls = 0
+        """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
+        self._epoch_updates = 0
+        """Optimizer updates when the epoch began."""
+        self._idle_epochs = 0
+        """Epochs without a step since the last one with a step."""
+        self._epoch_data: dict[str, Any] = {}
+        """By stream, the data that its first step loop in this epoch reads."""
+        self._told_of_second_data = False
+        self._slot: StreamSlot | None = None
+        self._pass_unfinished = False
+        self._tail_ready = False
+        """Whether a state is kept that a resume from the epoch's tail begins at."""
+
+    @property
+    def within_step(self) -> bool:
+        """Whether the body of a step is running."""
+        return self._engine.collector.open_step != 0 and not self.left_open
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Seconds since the epoch began."""
+        return self._engine.clock() - self._epoch_began
+
+    @property
+    def place(self) -> str:
+        """Where in the epoch the program is outside steps: "head" before its step loops, else "tail"."""
+        return "tail" if self._engine.progress.calls else "head"
+
+    # -------------------------------------------------------------------------------- the epochs
+
+    def epochs(self) -> Iterator[int]:
+        """See `TrainLoop.iter_epochs`."""
+        engine = self._engine
+        engine.require_open("iter_epochs")
+        if self._in_epochs:
+            raise UsageError("iter_epochs() inside another iter_epochs(); one epoch loop at a time")
+        self._epoch_loops += 1
+        if not engine.begun and self._epoch_loops < engine.progress.epoch_loop:
+            return  # a resume goes on in a later loop
+        self._in_epochs = True
+        try:
+            while self._open_epoch():
+                yield engine.progress.epoch
+                engine.require_open("iter_epochs")
+                self._close_epoch()
+        finally:
+            self._in_epochs = False
+
+    def _open_epoch(self) -> bool:
+        engine, current = self._engine, self._engine.progress
+        current.epoch_loop = self._epoch_loops
+        if self.within_epoch:  # left by `break`, and a new epoch loop begun
+            self._close_epoch()
+        if not engine.begun and engine.recovered.mid_epoch:
+            engine.begin_inside()
+            self.replaying = True
+            engine.rng_marks.back_to("epoch")
+            self._enter_epoch()
+            return True
+        if not engine.begun:
+            engine.begin()
+        engine.decisions.check_limits(True)
+        if current.stop is not None:
+            return False
+        current.epoch += 1
+        current.epoch_start = current.step
+        current.calls, current.iterating, current.stream = 0, False, None
+        engine.collector.begin_epoch()
+        engine.rng_marks.forget()
+        engine.rng_marks.mark("epoch")
+        self._enter_epoch()
+        return True
+
+    def _enter_epoch(self) -> None:
+        self._calls = 0
+        self._epoch_data.clear()
+        self._epoch_updates = self._engine.user.updates
+        self.within_epoch = True
+        self._pass_unfinished = False
+        self._tail_ready = False
+        self._epoch_began = self._engine.clock()
+        if not self.replaying:
+            self._epoch_lines.clear()
+        self._engine.boundaries.announce_epoch()
+
+    def _close_epoch(self) -> None:
+        """The tail is over: the after_epoch boundary."""
+        engine = self._engine
+        hazard.reach("loop.tail_end")
+        self.left_open = self.left_open or engine.collector.open_step != 0
+        self._step_loops += 1  # one that is kept alive is not this epoch's any more
+        self._in_steps = False
+        self.settle()
+        if self.replaying:
+            raise UsageError(
+                f"the checkpoint stands in iter_steps() loop number {engine.progress.calls + 1} of epoch "
+                f"{engine.progress.epoch}, but the program entered only {self._calls}; run the program that "
+                "made it"
+            )
+        engine.collector.note_epoch_time(self.epoch_seconds)
+        engine.collector.end_epoch(engine.progress.step)
+        self._record_times()
+        if self._steps_per_epoch is None:
+            engine.streams.end_passes()
+        self._tail_ready = False
+        self.within_epoch = False
+        engine.rng_marks.forget()
+        engine.boundaries.walk(Moment.AFTER_EPOCH)
+        engine.watched.check(engine.recording.last_values.keys())
+
+    def _record_times(self) -> None:
+        """Times belong to ranges of steps, not to rows."""
+        current = self._engine.progress
+        times = {
+            "epoch": current.epoch,
+            "steps": [current.epoch_start + 1, current.step],
+            "seconds": self.epoch_seconds,
+            "data_wait": self._waited,
+        }
+        self._engine.journal.event("times", times, wall=True)
+        self._waited_before += self._waited
+        self._waited = 0.0
+
+    # --------------------------------------------------------------------------------- the steps
+
+    def steps(self, data: Any, name: str) -> Iterator[Any]:
+        """See `TrainLoop.iter_steps`."""
+        engine, current = self._engine, self._engine.progress
+        engine.require_open("iter_steps")
+        if not (self.within_epoch and self._in_epochs):
+            raise UsageError("iter_steps() outside an epoch; put it inside: for epoch in loop.iter_epochs():")
+        self.settle()
+        self._require_no_steps()
+        if data is None and engine.limits.max_step is None and not self._steps_per_epoch:
+            raise UsageError(
+                "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
+            )
+        slot = None
+        if data is not None:
+            slot = engine.streams.bind(data, name)
+            self._note_data(data, name)
+        self._calls += 1
+        if self.replaying and self._calls <= current.calls:  # done before the checkpoint
+            engine.rng_marks.back_to(f"steps {self._calls}")
+            if self._calls == current.calls and not current.iterating:
+                self._resume_here()
+                self._tail_ready = True
+            return iter(())
+        reads = None if slot is None else slot.name
+        if not self.replaying:
+            current.iterating, current.call_start, current.stream = True, current.step, reads
+        elif current.stream != reads:
+            raise UsageError(
+                f"the checkpoint stands inside iter_steps() over stream {current.stream!r}, this one reads "
+                f"{reads!r}; run the program that made the checkpoint"
+            )
+        self._slot, self.batch = slot, None
+        return self._steps(slot)
+
+    def _note_data(self, data: Any, name: str) -> None:
+        """Say once if a second step loop of the epoch reads other data as the same stream."""
+        if self._epoch_data.setdefault(name, data) is data or self._told_of_second_data:
+            return
+        self._told_of_second_data = True
+        self._engine.voice.warn(
+            f"a second iter_steps() of epoch {self._engine.progress.epoch} reads other data as stream "
+            f"{name!r}: its steps count as training steps. Evaluation reads its data itself: with "
+            "loop.evaluation(): for x, y in valid: ...; two kinds of training data: iter_steps(other, "
+            f'name="{name}2")'
+        )
+
+    def _require_no_steps(self) -> None:
+        if self._in_steps:
+            raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
+
+    def _resume_here(self) -> None:
+        """The resume point inside an epoch."""
+        self.replaying = False
+        self._engine.resume()
+
+    def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
+        """The one loop body: fetch, yield, count."""
+        self._require_no_steps()
+        self._step_loops += 1
+        number = self._step_loops
+        self._in_steps = True
+        engine = self._engine
+        engine.wakeups.wake()  # the first boundary finds out which step is the last
+        current, clock = engine.progress, engine.clock
+        collector, announcer, verifier = engine.collector, engine.announcer, engine.verifier
+        step_times, complete_step = collector.step_times, engine.complete_step
+        self._loop_end = end = (
+            NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
+        )
+        if self.replaying:
+            self._resume_here()
+        engine.decisions.check_limits(False)
+        pass_began = -1 if slot is None or slot.in_pass else current.step
+        finished = exhausted = False
+        try:
+            while current.stop is None and current.step < end:
+                asked = clock()
+                if slot is not None:
+                    try:
+                        batch = next(slot.cursor or slot.open())
+                    except StopIteration:
+                        if current.step == pass_began and not self._may_be_empty(slot):
+                            raise _no_batch(slot.name) from None
+                        verifier.pass_ended(current.step, slot.name, slot.pass_index)
+                        slot.end_pass()
+                        if self._steps_per_epoch is None:
+                            exhausted = True
+                            break
+                        pass_began = current.step
+                        continue
+                    except Exception as error:
+                        self._data_failed(slot, error)
+                        raise
+                    self.batch = batch
+                    verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
+                began = clock()
+                self._waited += began - asked
+                collector.open_step = step = current.step + 1
+                self._step_began = began
+                if announcer.synchronous:
+                    announcer.announce(Moment.BEFORE_STEP, self.batch)
+                yield step if slot is None else (step, batch)
+                if self._step_loops != number or collector.open_step != step:
+                    raise UsageError(
+                        f"the step loop of step {step} went on after its epoch had ended; do not keep it"
+                    )
+                if self._step_began is not None:
+                    step_times.append(clock() - began)
+                collector.open_step = 0
+                complete_step(self.batch)
+            finished = True
+            if not exhausted and current.step < end:
+                self._cut_short(slot)
+        finally:
+            if self._step_loops == number:
+                self._in_steps = False
+                engine.rng_marks.mark(f"steps {self._calls}")
+                if finished:
+                    self._end_steps()
+                elif collector.open_step:
+                    self.left_open = True
+
+    def note_step_time(self) -> None:
+        """The step's time so far is its time, as in TFSnippet."""
+        if self._step_began is not None:
+            self._engine.collector.step_times.append(self._engine.clock() - self._step_began)
+            self._step_began = None
+
+    def _may_be_empty(self, slot: StreamSlot) -> bool:
+        """Whether a pass without a batch is no error: its batches are quarantined, or it was allowed."""
+        ends = self._steps_per_epoch is None and self._engine.limits.max_epoch is not None
+        return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
+
+    def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
+        """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""
+        if slot.cursor is None or not slot.cursor.fetch_error_may_be_signal:
+            return
+        engine = self._engine
+        if engine.signals.received_within(1.0):
+            engine.decisions.notice_signal()
+            if engine.progress.step > engine.progress.epoch_start:
+                engine.saves.keep("step")
+            engine.saves.commit_kept()
+            engine.leave()
+
+    def _cut_short(self, slot: StreamSlot | None) -> None:
+        """A stop ended the step loop, maybe exactly where its pass would have ended anyway."""
+        cursor = None if slot is None or self._steps_per_epoch is not None else slot.cursor
+        if cursor is None or cursor.remaining() != 0:
+            self._pass_unfinished = True
+        else:
+            next(cursor, None)  # some data draws random numbers for its end: the next pass begins after them
+
+    def _end_steps(self) -> None:
+        """The step loop has ended; what follows in the epoch is its tail."""
+        current = self._engine.progress
+        current.iterating, current.calls = False, self._calls
+        if not self._engine.saves.one_before():
+            self._engine.saves.keep("step")
+        self._tail_ready = True
+        hazard.reach("loop.tail")
+
+    def settle(self) -> None:
+        """Complete a step that was left by `break` or `return`, which ends its pass."""
+        if not self.left_open:
+            return
+        self.left_open = False
+        self._engine.collector.open_step = 0
+        self._engine.complete_step(self.batch, can_save=False)
+        if self._slot is not None and self._steps_per_epoch is None:
+            self._slot.end_pass()
+        self._engine.progress.iterating, self._engine.progress.calls = False, self._calls
+        self._tail_ready = False
+
+    # ------------------------------------------------------------------------- between the steps
+
+    def enter_outside(self, what: str) -> None:
+        """Every method for use between steps passes here: epoch open, broken step closed, signals seen."""
+        self._engine.require_open(what)
+        if not self.within_epoch:
+            raise UsageError(f"{what}() outside an epoch; call it inside: for epoch in loop.iter_epochs():")
+        self.settle()
+        self.poll()
+
+    def poll(self) -> None:
+        """In the tail, an interruption does not wait for the epoch's end: the kept snapshot is committed."""
+        engine = self._engine
+        if engine.collector.open_step:
+            return
+        engine.wakeups.require_no_error()
+        engine.decisions.notice_signal()
+        if engine.decisions.interruption is not None and self._tail_ready:
+            engine.saves.commit_kept()
+            engine.leave()
+
+    # ------------------------------------------------------------------- what the engine asks
+
+    def tag(self) -> str:
+        engine = self._engine
+        eta = engine.view.get_eta() if self._show_eta else None
+        limits = engine.limits
+        return log_tag(engine.progress.epoch, limits.max_epoch, engine.step, limits.max_step, eta)
+
+    def get_progress(self) -> float | None:
+        engine = self._engine
+        return progress(
+            engine.step,
+            engine.progress.epoch,
+            engine.limits.max_step,
+            engine.limits.max_epoch,
+            steps_per_epoch=self._steps_per_epoch or self._known_steps(),
+            within_epoch=self.within_epoch,
+            within_step=self.within_step,
+        )
+
+    def _known_steps(self) -> float | None:
+        """Steps per epoch: the mean of those whose steps are over, else what the stream says of this one."""
+        current = self._engine.progress
+        if self._tail_ready:
+            return current.step / current.epoch
+        finished = current.epoch - self.within_epoch
+        if finished > 0:
+            return (current.epoch_start if self.within_epoch else current.step) / finished
+        cursor = None if self._slot is None else self._slot.cursor
+        left = None if cursor is None else cursor.remaining()
+        return None if left is None else current.step + left + (self._engine.collector.open_step != 0)
+
+    def data_wait(self) -> float:
+        return self._waited_before + self._waited
+
+    def steps_left(self) -> int | None:
+        if not self._in_steps:
+            return None
+        step = self._engine.progress.step
+        limits = (self._loop_end, self._engine.limits.max_step or NEVER)
+        ends = [end - step for end in limits if end != NEVER]
+        cursor = self._slot.cursor if self._slot is not None and self._steps_per_epoch is None else None
+        if cursor is not None and (left := cursor.remaining()) is not None:
+            ends.append(left)
+        return min(ends, default=None)
+
+    def is_partial(self) -> bool:
+        return self._pass_unfinished
+
+    def check_epoch(self) -> None:
+        current, max_epoch = self._engine.progress, self._engine.limits.max_epoch
+        self._idle_epochs = 0 if current.step > current.epoch_start else self._idle_epochs + 1
+        if current.stop is None and max_epoch is None and self._idle_epochs >= IDLE_AT_MOST:
+            raise ProgressError(
+                f"no step was completed in {IDLE_AT_MOST} epochs in a row, and max_epoch is not set, so they "
+                "may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, or "
+                "give max_epoch= if epochs without steps are meant"
+            )
+        made = self._engine.user.updates - self._epoch_updates
+        if made and not (current.step or self._calls):
+            raise ProgressError(
+                f"in epoch {current.epoch} the optimizers of the state made {made} updates and no step was "
+                "counted; give the data to the loop: for step, batch in loop.iter_steps(data):"
+            )
+
+    def finish(self) -> bool:
+        self.settle()
+        expected = self._engine.progress.epoch_loop
+        if 0 < self._epoch_loops < expected:
+            raise UsageError(
+                f"the checkpoint stands in iter_epochs() loop number {expected}, but the "
+                f"program entered only {self._epoch_loops}; run the program that made it"
+            )
+        if not self.within_epoch:
+            return True
+        self._engine.saves.ask()  # left by `break`: closed here; the run is resumable, not finished
+        self._close_epoch()
+        return False
+
+
+def _no_batch(name: str) -> DataError:
+    return DataError(
+        f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
+    )

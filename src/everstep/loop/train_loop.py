@@ -1,0 +1,389 @@
+"""`TrainLoop`: epochs, steps, metrics, timers and lines for a loop that you write."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from everstep import backends
+from everstep.contracts.services import Moment, Service
+from everstep.errors import ConfigError, MetricError, UsageError
+from everstep.keywords import checked_keywords, whole
+from everstep.loop.course import Course
+from everstep.loop.metric_mean import MetricMean
+from everstep.loop.settings import LoopSettings
+from everstep.metrics import MetricFormatter, environment_table, log_line, parameter_table
+from everstep.metrics.collector import Reader, is_wall, resolve, to_scalar
+from everstep.metrics.statistics import Stats
+from everstep.schedule import Instant
+from everstep.services.best import Best
+from everstep.state import isolated
+from everstep.supervisor import Supervisor
+from everstep.supervisor.door import Door
+from everstep.supervisor.engine import Engine
+from everstep.supervisor.settings import Kind
+
+
+class TrainLoop(Door):
+    """Epochs, steps and metrics, kept as safe as by a `Supervisor`; you write the two `for` loops.
+
+        with TrainLoop("runs/digits", state={"model": model, "optimizer": optimizer}, max_epoch=20) as loop:
+            for epoch in loop.iter_epochs():
+                for step, (x, y) in loop.iter_steps(train):
+                    loss = ...
+                    loop.collect_metrics(loss=loss)
+                with loop.evaluation(), loop.timeit("valid_time"):
+                    loop.collect_metrics(valid_loss=evaluate(model, valid))
+                loop.print_logs()
+
+    Run twice, it resumes, in the middle of an epoch if need be: the epoch is entered again, lines
+    before the inner loop run again (`resumed_mid_epoch` tells), the remaining steps and the lines
+    after it run.  Carries on TFSnippet's TrainLoop.
+
+    Args:
+        run_dir, state: as for `Supervisor`, like all arguments not listed here.
+        max_epoch: total number of epochs, 1 or more; None for no limit.
+        steps_per_epoch: an epoch is so many steps, and a pass over the data goes on in the next
+            epoch; None: an epoch is a pass.
+        watch: the metric whose best value is tracked, kept and marked ` (*)`, and which `best` is of: a
+            name, or (name, "min" or "max"); beside any `Best` among the services.  Default: that of the
+            first `Best` or `EarlyStop` among them, else "valid_loss".
+        groups: prefixes of parameter names that get tables of their own in the training summary.
+        formatter: how metrics are written in log lines.
+        show_eta: whether log lines have the ETA.
+    """
+
+    @partial(checked_keywords, forwards_to=Supervisor.__init__)
+    def __init__(
+        self,
+        run_dir: str | Path,
+        state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+        *,
+        max_epoch: int | None = None,
+        max_step: int | None = None,
+        steps_per_epoch: int | None = None,
+        watch: str | tuple[str, str] | None = None,
+        services: Iterable[Service] = (),
+        groups: Sequence[str] = (),
+        formatter: MetricFormatter | None = None,
+        show_eta: bool = True,
+        **supervisor: Any,
+    ) -> None:
+        settings = LoopSettings(
+            self.kind(),
+            run_dir,
+            max_epoch=max_epoch,
+            max_step=max_step,
+            steps_per_epoch=steps_per_epoch,
+            watch=watch,
+            services=services,
+            groups=groups,
+            formatter=formatter,
+            show_eta=show_eta,
+            **supervisor,
+        )
+        engine = Engine(settings, settings.state(state))
+        self._collector = engine.collector
+        self._epoch_lines = self._collector.reader("print epoch", Reader())
+        self._step_lines = self._collector.reader("print steps", Reader(outside=False))
+        self._course = Course(engine, settings.steps_per_epoch, self._epoch_lines, settings.show_eta)
+        super().__init__(engine, self._course)
+        self._groups, self._formatter = settings.groups, settings.formatter
+        self._found_inside: dict[str, Any] | None = None
+        """What was collected in the open `evaluation()`."""
+
+    @classmethod
+    def kind(cls) -> Kind:
+        """What the engine knows of loops of this class."""
+        return Kind(cls.__name__, frozenset(Moment) - {Moment.AFTER_EVAL_STEP})
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, NameError) and self.resumed_mid_epoch:
+            step = self._engine.recovered.step
+            error.add_note(
+                f"this epoch was resumed after step {step}; a step loop that had ended "
+                "before (which step is its last is not always known beforehand) ran no step and assigned "
+                "nothing: give what follows it a value before the loop"
+            )
+        return super().__exit__(kind, error, trace)
+
+    # ------------------------------------------------------------------------------ what it is
+
+    @property
+    def max_epoch(self) -> int | None:
+        """The limit of `epoch`; may be set while running."""
+        return self._engine.limits.max_epoch
+
+    @max_epoch.setter
+    def max_epoch(self, value: int | None) -> None:
+        self._engine.limits.max_epoch = whole("max_epoch", value, none="for no limit")
+        self._engine.limits_changed()
+
+    @property
+    def within_epoch(self) -> bool:
+        """Whether an epoch is open."""
+        return self._course.within_epoch
+
+    @property
+    def within_step(self) -> bool:
+        """Whether the body of a step is running."""
+        return self._course.within_step
+
+    @property
+    def step_data(self) -> Any:
+        """The batch of the step that is running, None outside steps and without data."""
+        return self._course.batch if self.within_step else None
+
+    @property
+    def resumed_mid_epoch(self) -> bool:
+        """True in the epoch that a resume entered again, from its first line to its last."""
+        self._engine.require_entered("resumed_mid_epoch")
+        recovered = self._engine.recovered
+        return recovered.mid_epoch and self.epoch == recovered.epoch
+
+    @property
+    def best_valid_metric(self) -> float | None:
+        """The best value of the watched metric; None if there is none yet."""
+        best = self.best
+        return None if best is None else best.value
+
+    # ------------------------------------------------------------------------ epochs and steps
+
+    def iter_epochs(self) -> Iterator[int]:
+        """Yield the number of each epoch, from 1, until a limit or a stop.
+
+        After a resume inside an epoch it yields that epoch again.
+
+        Raises:
+            UsageError: outside the `with` block, or inside another epoch loop.
+            Interrupted: a signal, or the time budget; the state is saved.
+        """
+        return self._course.epochs()
+
+    @checked_keywords
+    def iter_steps(self, data: Any = None, name: str = "train") -> Iterator[Any]:
+        """Yield (step, batch), or step if there is no data; step counts from 1 over the whole run.
+
+        Args:
+            data: a stream, a DataLoader, anything iterable (`everstep.data`); None counts up to
+                max_step, or steps_per_epoch steps.
+            name: the stream's name; two loops over different data in one epoch need two.
+
+        Raises:
+            UsageError: outside an epoch, inside another step loop, or without any end.
+            DataError: the data gave no batch at all.
+            Interrupted: a signal, or the time budget; the state is saved.
+        """
+        return self._course.steps(data, name)
+
+    # ----------------------------------------------------------------------- metrics and timers
+
+    def collect_metrics(self, metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
+        """Add metric values: to the step, if one is open, and to the epoch.
+
+        A value is copied; one that lies on a device stays there until somebody reads it.
+
+        Args:
+            metrics: name to value.
+            values: the same as keywords.
+
+        Raises:
+            MetricError: a value is not one real number, or a name is no text or given twice.
+            UsageError: outside an epoch.
+        """
+        if metrics is not None:
+            _require_metrics(metrics)
+            if both := metrics.keys() & values.keys():
+                raise MetricError(
+                    f"metric {min(both)!r} is given twice, in the mapping and as a keyword; give it once"
+                )
+            values = {**metrics, **values}
+        step = self._collector.open_step
+        if step and not self._course.left_open:
+            self._engine.collect(step, values)
+            return
+        self._course.enter_outside("collect_metrics")
+        values = {name: to_scalar(name, value) for name, value in values.items()}
+        if self._found_inside is not None:
+            self._found_inside.update(values)
+        for name, value in values.items():
+            self._collect_outside(name, value)
+        self._engine.announcer.announce(Moment.METRICS_COLLECTED, values)
+
+    def _collect_outside(self, name: str, value: Any) -> None:
+        """A value outside steps; in the head of an epoch entered again it was recorded the first time."""
+        if not self._course.replaying:
+            place, step = self._course.place, self._engine.progress.step
+            self._collector.require_alone(place, step, name)
+            self._collector.outside(place, step, name, value)
+
+    @contextmanager
+    def metric_collector(self, name: str) -> Iterator[MetricMean]:
+        """A collector of (value, weight) pairs; on leaving the block their mean is collected as `name`."""
+        collected = MetricMean(name)
+        yield collected
+        if (mean := collected.mean) is not None:
+            self.collect_metrics({name: mean})
+
+    @contextmanager
+    def timeit(self, name: str) -> Iterator[None]:
+        """Time the block, in seconds, as metric `name`; nothing is recorded if it raises.
+
+        Raises:
+            ConfigError: the name does not end in time or timer, by which clock values are recognised.
+        """
+        if not is_wall(name):
+            raise ConfigError(f"timeit({name!r}): end the name in time or timer, as in {name + '_time'!r}")
+        if not self.within_step:
+            self._course.enter_outside("timeit")
+        began = self.clock()
+        yield
+        self.collect_metrics({name: self.clock() - began})
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Evaluate inside: models in evaluation mode; random state and modes come back afterwards.
+
+        So evaluating, or not, more or less often, changes nothing in the training.  The block may run
+        again after a resume and must not change the state.
+
+        Raises:
+            UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
+        """
+        self._course.enter_outside("evaluation")
+        began, engine = self.clock(), self._engine
+        engine.estimator.update(engine.progress.step)
+        before = self.updates
+        found: dict[str, Any] = {}
+        around, self._found_inside = self._found_inside, found
+        try:
+            with isolated(), engine.user.evaluation_mode():
+                yield
+        finally:
+            self._found_inside = around
+        if self.updates != before:
+            raise UsageError(
+                f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
+                f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
+            )
+        engine.note_evaluation(self.clock() - began)
+        values = resolve(list(found.values()))
+        engine.announcer.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
+
+    def add_summary(self, summary: Any) -> None:
+        """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
+
+        Outside steps only in an epoch; in the head of one that a resume enters again it was handed over the
+        first time.
+        """
+        if not self.within_step:
+            self._course.enter_outside("add_summary")
+        if not self._course.replaying:
+            super().add_summary(summary)
+
+    # ------------------------------------------------------------------------------- the lines
+
+    def print_logs(self) -> None:
+        """Print one line of what was collected since the last such line, and clear that.
+
+        In a step: the values collected in steps.  Otherwise: all values of the epoch.  Call it at the
+        end of the step or of the epoch.
+        """
+        if self.within_step:
+            lines = self._step_lines
+            self._course.note_step_time()
+        else:
+            self._course.enter_outside("print_logs")
+            if self._course.replaying:
+                return  # it was printed the first time, and what came since is still to be
+            lines = self._epoch_lines
+            lines.add_outside("epoch_time", self.step, self._course.epoch_seconds)
+        stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
+        when = Instant(self.step, self.epoch, not self._collector.open_step, self.clock())
+        new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines, when)}
+        lines.clear()
+        self.println(log_line(self._engine.loop.tag(), stats, new, self._formatter))
+        self.announce_printed(stats)
+
+    def announce_printed(self, stats: Mapping[str, Stats]) -> None:
+        """Tell observers what stood on a line."""
+        announce = self._engine.announcer.announce
+        announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
+        announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
+
+    def print_training_summary(self) -> None:
+        """Print the environment and the table of the state's parameters, by groups."""
+        self._engine.require_open("print_training_summary")
+        facts = {"run": str(self.run_dir), "seed": str(self.seed), "python": platform.python_version()}
+        for backend in backends.active():
+            facts |= backend.describe()
+        self.println(environment_table(facts))
+        if parameters := [p for b in backends.active() for p in b.parameters(self._engine.user.objects)]:
+            self.println(parameter_table("Trainable Parameters", parameters, self._groups))
+
+    # ----------------------------------------------------------------------- stopping and saving
+
+    def make_checkpoint(self) -> None:
+        """Save at the next boundary: the end of this step, or of this epoch.
+
+        Raises:
+            UsageError: outside an epoch.
+        """
+        if not self.within_step:
+            self._course.enter_outside("make_checkpoint")
+        super().make_checkpoint()
+
+    def should_stop(self) -> bool:
+        """Whether a stop has been decided; the iterators end by themselves.
+
+        Raises:
+            ProgressError: asked 100,000 times, without waiting between, while no step and no epoch ended.
+            Interrupted: a signal, where no step is open.
+        """
+        self._engine.require_open("should_stop")
+        if self._engine.progress.stop is not None:
+            return True
+        self._course.poll()
+        self._engine.count_round(
+            "no step and no epoch was completed",
+            "let the loop count them: for epoch in loop.iter_epochs(): "
+            "for step, batch in loop.iter_steps(data):",
+        )
+        return False
+
+    def advance(self, **metrics: Any) -> None:
+        """Not in a TrainLoop: `iter_steps` completes the steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "advance() is a Supervisor's; leave it out: in a TrainLoop iter_steps() completes each step"
+        )
+
+    def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
+        """Not in a TrainLoop: `iter_steps` reads the data.
+
+        Raises:
+            UsageError: always.
+        """
+        self._engine.require_open("stream")
+        raise UsageError("stream() is a Supervisor's; in a TrainLoop give the data to iter_steps()")
+
+
+def _require_metrics(metrics: Mapping[str, Any]) -> None:
+    if not isinstance(metrics, Mapping):
+        raise MetricError(f"collect_metrics({metrics!r}): give a mapping of names to values, or keywords")
+    for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise MetricError(f"metric name {name!r}: give a text, not empty")

@@ -1,0 +1,203 @@
+"""The arguments of a run, each checked, and the services that it has by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.contracts.services import Clock, Moment, Service
+from everstep.errors import ConfigError
+from everstep.keywords import number, plain, whole
+from everstep.record import located, user_path
+from everstep.schedule import Every, Schedule
+from everstep.services.best import Best
+from everstep.services.checkpoints import Checkpoints
+from everstep.services.console import Console
+from everstep.services.index import Index
+from everstep.services.nan_guard import NaNGuard
+from everstep.services.record import Record
+from everstep.services.stop_after import StopAfter
+from everstep.supervisor.board import require_service
+from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.opening import Start
+from everstep.supervisor.progress import Limits
+from everstep.supervisor.user_state import UserState
+from everstep.supervisor.verifying import OnDivergence
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What sort of loop a run is driven by.
+
+    Attributes:
+        name: of its class, for messages.
+        moments: those that come in it.
+        same_data: whether a rollback goes on in this process, with the same data.
+    """
+
+    name: str
+    moments: frozenset[Moment]
+    same_data: bool = False
+
+    def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
+        """Refuse what would never happen in this loop.
+
+        Args:
+            who: asks for the moments, in words.
+            every: when it is to run after steps and epochs.
+
+        Raises:
+            ConfigError: names the moment, and the loops that have it.
+        """
+        wanted = frozenset(wanted)
+        missing = wanted - self.moments
+        if Moment.AFTER_STEP in wanted:
+            missing -= {Moment.AFTER_EPOCH}  # a schedule's own choice
+            if Moment.AFTER_EPOCH not in self.moments and isinstance(every, Every) and every.epochs:
+                raise ConfigError(
+                    f"{who} is due Every(epochs={every.epochs}), and a {self.name} has no epochs; "
+                    "give every=Every(steps=...), or take a TrainLoop"
+                )
+        for moment in sorted(missing, key=lambda each: each.value):
+            raise ConfigError(
+                f"{who} asks for {moment.name}, which never comes in a {self.name}: {_DOORS[moment]}"
+            )
+
+
+_DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
+    Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
+}
+"""Where moments come that not every loop has."""
+
+
+class Settings:
+    """What a run is made of, its state apart.
+
+    Args:
+        kind: the loop that drives it.
+        max_epoch: as for `TrainLoop`; the others as for `Supervisor`.
+
+    Attributes:
+        services: the given ones and those that every run has, in this order.
+
+    Raises:
+        ConfigError: an argument is out of range, or contradicts another.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        run_dir: str | Path,
+        *,
+        services: Iterable[Service] = (),
+        seed: int | None = None,
+        max_step: int | None = None,
+        max_epoch: int | None = None,
+        max_time: float | None = None,
+        resume: bool | int | str | Path = True,
+        init_from: str | Path | InitFrom | None = None,
+        init_fn: Callable[[], object] | None = None,
+        local_init_fn: Callable[[], object] | None = None,
+        ready: Callable[[], object] | None = None,
+        default_services: bool = True,
+        on_change: Literal["error", "override"] = "error",
+        on_divergence: OnDivergence = None,
+        config: Mapping[str, Any] | Configuration | None = None,
+        lock: bool = True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.kind, self.clock = kind, clock
+        self.limits = Limits(
+            whole("max_step", max_step, none="for no limit"),
+            whole("max_epoch", max_epoch, none="for no limit"),
+        )
+        seed = whole("seed", seed, 0, none="to draw one")
+        max_time = number("max_time", max_time, of="seconds", none="for no limit")
+        resume = plain(resume)
+        if not isinstance(resume, bool | int | str | Path):
+            raise ConfigError(f"resume={resume!r}: give True, False, a step, a checkpoint's name or a path")
+        given = listed(services)
+        _require_one_each(given)
+        if on_change not in ("error", "override"):
+            raise ConfigError(f'on_change={on_change!r}: give "error" or "override"')
+        if on_divergence not in ("stop", "warn", None):
+            raise ConfigError(
+                f'on_divergence={on_divergence!r}: give "stop" or "warn", or leave it out: then other '
+                "batches stop the run, and other numbers are a warning"
+            )
+        self.on_divergence = on_divergence
+        self.start = Start(
+            path=located(user_path(run_dir, "run_dir")),
+            seed=seed,
+            resume=resume,
+            init_from=InitFrom.of(init_from),
+            init_fn=init_fn,
+            local_init_fn=local_init_fn,
+            ready=ready,
+            on_change=on_change,
+            lock=lock,
+            config=Configuration.of(config),
+        )
+        self.services: Sequence[Service] = _completed(given, default_services, max_time)
+        for index, service in enumerate(self.services):
+            require_service(service, self.services[:index])
+            kind.require(service.moments, f"service {service.name!r}", service.schedule)
+
+    def state(self, objects: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> UserState:
+        """What was passed as `state=`, which the services may name parts of.
+
+        Raises:
+            ConfigError: an object has no name, or a service names a part that is not there.
+            StateError: an object cannot be saved.
+        """
+        user = UserState(objects)
+        for service in self.services:
+            if isinstance(service, Best):
+                user.require_entries(f"restore_at_end= of {service.name!r}", service.part or ())
+        return user
+
+
+def listed(services: Iterable[Service]) -> list[Service]:
+    """What was passed as `services=`.
+
+    Raises:
+        ConfigError: it is one service, or nothing that holds any.
+    """
+    if not isinstance(services, Iterable) or isinstance(services, type):
+        raise ConfigError(
+            f"services={services!r} is no list; give a list, as in services=[everstep.Best(...)]"
+        )
+    return list(services)
+
+
+def _require_one_each(services: Sequence[Service]) -> None:
+    if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
+        raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
+    if sum(isinstance(service, Checkpoints) for service in services) > 1:
+        raise ConfigError(
+            "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
+            "Checkpoints(Every(epochs=1) | Every(steps=500), keep_last=3, keep_every=Every(epochs=10))"
+        )
+
+
+def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
+    """The services, with those that every run has and, unless they are left out, the default ones."""
+    services = list(given)
+
+    def lacks(kind: type[Service]) -> bool:
+        return not any(isinstance(service, kind) for service in services)
+
+    if max_time is not None:
+        services.append(StopAfter(seconds=max_time, name="max_time"))
+    if defaults:
+        services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
+    if lacks(Checkpoints):
+        services.append(Checkpoints())
+    if lacks(Index):
+        services.append(Index())
+    services.append(Record())
+    return services

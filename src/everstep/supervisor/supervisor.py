@@ -1,0 +1,319 @@
+"""`Supervisor`: process-level care for any loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.contracts.services import Clock, Moment, Service
+from everstep.errors import ConfigError, UsageError
+from everstep.keywords import checked_keywords, whole
+from everstep.progress_estimate import progress
+from everstep.services.witness import Witness
+from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.door import Door
+from everstep.supervisor.engine import Engine
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.progress import StopRecord
+from everstep.supervisor.questions import Questions
+from everstep.supervisor.settings import Kind, Settings
+from everstep.supervisor.streams import Endless, StreamSlot
+from everstep.supervisor.verifying import OnDivergence
+
+_MOMENTS = frozenset(
+    {
+        Moment.ENTER_LOOP,
+        Moment.BEFORE_STEP,
+        Moment.AFTER_STEP,
+        Moment.METRICS_COLLECTED,
+        Moment.SUMMARY_ADDED,
+        Moment.AFTER_CHECKPOINT,
+        Moment.EXIT_LOOP,
+    }
+)
+
+
+class Supervisor(Door):
+    """Keeps any loop safe: lock, recovery, checkpoints, signals, services, a record, an ending.
+
+        with Supervisor("runs/x", state={"model": model, "optimizer": optimizer}) as sv:
+            batches = sv.stream(train)
+            while not sv.should_stop():
+                sv.advance(loss=train_step(next(batches)))
+
+    Run twice, it resumes.  Carries on TensorFlow's Supervisor and MonitoredSession.
+
+    Args:
+        run_dir: the run's directory, made if needed.
+        state: name to object, or pairs of them: everything that must survive.  Models, optimizers,
+            schedulers, scalers, anything with state_dict/load_state_dict, arrays, dictionaries of
+            JSON values, random generators, `Slot`.
+        services: what else happens around steps, beyond the default ones.
+        seed: of the run; drawn and recorded if None.  Given, it also seeds the global generators of
+            Python, NumPy and the framework at a fresh start.
+        max_step: total number of steps of the run, 1 or more; None for no limit.
+        max_time: seconds for this start of the process; then the run is interrupted, exit status 3.
+        resume: True: go on where the run stands; a step, a checkpoint's name or path: from there;
+            False: start over (what was there moves to `superseded/`).
+        init_from: a checkpoint to take weights from where the run has none of its own.
+        init_fn: called only when there is nothing to recover.
+        local_init_fn: called at every start.
+        ready: says what is not ready: None, True or nothing if all is, else a message or a list of
+            names.  Asked before and after `local_init_fn`.
+        default_services: False leaves out the console and the NaN guard.
+        on_change: where the stored `config`, the configuration of a controller, the seed, or what the data
+            is (kind, length, batch size, order) differs from what is given: "error" shows both and
+            refuses, "override" goes on with what is given; a pass that was open over other data begins
+            anew.
+        on_divergence: where steps that are executed again find something else than the first time: "stop" or
+            "warn"; None: other batches stop the run, other numbers are a warning.  It is a mark of the run
+            in any case.
+        config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
+            command line: recorded (queries find it as config.NAME) and compared at a resume.
+        lock: False where the file system has no locks and you are sure that nobody else runs this.
+        clock: monotonic seconds; for tests.  One of your own is asked after each step, so what is due by
+            it runs at the very step, without a thread.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or contradicts another.
+        StateError: a state entry cannot be saved.
+    """
+
+    @checked_keywords
+    def __init__(
+        self,
+        run_dir: str | Path,
+        state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+        *,
+        services: Iterable[Service] = (),
+        seed: int | None = None,
+        max_step: int | None = None,
+        max_time: float | None = None,
+        resume: bool | int | str | Path = True,
+        init_from: str | Path | InitFrom | None = None,
+        init_fn: Callable[[], object] | None = None,
+        local_init_fn: Callable[[], object] | None = None,
+        ready: Callable[[], object] | None = None,
+        default_services: bool = True,
+        on_change: Literal["error", "override"] = "error",
+        on_divergence: OnDivergence = None,
+        config: Mapping[str, Any] | Configuration | None = None,
+        lock: bool = True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        settings = Settings(
+            Kind(type(self).__name__, _MOMENTS),
+            run_dir,
+            services=services,
+            seed=seed,
+            max_step=max_step,
+            max_time=max_time,
+            resume=resume,
+            init_from=init_from,
+            init_fn=init_fn,
+            local_init_fn=local_init_fn,
+            ready=ready,
+            default_services=default_services,
+            on_change=on_change,
+            on_divergence=on_divergence,
+            config=config,
+            lock=lock,
+            clock=clock,
+        )
+        engine = Engine(settings, settings.state(state))
+        self._draws = Draws(engine)
+        super().__init__(engine, self._draws)
+        self._reads_no_data = False
+        """Said by the program, with `stream(None)`."""
+        self._begun_step = 0
+        """The newest step that was announced."""
+
+    def should_stop(self) -> bool:
+        """Whether the loop is to end.  Its first call is where the run begins, or resumes.
+
+        Raises:
+            ProgressError: the loop does not get anywhere: in one step it asked 10,000 times while an optimizer
+                of the state made updates, or with a batch drawn each time, or 100,000 times without waiting
+                between.
+            Interrupted: a signal has come to a loop that does not get anywhere.
+        """
+        engine = self._engine
+        engine.require_open("should_stop")
+        if not engine.begun:
+            if not self._draws.streams and not self._reads_no_data:
+                engine.voice.warn(
+                    "no stream is registered, so no data position is saved; take the batches from "
+                    "sv.stream(data) if the loop reads data, or say sv.stream(None) if it reads none"
+                )
+            engine.streams.require_bound()
+            engine.begin()
+        for endless in self._draws.streams:
+            endless.look_ahead()
+        if engine.progress.stop is not None:
+            return True
+        engine.count_round(
+            "sv.advance() was not called",
+            "call it at the end of each step: while not sv.should_stop(): ...; sv.advance()",
+        )
+        if engine.announcer.synchronous and not self._draws.streams:
+            self._begin_step(None)
+        return False
+
+    def _begin_step(self, batch: Any) -> None:
+        """Announce the step that comes: with its first batch; without data, where the loop goes on."""
+        step = self._engine.progress.step
+        if self._begun_step <= step:
+            self._begun_step = step + 1
+            self._engine.announcer.announce(Moment.BEFORE_STEP, batch)
+
+    def _handed_out(self, slot: StreamSlot, batch: Any) -> None:
+        """A stream gives a batch to the program."""
+        engine = self._engine
+        engine.verifier.drew(engine.progress.step + 1, slot.name, slot.pass_index, batch)
+        self._draws.add(slot.name, batch)
+        if engine.announcer.synchronous:
+            self._begin_step(self._draws.batch)
+
+    def advance(self, **metrics: Any) -> None:
+        """A step is complete; every batch handed out so far is finished.
+
+        Args:
+            metrics: one real number each; a tensor stays on its device until somebody reads it.
+
+        Raises:
+            Interrupted: a signal, or the time budget; the state is saved.
+            UsageError: before the first `should_stop()`, or after the step at which the loop was to end.
+            MetricError: a value is not one real number.
+        """
+        engine, draws = self._engine, self._draws
+        if engine.status != "open" or not engine.begun:
+            self._require_begun()
+        if engine.progress.stop is not None:
+            _require_goes_on(engine.progress.stop)
+        if engine.announcer.synchronous:
+            self._begin_step(draws.batch)  # where the step drew no batch
+        if metrics:
+            engine.collect(engine.progress.step + 1, metrics)
+        draws.complete()
+        engine.complete_step(draws.batch)
+        draws.clear()
+
+    def _require_begun(self) -> None:
+        self._engine.require_open("advance")
+        if not self._engine.begun:
+            raise UsageError(
+                "a batch was drawn, or advance() called, before the first should_stop(), where the run's "
+                "state comes back; loop with: while not sv.should_stop()"
+            )
+
+    @checked_keywords
+    def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
+        """Endless batches of `data`, pass after pass; their position is part of the state.
+
+        Args:
+            data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None says that the
+                loop reads no data, or keeps its place in it by itself, in `state`.
+            name: unique in the run.
+            passes: stop the run after so many passes; None: never.
+
+        Raises:
+            ConfigError: the name is taken, or `passes` is not positive.
+        """
+        self._engine.require_open("stream")
+        if data is None:
+            self._reads_no_data = True
+            return _no_batches()
+        passes = whole("passes", passes, none="for no limit")
+        if self._engine.streams.bound(name):
+            raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
+        slot = self._engine.streams.bind(data, name)
+        self._passes_changed(slot, passes)
+        endless = Endless(
+            slot,
+            passes,
+            self._require_begun,
+            lambda: self._engine.decisions.stop(
+                f"stream {name!r} ended after {passes} passes", "stream", name
+            ),
+            self._engine.clock,
+            self._handed_out,
+            lambda pass_index: self._pass_ended(name, pass_index),
+        )
+        self._draws.streams.append(endless)
+        witness = self._engine.board.find(Witness)
+        return endless if witness is None else witness.watching(name, endless)
+
+    def _pass_ended(self, name: str, pass_index: int) -> None:
+        self._engine.verifier.pass_ended(self._engine.progress.step, name, pass_index)
+
+    def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
+        """A run that had used up this stream's passes goes on where there are more now."""
+        stop = self._engine.progress.stop
+        more = passes is None or slot.pass_index + slot.in_pass < passes
+        if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
+            self._engine.decisions.reopen()
+            self._engine.voice.say(f"stream {slot.name!r} has more passes now: the run goes on")
+
+
+class Draws(Questions):
+    """What a Supervisor's streams have handed out; answers the engine for a loop without epochs.
+
+    Attributes:
+        streams: those that the program reads.
+        batch: the batch of the open step; with several streams, the newest of each by its name.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.streams: list[Endless] = []
+        self.batch: Any = None
+        self._batches: dict[str, Any] = {}
+        self._completed = 0
+        """Batches of complete steps."""
+
+    def add(self, name: str, batch: Any) -> None:
+        """A batch is handed out for the open step."""
+        self._batches[name] = batch
+        self.batch = batch if len(self.streams) == 1 else self._batches
+
+    def complete(self) -> None:
+        """Every batch handed out so far belongs to a complete step."""
+        self._completed = self._drawn()
+
+    def clear(self) -> None:
+        """The next step has no batch yet."""
+        self.batch, self._batches = None, {}
+
+    def batches(self) -> tuple[int, int]:
+        return self._drawn(), self._completed
+
+    def _drawn(self) -> int:
+        return sum(endless.drawn for endless in self.streams)
+
+    def data_wait(self) -> float:
+        return sum(endless.waited for endless in self.streams)
+
+    def tag(self) -> str:
+        limit = self._engine.limits.max_step
+        return f"[Step {self._engine.step}{'' if limit is None else f'/{limit}'}]"
+
+    def get_progress(self) -> float | None:
+        return progress(self._engine.progress.step, 0, self._engine.limits.max_step, None)
+
+
+def _require_goes_on(stop: StopRecord) -> None:
+    """The step in which a stop was requested is completed; none is where a boundary decided it."""
+    if stop.kind not in ("request", "stream"):
+        raise UsageError(
+            f"advance() after the loop was to end ({stop.reason}); ask before each step: "
+            "while not sv.should_stop()"
+        )
+
+
+def _no_batches() -> Iterator[Any]:
+    raise UsageError(
+        "a batch was asked of stream(None), which says that the loop reads no data; give it data"
+    )
+    yield

@@ -1,0 +1,42 @@
+"""Sentences for the user: on the console, in the run's log, and warnings in the ending."""
+
+from __future__ import annotations
+
+from everstep.redaction import redacted
+from everstep.services.console import Console
+
+
+class Voice:
+    """Says and warns for all parts of a run.
+
+    Attributes:
+        console: prints each line and keeps the log; None for a run without a console.
+        warnings: sentences warned with in this start, in order.
+    """
+
+    def __init__(self) -> None:
+        self.console: Console | None = None
+        self.warnings: list[str] = []
+        self._waiting: list[str] | None = []
+        """Lines said before the console has its log; None once the log is open."""
+
+    def say(self, message: str) -> None:
+        """Print a line, above the live line and into the run's log."""
+        message = redacted(message)
+        if self.console is None:
+            print(message, flush=True)
+        elif self._waiting is not None:
+            self._waiting.append(message)
+        else:
+            self.console.print(message)
+
+    def warn(self, message: str) -> None:
+        """Say a warning; the ending lists each."""
+        self.warnings.append(message)
+        self.say(f"warning: {message}")
+
+    def release(self) -> None:
+        """Say what has waited for the log, which is open now or will never be."""
+        waiting, self._waiting = self._waiting or [], None
+        for message in waiting:
+            self.say(message)
