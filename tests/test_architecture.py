@@ -17,6 +17,10 @@ import pytest
 
 import everstep
 from everstep import errors
+from everstep.supervisor.door import Door
+from everstep.supervisor.engine import Engine
+from everstep.supervisor.questions import Questions
+from everstep.trainer.loop import TrainerLoop
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "everstep"
@@ -152,6 +156,79 @@ def test_what_only_trees_of_tfutils_need_is_in_a_room_that_no_other_imports() ->
 def test_every_room_has_its_floor() -> None:
     rooms = {path.name.removesuffix(".py") for path in SRC.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert rooms - {"__pycache__", "py.typed"} == HEIGHT.keys()
+
+
+# ---------------------------------------------------------------------------------- the engine
+
+DOORS = [
+    SRC / name
+    for name in (
+        "supervisor/door.py",
+        "supervisor/supervisor.py",
+        "loop/course.py",
+        "loop/train_loop.py",
+        "trainer/loop.py",
+    )
+]
+"""What drives the engine: the loops that users see, and what answers the engine's questions for them."""
+BEFORE_THE_RUN = {"opening.py", "init_from.py"}
+"""These make the parts, or what they begin with; nothing is running then."""
+
+
+def questions() -> set[str]:
+    return {name for name, value in vars(Questions).items() if inspect.isfunction(value) and name[0] != "_"}
+
+
+def attributes(path: Path) -> Iterator[ast.Attribute]:
+    yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
+
+
+def test_the_engine_is_held_and_asks_at_most_eight_questions() -> None:
+    assert len(questions()) <= 8
+    for door in (Door, everstep.Supervisor, everstep.TrainLoop, TrainerLoop):
+        assert not issubclass(door, Engine)
+    for path in (SRC / "supervisor").glob("*.py"):
+        asked = {
+            node.attr
+            for node in attributes(path)
+            if isinstance(node.value, ast.Attribute)
+            and node.value.attr == "loop"
+            and ast.unparse(node.value).split(".")[-2] in ("self", "engine", "_engine")
+        }
+        assert asked <= questions(), f"{path.name} asks {asked - questions()}"
+
+
+@pytest.mark.parametrize("path", DOORS, ids=dotted)
+def test_a_door_touches_no_underscore_name_of_the_engine(path: Path) -> None:
+    """Underscore names are a door's own: on `self`, and on nothing else."""
+    foreign = {
+        ast.unparse(node)
+        for node in attributes(path)
+        if node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+    assert not foreign
+    taken = {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_")
+    }
+    assert not taken
+
+
+def test_no_two_parts_of_the_engine_write_the_same_attribute() -> None:
+    """What is set on another object than `self` is set from one file."""
+    writers: dict[str, set[str]] = {}
+    for path in {*(SRC / "supervisor").glob("*.py"), *DOORS}:
+        for node in attributes(path):
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if isinstance(node.ctx, ast.Store) and not own and path.name not in BEFORE_THE_RUN:
+                writers.setdefault(node.attr, set()).add(path.name)
+    assert {"step", "stop", "epoch", "open_step"} <= writers.keys()
+    assert not {name: files for name, files in writers.items() if len(files) > 1}
 
 
 # ------------------------------------------------------------------------------------ the door
