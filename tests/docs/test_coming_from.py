@@ -67,7 +67,7 @@ class Idle(everstep.Task):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_an_answer_does_with_a_door_can_be_done(page: str, tmp_path: Path) -> None:
-    """`trainer.run(mode)`, `loop.step`, `sv.stream(data)`."""
+    """`trainer.watch(stream)`, `loop.step`, `sv.stream(data)`."""
     doors = {
         "trainer": everstep.Trainer(Idle(), {}, tmp_path / "trainer"),
         "loop": everstep.TrainLoop(tmp_path / "loop"),

@@ -344,13 +344,6 @@ def test_evaluations_neither_wanted_nor_scheduled(tmp_path: Path, value: Any) ->
         trainer(tmp_path).run_training(evaluate=value)
 
 
-def test_modes_and_arguments_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no mode \['train'\]; did you mean 'train'"):
-        trainer(tmp_path).run(["train"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no argument 'trainer'; known: evaluate, max_step$"):
-        trainer(tmp_path).run("train", trainer=3)
-
-
 def test_options_that_torch_does_not_take(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainable='\(' is no regular expression \(missing \)"):
         Fit(trainable="(")

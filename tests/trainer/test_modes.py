@@ -1,4 +1,4 @@
-"""What to do is one word: train, evaluate, both, or watch; and what was evaluated apart is recorded."""
+"""Training and evaluating in every order, or watching; and what was evaluated apart is recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +33,41 @@ def apart(run_dir: Path) -> list[int]:
     return [one.step for one in everstep.evaluations(run_dir)]
 
 
+def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[everstep.Ending, dict[str, float]]:
+    """How training ended, and what the evaluation of the end found."""
+    ending = door.run_training(**{"evaluate_end": True, **how})
+    return ending, door.evaluate_all()
+
+
+def test_training_with_its_evaluations_or_without(tmp_path: Path) -> None:
+    for how, in_the_loop in ({}, [4, 8]), ({"evaluate": False}, []):
+        run_dir = tmp_path / str(len(in_the_loop))
+        assert trainer(run_dir).run_training(**how).finished
+        assert evaluated(run_dir) == in_the_loop and apart(run_dir) == []
+
+
 @pytest.mark.parametrize(
-    ("mode", "arguments", "in_the_loop", "afterwards"),
+    ("how", "in_the_loop", "afterwards"),
     [
-        ("train", {}, [4, 8], []),
-        ("train", {"evaluate": False}, [], []),
-        ("train_and_eval", {}, [4, 8], []),
-        ("train_and_eval", {"max_step": 6}, [4, 6], []),
-        ("train_then_eval", {}, [], [8]),
-        ("continuous_train_and_eval", {"steps_per_iteration": 2}, [2, 4, 6, 8], []),
-        ("continuous_train_and_eval", {"steps_per_iteration": 3}, [3, 6, 8], []),
-        ("continuous_train_and_eval", {"max_step": 8}, list(range(1, 9)), []),
+        ({}, [4, 8], []),
+        ({"max_step": 6}, [4, 6], []),
+        ({"evaluate": False}, [], [8]),
+        ({"evaluate": everstep.Every(steps=2)}, [2, 4, 6, 8], []),
+        ({"evaluate": everstep.Every(steps=3)}, [3, 6, 8], []),
     ],
+    ids=str,
 )
-def test_modes_that_train(
-    tmp_path: Path, mode: str, arguments: dict[str, int], in_the_loop: list[int], afterwards: list[int]
+def test_training_and_evaluating(
+    tmp_path: Path, how: dict[str, Any], in_the_loop: list[int], afterwards: list[int]
 ) -> None:
     run_dir, task = tmp_path / "run", TinyTask()
-    result = trainer(run_dir, task).run(mode, **arguments)
-    assert result.ending is not None and result.ending.finished
+    ending, metrics = train_and_evaluate(trainer(run_dir, task), **how)
+    assert ending.finished
     assert evaluated(run_dir) == in_the_loop and apart(run_dir) == afterwards
     straight = TinyTask()
-    trainer(tmp_path / "straight", straight).train(result.ending.step)
+    trainer(tmp_path / "straight", straight).train(ending.step)
     assert task.seen == straight.seen and task.w.tobytes() == straight.w.tobytes()
-    if mode == "train":
-        assert result.metrics == {}
-    else:
-        assert result.metrics == trainer(run_dir).evaluate("valid")
+    assert metrics == trainer(run_dir).evaluate("valid")
 
 
 def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Path) -> None:
@@ -68,50 +76,54 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
         return trainer(run_dir, services=services, max_epoch=9, max_step=10)
 
     run_dir = tmp_path / "run"
-    result = door(run_dir).run("train_and_eval")
+    _, metrics = train_and_evaluate(door(run_dir))
     assert evaluated(run_dir) == [6, 10] and apart(run_dir) == []
     lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
     written = {line["step"]: line["valid/loss"] for line in lines if "valid/loss" in line}
-    assert written.keys() == {6, 10} and written[10] == result.metrics["valid/loss"]
+    assert written.keys() == {6, 10} and written[10] == metrics["valid/loss"]
     for number, struck in enumerate(("EIO:loop.tail:3", "EIO:loop.tail_end:3", "SIGTERM:loop.tail_end:3")):
         cut = tmp_path / str(number)
         hazard.arm(struck)
         with pytest.raises((OSError, SystemExit)):
-            door(cut).run("train_and_eval")
+            train_and_evaluate(door(cut))
         hazard.arm(None)
-        again = door(cut).run("train_and_eval")
-        assert again.metrics == result.metrics and evaluated(cut) == [6, 10] and apart(cut) == []
+        assert train_and_evaluate(door(cut))[1] == metrics and evaluated(cut) == [6, 10] and apart(cut) == []
 
 
-@pytest.mark.parametrize("mode", ["eval", "train_and_eval", "train_then_eval", "watch", "continuous_eval"])
-def test_a_finished_run_still_evaluates(tmp_path: Path, mode: str) -> None:
-    trainer(tmp_path / "run").run("train", evaluate=False)
-    result = trainer(tmp_path / "run").run(mode)
-    assert result.ending is None or result.ending.finished
-    assert result.metrics == trainer(tmp_path / "run").evaluate("valid")
+def watched(door: everstep.Trainer) -> dict[str, float]:
+    (found,) = door.watch(every="newest", timeout=0.0)
+    return found.metrics
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        lambda door: door.evaluate_all(newest=True),
+        lambda door: train_and_evaluate(door)[1],
+        lambda door: train_and_evaluate(door, evaluate=False)[1],
+        watched,
+    ],
+    ids=["the newest", "training and evaluating", "training, then evaluating", "watching"],
+)
+def test_a_finished_run_still_evaluates(
+    tmp_path: Path, evaluate: Callable[[everstep.Trainer], dict[str, float]]
+) -> None:
+    trainer(tmp_path / "run").run_training(evaluate=False)
+    assert evaluate(trainer(tmp_path / "run")) == trainer(tmp_path / "run").evaluate("valid")
     assert evaluated(tmp_path / "run") == []
 
 
 def test_nothing_is_evaluated_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError, match="train first"):
-        trainer(tmp_path / "run").run("eval")
+        trainer(tmp_path / "run").evaluate_all(newest=True)
     assert not (tmp_path / "run").exists()
-    assert trainer(tmp_path / "run").run("watch", timeout=0.0).metrics == {}
-
-
-def test_unknown_modes_and_arguments_name_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no mode 'train_and_evaluate'; did you mean 'train_and_eval'"):
-        trainer(tmp_path / "run").run("train_and_evaluate")
-    with pytest.raises(ConfigError, match=r"did you mean 'max_step'"):
-        trainer(tmp_path / "run").run("train", max_steps=3)
-    with pytest.raises(ConfigError, match=r"steps_per_iteration=0"):
-        trainer(tmp_path / "run").run("continuous_train_and_eval", steps_per_iteration=0)
+    assert list(trainer(tmp_path / "run").watch(timeout=0.0)) == []
 
 
 def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     services = [everstep.Evaluate("valid", num_steps=1), everstep.Evaluate("test")]
-    trainer(tmp_path / "run", services=services).run("train")
-    found = trainer(tmp_path / "run", services=services).run("eval").metrics
+    trainer(tmp_path / "run", services=services).run_training()
+    found = trainer(tmp_path / "run", services=services).evaluate_all(newest=True)
     assert set(found) == {f"{stream}/{name}" for stream in ("valid", "test") for name in ("loss", "noise")}
     assert [(one.stream, one.num_steps) for one in everstep.evaluations(tmp_path / "run")] == [
         ("valid", 1),
@@ -180,7 +192,7 @@ def test_values_that_are_not_finite_come_back(tmp_path: Path) -> None:
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
             return {"nan": math.nan, "inf": -math.inf}
 
-    trainer(tmp_path / "run", Bad()).run("train_then_eval")
+    train_and_evaluate(trainer(tmp_path / "run", Bad()), evaluate=False)
     (found,) = everstep.evaluations(tmp_path / "run")
     assert math.isnan(found.metrics["valid/nan"]) and found.metrics["valid/inf"] == -math.inf
 
@@ -192,11 +204,11 @@ def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -
 
     task = Rising()
     best = everstep.Best("valid/step", "min", restore_at_end=True)
-    result = trainer(tmp_path / "run", task, services=[best]).run("train_and_eval")
+    _, metrics = train_and_evaluate(trainer(tmp_path / "run", task, services=[best]))
     (found,) = everstep.evaluations(tmp_path / "run")
     assert found.checkpoint == "best/valid.step/epoch-0001-step-00000004" and found.step == 4
-    assert result.metrics["valid/w"] == task.w[0]
-    newest = trainer(tmp_path / "run", Rising()).run("eval").metrics
+    assert metrics["valid/w"] == task.w[0]
+    newest = trainer(tmp_path / "run", Rising()).evaluate_all(newest=True)
     assert newest["valid/w"] != task.w[0]
 
 

@@ -153,7 +153,6 @@ def test_the_word_train_means_the_same_behind_every_door(tmp_path: Path) -> None
         door.run("train", **how)
 
     for how, count in ({}, 6), ({"evaluate": False}, 0):
-        assert evaluated(lambda t, d: trainer(d, t).run("train", **how), f"mode {count}") == count  # noqa: B023
+        assert evaluated(lambda t, d: trainer(d, t).run_training(**how), f"method {count}") == count  # noqa: B023
         assert evaluated(lambda t, d: experiment(t, d, **how), f"schedule {count}") == count  # noqa: B023
-    assert evaluated(lambda t, d: trainer(d, t).train(8), "method") == 6
-    assert evaluated(lambda t, d: trainer(d, t).run_training(), "training") == 6
+    assert evaluated(lambda t, d: trainer(d, t).train(8), "train") == 6

@@ -134,9 +134,9 @@ class Supervisor(Door):
         """Whether the loop is to end.  Its first call is where the run begins, or resumes.
 
         Raises:
-            ProgressError: the loop does not get anywhere: in one step it asked 10,000 times while an optimizer
-                of the state made updates, or with a batch drawn each time, or 100,000 times without waiting
-                between.
+            ProgressError: the loop does not get anywhere: in one step it asked 10,000 times while an
+                optimizer of the state made updates, or with a batch drawn each time, or 100,000 times without
+                waiting between.
             Interrupted: a signal has come to a loop that does not get anywhere.
         """
         engine = self._engine

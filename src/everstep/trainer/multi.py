@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Interrupt
-from everstep.contracts.tasks import Task
-from everstep.errors import ConfigError, Interrupted, RolledBack
+from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
-from everstep.trainer.evaluation import mapping
-from everstep.trainer.inputs import Inputs
 from everstep.trainer.loop import TrainerLoop
 from everstep.trainer.sharing import Shared, Tap
 from everstep.trainer.trainer import Trainer
@@ -53,11 +50,11 @@ class MultiRun:
             Exception: the first that one of them has failed with, after the others have ended.
         """
         with isolated(), closing(Shared(self._stream)) as shared:
-            runs = [_Run(trainer, Tap(shared)) for trainer in self.trainers]
+            runs = [_Turns(trainer, Tap(shared)) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:
                     behind = min(going, key=lambda run: run.tap.place)
-                    behind.advance()
+                    behind.take()
                     if isinstance(behind.error, Interrupted):
                         _interrupt(going, behind.error)
             finally:
@@ -67,33 +64,32 @@ class MultiRun:
         return [run.ending for run in runs if run.ending is not None]
 
 
-class _Run:
-    """One of them, a step at a time.
+class _Turns:
+    """The training of one Trainer, a step at a time.
 
     Attributes:
-        over: it has come to its end.
-        ending: how, unless by an error.
+        over: whether it has come to its end.
+        ending: how it ended, unless by an error.
         error: what it has failed with, or what has interrupted it.
+        loop: the loop that is open; None before the first step.
     """
 
     def __init__(self, trainer: Trainer, tap: Tap) -> None:
         self.trainer, self.tap = trainer, tap
-        draws = type(trainer.task).next_train_inputs is not Task.next_train_inputs
-        self._stream: Stream = Inputs(tap, trainer.task.next_train_inputs) if draws else tap
         self.over = False
         self.ending: Ending | None = None
         self.error: BaseException | None = None
         self.loop: TrainerLoop | None = None
-        self._steps = self._program()
+        self._program = trainer.in_turns(tap)
         self._random = capture()
 
-    def advance(self) -> None:
-        """Go on to the end of its next step."""
+    def take(self) -> None:
+        """Train to the end of the next step, with the random state of this run."""
         restore(self._random)
         try:
-            next(self._steps)
-        except StopIteration:
-            self.over = True
+            self.loop = next(self._program)
+        except StopIteration as ended:
+            self.over, self.ending = True, ended.value
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -103,41 +99,14 @@ class _Run:
         finally:
             self._random = capture()
 
-    def _program(self) -> Iterator[None]:
-        """`Trainer.run_training`, with a rest after each step."""
-        trainer = self.trainer
-        began = trainer.clock()
-        while self.ending is None:
-            try:
-                with trainer.open() as loop:
-                    if self.loop is None:
-                        trainer.introduce(loop)
-                    self.loop = loop
-                    for _ in loop.iter_epochs():
-                        yield from self._epoch(loop)
-            except RolledBack:
-                trainer.go_back(began)
-            else:
-                self.ending = loop.ending
-
-    def _epoch(self, loop: TrainerLoop) -> Iterator[None]:
-        """`Trainer.epoch`, on the shared stream."""
-        task = self.trainer.task
-        task.train_loop_begin()
-        for _, batch in loop.iter_steps(self._stream):
-            loop.collect_metrics(mapping(task.train_step(batch), task, "train_step"))
-            yield
-        if (last := task.train_loop_end()) is not None:
-            loop.collect_metrics(mapping(last, task, "train_loop_end"))
-
     def close(self) -> None:
         """Leave it where it is, if it has not come to its end: as by an exception."""
         if not self.over:
             restore(self._random)
-            self._steps.close()  # type: ignore[attr-defined]
+            self._program.close()
 
 
-def _interrupt(going: Sequence[_Run], error: Interrupted) -> None:
+def _interrupt(going: Sequence[_Turns], error: Interrupted) -> None:
     """Tell the others; one that was opened after the signal came has not seen it."""
     for run in going:
         if run.over:
@@ -149,7 +118,7 @@ def _interrupt(going: Sequence[_Run], error: Interrupted) -> None:
             run.loop.call_soon(Interrupt(error.reason, error.code))
 
 
-def _raise(runs: Sequence[_Run]) -> None:
+def _raise(runs: Sequence[_Turns]) -> None:
     """The first failure, else the first interruption, with what happened to the others."""
     ended = [run for run in runs if run.error is not None]
     ended.sort(key=lambda run: isinstance(run.error, Interrupted))

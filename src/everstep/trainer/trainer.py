@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Moment, Service
@@ -36,11 +36,12 @@ from everstep.supervisor.settings import listed
 from everstep.trainer.elsewhere import no_attribute, require_our_names
 from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
 from everstep.trainer.loop import TrainerLoop
-from everstep.trainer.modes import RunResult, run_mode
 from everstep.trainer.recorded import Recorded, weights_of
 from everstep.trainer.smoke import scratch, unchanged
 from everstep.trainer.streams import Data, Streams
 from everstep.trainer.watching import Watched, Which
+
+R = TypeVar("R")
 
 
 class Trainer:
@@ -154,30 +155,6 @@ class Trainer:
 
     # ------------------------------------------------------------------------------- training
 
-    def run(self, mode: str = "train_and_eval", **arguments: Any) -> RunResult:
-        """Do what a mode's name says: the one switch for programs that read it from their configuration.
-
-        "train": `run_training`; with `evaluate=False` without its evaluations, which another process makes
-            ("watch").
-        "eval": evaluate the newest checkpoint, also of a finished run.
-        "train_and_eval": `run_training`, and an evaluation of the end where none was due there.
-        "train_then_eval": train without evaluating, then evaluate.
-        "continuous_train_and_eval": `steps_per_iteration` steps (default a tenth of max_step, else 1000),
-            an evaluation, and so on; the data goes on.
-        "watch" or "continuous_eval": `watch`, each result printed.
-
-        Args:
-            arguments: of the method, such as `max_step`; `steps_per_iteration` of
-                "continuous_train_and_eval".
-
-        Returns:
-            How training ended, and what the last evaluation found.
-
-        Raises:
-            ConfigError: there is no such mode, or argument of it; names the nearest.
-        """
-        return run_mode(self, mode, arguments)
-
     def run_training(
         self, *, max_step: int | None = None, evaluate: bool | Schedule = True, evaluate_end: bool = False
     ) -> Ending:
@@ -197,18 +174,27 @@ class Trainer:
             ConfigError: `evaluate` is none of these.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        began, services = self._clock(), self._evaluating(evaluate, evaluate_end)
-        first = True
+        return _to_the_end(self._training(max_step, self._evaluating(evaluate, evaluate_end), "train"))
+
+    def in_turns(self, stream: Stream) -> Generator[TrainerLoop, None, Ending]:
+        """`run_training` on a stream, with a rest after each step, where it yields the loop that is open."""
+        return self._training(None, self._services, {"train": stream})
+
+    def _training(
+        self, max_step: int | None, services: Sequence[Service], streams: Mapping[str, Stream] | str
+    ) -> Generator[TrainerLoop, None, Ending]:
+        """The program over a TrainerLoop; it yields after each step."""
+        began, first = self._clock(), True
         while True:
             try:
                 with self._opened(max_step, services) as loop:
                     if first:
-                        self.introduce(loop)
+                        self._introduce(loop)
                     first = False
                     for _ in loop.iter_epochs():
-                        self.epoch()
+                        yield from self._epoch(loop, streams)
             except RolledBack:
-                self.go_back(began)
+                self._go_back(began)
             else:
                 return loop.ending
 
@@ -231,7 +217,7 @@ class Trainer:
         """Whether the loop that is open has come to its end."""
         return self._loop is not None and self._loop.should_stop()
 
-    def introduce(self, loop: TrainerLoop) -> None:
+    def _introduce(self, loop: TrainerLoop) -> None:
         """Say at the start of a training what is trained, and what may have been forgotten."""
         loop.print_training_summary()
         if loop.should_stop():
@@ -252,7 +238,7 @@ class Trainer:
         """Train until the run has made `num_steps` steps in all."""
         return self.run_training(max_step=num_steps)
 
-    def go_back(self, began: float) -> None:
+    def _go_back(self, began: float) -> None:
         """After `RolledBack`: the next `open` goes on where the run stands, in what is left of the time.
 
         Args:
@@ -303,10 +289,22 @@ class Trainer:
             ConfigError: no stream has that name.
             MetricError: a service evaluates the same stream at the same step.
         """
-        loop, task = self._loop, self.task
-        if loop is None:
-            self._one_epoch(train_streams, eval_streams)
+        if self._loop is not None:
+            _to_the_end(self._epoch(self._loop, train_streams, eval_streams))
             return
+        with self.open() as loop:
+            for _ in loop.iter_epochs():
+                _to_the_end(self._epoch(loop, train_streams, eval_streams))
+                break  # the epoch is closed, and saved, where the loop is left; the run is not finished
+
+    def _epoch(
+        self,
+        loop: TrainerLoop,
+        train_streams: Iterable[Any] | str,
+        eval_streams: Iterable[Any] | str = (),
+    ) -> Generator[TrainerLoop, None, None]:
+        """The one body of an epoch; it yields after each step."""
+        task = self.task
         for name, stream in self._streams.chosen(train_streams, "train"):
             self._streams.require_apart(name, stream, "training")
             prefix = "" if name == "train" else f"{name}/"
@@ -318,6 +316,7 @@ class Trainer:
                 if prefix or type(metrics) is not dict:
                     metrics = _prefixed(prefix, mapping(metrics, task, "train_step"))
                 loop.collect_metrics(metrics)
+                yield loop
             if (last := task.train_loop_end()) is not None:
                 loop.collect_metrics(_prefixed(prefix, mapping(last, task, "train_loop_end")))
         for name, stream in self._streams.chosen(eval_streams, "valid"):
@@ -326,12 +325,6 @@ class Trainer:
                 loop.collect_found(self._evaluate(name, stream, how=how))
             if how is not None and how.is_default:
                 how.left_out_at = loop.step
-
-    def _one_epoch(self, train_streams: Iterable[Any] | str, eval_streams: Iterable[Any] | str) -> None:
-        with self.open() as loop:
-            for _ in loop.iter_epochs():
-                self.epoch(train_streams, eval_streams)
-                break  # the epoch is closed, and saved, where the loop is left; the run is not finished
 
     def smoke_test(self) -> None:
         """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
@@ -589,6 +582,17 @@ class Trainer:
             raise NoCheckpointError(
                 f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
             ) from error
+
+
+def _to_the_end(program: Generator[Any, None, R]) -> R:
+    """Run a program without a rest; returns what it returns."""
+    with closing(program):  # an exception that comes between two steps leaves the loop, too
+        while True:
+            try:
+                next(program)
+            except StopIteration as ended:
+                result: R = ended.value
+                return result
 
 
 def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
