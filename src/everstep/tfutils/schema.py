@@ -23,6 +23,7 @@ from everstep.experiment.calls import misfits
 from everstep.experiment.mistakes import problems_of, told
 from everstep.keywords import plain
 
+Given = Mapping[str, Any]
 S = TypeVar("S", bound="Section")
 
 
@@ -39,7 +40,7 @@ class Section(BaseModel):
     gone: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def of(cls: type[S], given: Mapping[str, Any]) -> S:
+    def of(cls: type[S], given: Given) -> S:
         """Check what a program gives.
 
         Raises:
@@ -80,7 +81,7 @@ def _tree(value: Any) -> Any:
     return value
 
 
-def _require_fit(function: Any, given: Mapping[str, Any], positional: int, by_name: tuple[str, ...]) -> None:
+def _require_fit(function: Any, given: Given, positional: int, by_name: tuple[str, ...]) -> None:
     faults = [fault for _, fault in misfits(function, given, positional, by_name)]
     if faults:
         raise ValueError(
@@ -299,7 +300,7 @@ class Test(Section):
     save_params: TestSave | None = None
 
 
-def each_model(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def each_model(given: Given) -> Iterator[dict[str, Any]]:
     """The arguments of each model: where some are lists, one dictionary of each list.
 
     Raises:

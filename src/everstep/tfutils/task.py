@@ -73,10 +73,13 @@ class ParamsTask(Task):
                 raise ConfigError(f"{name}: a {type(model).__name__} trains itself; leave it out")
             if self._torch is not None and given is None and tree.train_params.train_loop is None:
                 raise ConfigError(f"{name} is missing; give it, a torch model needs it")
-        if tree.optimizer_params is None:
+        params = tree.optimizer_params
+        if params is None:
             return None
-        # Its first rate, whatever step it begins at: what the program gives is compared at each resume.
-        return self._torch.optimizer(model, tree.optimizer_params.tree(), self._rate_of(0))
+        # The first rate, whatever step it begins at: what the program gives is compared at each resume.
+        rate = {} if (lr := self._rate_of(0)) is None else {"lr": lr}
+        how = {"inner": params.optimizer_class, "clip": params.clip, "names": params.trainable_names}
+        return self._torch.optimizer(model, params.optimizer, params.arguments | rate, **how)
 
     def state(self) -> Mapping[str, Any]:
         """The model, the optimizer if there is one, and the step that the learning rate is of."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from everstep.supervisor import load
 from everstep.tfutils.data import Example, data_of, tagged
 from everstep.tfutils.loading import chosen, run_dir_of, source
 from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Test, TestSave, each_model
+from everstep.tfutils.schema import Given, Test, TestSave, each_model
 from everstep.tfutils.services import evaluation
 from everstep.tfutils.task import ParamsTask
 from everstep.tfutils.tested import recording_test
 from everstep.trainer.evaluation import evaluate
-
-Given = Mapping[str, Any]
 
 
 @checked_keywords

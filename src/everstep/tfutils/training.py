@@ -17,12 +17,10 @@ from everstep.supervisor.configuration import Configuration
 from everstep.tfutils.data import Example, data_of, tagged
 from everstep.tfutils.loading import chosen, index_of, run_dir_of, source
 from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Training, each_model
+from everstep.tfutils.schema import Given, Training, each_model
 from everstep.tfutils.services import services_of
 from everstep.tfutils.task import ParamsTask
 from everstep.trainer import MultiRun, Trainer
-
-Given = Mapping[str, Any]
 
 FREE = (
     "save_params",
@@ -81,46 +79,40 @@ def train_from_params(
     """
     given = {name: value for name, value in locals().items() if name.endswith("_params")}
     models = [Training.of(each) for each in each_model(given)]
+    options = {"on_change": on_change, "on_divergence": on_divergence}
     with _run_dirs(models) as run_dirs:
-        chosen = {"on_change": on_change, "on_divergence": on_divergence}
-        runs = _Runs(models, run_dirs, skip_check, chosen)
+        made = _made(models, run_dirs, options, skip_check)
         if dont_run:
-            return runs.built
-        return runs.train()
-
-
-class _Runs:
-    """The runs of some resolved trees."""
-
-    def __init__(
-        self, models: list[Training], run_dirs: list[Path], skip_check: bool, chosen: Mapping[str, Any]
-    ) -> None:
-        first = models[0].train_params.data_params
-        if any(each.train_params.data_params != first for each in models):
-            raise ConfigError(
-                "train_params.data_params differ, and the models train on one reading of the data; give one"
-            )
-        if len({index_of(each.save_params, "save_params") for each in models}) > 1:
-            raise ConfigError(
-                "save_params.host and port differ, and what trains together is in one index; give one"
-            )
-        records = [ParamsRecord(each.tree(), git=not skip_check) for each in models]
-        if not skip_check:
-            for folder in dict.fromkeys(folder for each in records for folder in each.code):
-                note_uncommitted(folder)
-        data = data_of(first, "train_params.data_params", shuffle=True)
-        example = Example(data, 0)
-        trainers = [
-            _trainer(each, run_dir, record, data, example, chosen)
-            for each, run_dir, record in zip(models, run_dirs, records, strict=True)
-        ]
-        self.built: Trainer | MultiRun = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
-
-    def train(self) -> Any:
+            return made
         try:
-            return self.built.run_training()
+            return made.run_training()
         except LossBoundError as error:
             raise HiLossError(str(error)) from error
+
+
+def _made(
+    models: list[Training], run_dirs: list[Path], options: Mapping[str, Any], skip_check: bool
+) -> Trainer | MultiRun:
+    first = models[0].train_params.data_params
+    if any(each.train_params.data_params != first for each in models):
+        raise ConfigError(
+            "train_params.data_params differ, and the models train on one reading of the data; give one"
+        )
+    if len({index_of(each.save_params, "save_params") for each in models}) > 1:
+        raise ConfigError(
+            "save_params.host and port differ, and what trains together is in one index; give one"
+        )
+    records = [ParamsRecord(each.tree(), git=not skip_check) for each in models]
+    if not skip_check:
+        for folder in dict.fromkeys(folder for each in records for folder in each.code):
+            note_uncommitted(folder)
+    data = data_of(first, "train_params.data_params", shuffle=True)
+    example = Example(data, 0)
+    trainers = [
+        _trainer(each, run_dir, record, data, example, options)
+        for each, run_dir, record in zip(models, run_dirs, records, strict=True)
+    ]
+    return MultiRun(trainers) if len(trainers) > 1 else trainers[0]
 
 
 def _trainer(
@@ -129,7 +121,7 @@ def _trainer(
     record: ParamsRecord,
     data: Any,
     example: Example,
-    chosen: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Trainer:
     streams = {"train": data}
     for name, validation in tree.validation_params.items():
@@ -144,7 +136,7 @@ def _trainer(
         seed=tree.model_params.seed,
         max_step=tree.train_params.num_steps,
         config=Configuration(record.tree, (*FREE, *record.about), tuple(record.code)),
-        **chosen,
+        **options,
         **begin,
     )
 

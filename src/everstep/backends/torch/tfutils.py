@@ -33,24 +33,30 @@ def _tensor(part: Any, device: torch.device) -> Any:
     return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
 
 
-def optimizer(model: torch.nn.Module, given: Mapping[str, Any], lr: float | None) -> Optimizer:
+def optimizer(
+    model: torch.nn.Module,
+    make: Callable[..., Optimizer],
+    arguments: Mapping[str, Any],
+    *,
+    inner: Callable[..., Optimizer] | None = None,
+    clip: bool | Mapping[str, Any] | None = None,
+    names: str | Sequence[str] | None = None,
+) -> Optimizer:
     """The optimizer that `optimizer_params` describe.
 
-    With `optimizer_class` it is made by that, and `optimizer`, as tfutils' ClipOptimizer, goes around it.
+    Args:
+        arguments: besides the parameters, the rate among them.
+        inner: makes an optimizer that `make`, as tfutils' ClipOptimizer, goes around.
+        clip: False for `inner` alone; or the arguments of `Clip`.
+        names: as for `_trained`.
     """
-    own = {"optimizer", "optimizer_class", "clip", "trainable_names"}
-    rest = {name: value for name, value in given.items() if name not in own}
-    if lr is not None:
-        rest["lr"] = lr
-    parameters = _trained(model, given.get("trainable_names"))
-    if "optimizer_class" not in given:
-        made: Optimizer = given["optimizer"](parameters, **rest)
-        return made
-    made, clip = given["optimizer_class"](parameters, **rest), given.get("clip", True)
+    parameters = _trained(model, names)
+    if inner is None:
+        return make(parameters, **arguments)
+    made = inner(parameters, **arguments)
     if isinstance(clip, Mapping):
-        around: Optimizer = given["optimizer"](made, Clip(**clip))
-        return around
-    return given["optimizer"](made) if clip else made
+        return make(made, Clip(**clip))
+    return made if clip is False else make(made)
 
 
 def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[Tensor]:
