@@ -16,6 +16,7 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import xxhash
@@ -189,16 +190,20 @@ class _Encoder:
         return node
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
-        return [self.node(item, _join(path, str(i))) for i, item in enumerate(value)]
+        inside = _inside(path)
+        return [self.node(item, f"{inside}{i}") for i, item in enumerate(value)]
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Json:
         """An object where every key can be one, else a list of pairs."""
-        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in value):
-            return {key: self.node(item, _join(path, _component(key))) for key, item in value.items()}
+        inside = _inside(path)
+        if all(
+            type(key) is str and not key.startswith("$") and (key.isascii() or _is_text(key)) for key in value
+        ):
+            return {key: self.node(item, inside + _escaped(key)) for key, item in value.items()}
         keys = [self.frozen(key, path) for key in value]
         parts = _components(keys)
         return [
-            [key, self.node(item, _join(path, part))]
+            [key, self.node(item, inside + part)]
             for key, part, item in zip(keys, parts, value.values(), strict=True)
         ]
 
@@ -222,17 +227,22 @@ class _Encoder:
         return sorted((self.frozen(item, path) for item in value), key=_text)
 
 
-def _encode_str(value: str) -> Json:
-    if _is_text(value):
+def _as_it_is(encoder: _Encoder, value: Any, path: str) -> Json:
+    known: Json = value
+    return known
+
+
+def _encode_str(encoder: _Encoder, value: str, path: str) -> Json:
+    if value.isascii() or _is_text(value):
         return value
     return {"$str": value.encode("utf-8", "surrogatepass").hex()}
 
 
-def _encode_int(value: int) -> Json:
+def _encode_int(encoder: _Encoder, value: int, path: str) -> Json:
     return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
 
 
-def _encode_float(value: float) -> Json:
+def _encode_float(encoder: _Encoder, value: float, path: str) -> Json:
     if math.isfinite(value):
         return value
     short = repr(value)
@@ -242,21 +252,21 @@ def _encode_float(value: float) -> Json:
 
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
-    type(None): lambda e, v, p: None,
-    bool: lambda e, v, p: v,
-    str: lambda e, v, p: _encode_str(v),
-    int: lambda e, v, p: _encode_int(v),
-    float: lambda e, v, p: _encode_float(v),
-    complex: lambda e, v, p: {"$complex": [_encode_float(v.real), _encode_float(v.imag)]},
+    type(None): _as_it_is,
+    bool: _as_it_is,
+    str: _encode_str,
+    int: _encode_int,
+    float: _encode_float,
+    complex: lambda e, v, p: {"$complex": [e.node(v.real, p), e.node(v.imag, p)]},
     bytes: lambda e, v, p: {"$bytes": base64.b64encode(v).decode()},
     bytearray: lambda e, v, p: {"$bytearray": base64.b64encode(v).decode()},
-    list: lambda e, v, p: e.items(v, p),
+    list: _Encoder.items,
     tuple: lambda e, v, p: {"$tuple": e.items(v, p)},
     deque: lambda e, v, p: {"$deque": e.items(v, p), "maxlen": v.maxlen},
-    dict: lambda e, v, p: e.dict(v, p),
+    dict: _Encoder.dict,
     OrderedDict: lambda e, v, p: {"$ordered": e.mapping(v, p)},
     Counter: lambda e, v, p: {"$counter": e.mapping(v, p)},
-    defaultdict: lambda e, v, p: e.defaultdict(v, p),
+    defaultdict: _Encoder.defaultdict,
     set: lambda e, v, p: {"$set": e.set(v, p)},
     frozenset: lambda e, v, p: {"$frozenset": e.set(v, p)},
 }
@@ -352,8 +362,9 @@ def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tup
             kind = [tag or type(node).__name__, len(children)]
             about = [node.get("maxlen"), node.get("factory")] if tag else []
             yield f"{path}#", _text(kind + about).encode()
+        inside = _inside(path)
         for part, item in children:
-            yield from _walk(item, _join(path, part), arrays)
+            yield from _walk(item, inside + part, arrays)
     else:
         yield path, _text(node).encode()
 
@@ -387,7 +398,11 @@ _SPECIAL = re.compile("[%/#\ud800-\udfff]")
 
 def _component(key: Json) -> str:
     """The path component of an (encoded) key; different text gives different components."""
-    text = key if isinstance(key, str) else _text(key)
+    return _escaped(key if isinstance(key, str) else _text(key))
+
+
+@lru_cache(maxsize=10_000)  # the names of a state are the same at each save
+def _escaped(text: str) -> str:
     if not text:
         return "%"
     return _SPECIAL.sub(
@@ -406,14 +421,13 @@ def _components(keys: Iterable[Json]) -> list[str]:
     return list(parts)
 
 
-def _join(path: str, part: str) -> str:
-    return f"{path}/{part}" if path else part
+def _inside(path: str) -> str:
+    """What the paths of a container's items begin with."""
+    return f"{path}/" if path else ""
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is Unicode text, that is, without lone surrogates."""
-    if value.isascii():
-        return True
+    """Whether it is Unicode text, that is, without lone surrogates; asked of what is not ASCII."""
     try:
         value.encode()
     except UnicodeEncodeError:
