@@ -254,7 +254,7 @@ def _clock(value: Any) -> None:
 
 
 def _allocate(value: Any) -> None:
-    bytearray(1 << 16)
+    bytearray(1 << 20)
 
 
 def _keep(value: Any) -> None:

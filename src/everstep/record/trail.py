@@ -126,18 +126,22 @@ class Trail:
         self._last = step
         if self._memory is None:
             return
-        for name, (at, total, count) in read.items():
-            if at == step:
-                self._value(step, epoch, name, total, count, 0)
+        found = [(name, total, count, 0) for name, (at, total, count) in read.items() if at == step]
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
             if type(value) is float:
-                self._value(step, epoch, name, value, 1, 0)
+                found.append((name, value, 1, 0))
             else:
                 self._absent.add(name)
-                self._value(step, epoch, name, 0.0, 1, ABSENT)
+                found.append((name, 0.0, 1, ABSENT))
+        for name, value, count, flags in found:
+            key = self._keys.get(("step", name))
+            if key is None:
+                key = self._key(step, "step", name)
+            if key:
+                self._write(FLOAT, step, value, epoch, count, key, 0, flags)
         self._publish()
 
     def rows(self, block: Block) -> None:
@@ -151,13 +155,6 @@ class Trail:
                 if seq <= _LAST_SEQ:
                     self._write(BITS, step, value, block.epoch, count, key, seq, flags)
         self._publish()
-
-    def _value(self, step: int, epoch: int, name: str, value: float, count: int, flags: int) -> None:
-        key = self._keys.get(("step", name))
-        if key is None:
-            key = self._key(step, "step", name)
-        if key:
-            self._write(FLOAT, step, value, epoch, count, key, 0, flags)
 
     def _publish(self) -> None:
         words = self._words
