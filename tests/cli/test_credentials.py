@@ -16,7 +16,7 @@ from tiny_experiment import write
 from everstep import cli
 from everstep.errors import ConfigError
 from everstep.index.database import Database
-from everstep.index.location import place
+from everstep.index.location import as_location
 from everstep.record import RunJournal
 from postgres_server import Server
 
@@ -115,5 +115,5 @@ def test_a_url_as_it_is_recorded_is_no_url_to_connect_with() -> None:
 @pytest.mark.parametrize("text", [f"postgres:/me:{SECRET}@host/db", f"host=h password={SECRET} dbname=d"])
 def test_what_is_nearly_a_url_becomes_no_file_of_that_name(text: str) -> None:
     with pytest.raises(ConfigError, match="is no URL") as raised:
-        place(text)
+        as_location(text)
     assert SECRET not in str(raised.value)

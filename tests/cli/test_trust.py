@@ -32,7 +32,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "trust.md"
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a command changes in its process is put back."""
-    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.delenv(trust.TRUST_VARIABLE, raising=False)
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     path, modules = list(sys.path), dict(sys.modules)
     yield
@@ -300,7 +300,7 @@ def test_without_a_key_of_ones_own_nothing_counts(
         other.chmod(0o644 if what == "readable" else 0o600)
     with pytest.raises(TrustError, match="this user has no key in"):
         open_run("runs/tiny", skip_check=True)
-    monkeypatch.setenv(trust.VARIABLE, "1")
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
     assert open_run("runs/tiny", skip_check=True).trainer is not None
 
 

@@ -8,12 +8,12 @@ import pytest
 from index_runs import make_runs
 
 from everstep.index.database import Database
-from everstep.index.location import Place
+from everstep.index.location import Location
 from postgres_server import Server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """Where an index may lie: a file that is not there yet, an empty database."""
     if request.param == "sqlite":
         return tmp_path / "everstep.db"

@@ -11,7 +11,7 @@ from typing import Any
 
 import warm
 from everstep.index.database import Database
-from everstep.index.location import Place
+from everstep.index.location import Location
 from everstep.index.queries import find_run, metric_names, metric_rows
 from everstep.record import RunJournal
 
@@ -119,7 +119,7 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
     )
 
 
-def everything(place: Place) -> dict[str, list[tuple[Any, ...]]]:
+def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
     names = {
         "runs": "name, path, created, seed, status, reason, started, step, epoch, host",

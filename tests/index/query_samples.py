@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from everstep.index.fields import rows_of
-from everstep.index.loading import load
+from everstep.index.loading import insert_rows
 from everstep.index.schema import fields, metadata, metrics, runs, segments, series
 
 METRICS = ("valid_loss", "top.5", "x'\"; DROP TABLE runs")
@@ -40,12 +40,12 @@ def store(connection: Connection, given: list[dict[str, Any]]) -> list[dict[str,
         at |= {"run": number, "number": 1, "valid_to": 1 << 62, "begun": 1, "started": 1.0, "last": 1.0}
         at |= {"facts": json.dumps(one["recorded"]), "problems": "[]", "torn": None, "parent": None}
         connection.execute(insert(segments).values(**{**at, "status": None, "reason": None}))
-        load(connection, fields, rows_of(number, one["recorded"]))
+        insert_rows(connection, fields, rows_of(number, one["recorded"]))
         for place, (name, value) in enumerate(one["metrics"].items()):
             key = number * 10 + place
             connection.execute(insert(series).values(id=key, run=number, name=name, phase="tail"))
             stored = None if math.isnan(value) else value
-            load(connection, metrics, [(key, 1, 0, row, 1, 1, row, 1, stored, 0) for row in range(2)])
+            insert_rows(connection, metrics, [(key, 1, 0, row, 1, 1, row, 1, stored, 0) for row in range(2)])
         expected.append({**one["recorded"], **one["metrics"], **facts})
     return sorted(expected, key=lambda document: (document["started"], document["name"]))
 

@@ -17,7 +17,7 @@ from everstep.errors import ConfigError, RunIndexError
 from everstep.index import regex
 from everstep.index.database import Database
 from everstep.index.documents import COLLECTIONS, Asked, ask, project
-from everstep.index.mongo import DEEPEST, MOST_CONDITIONS, MOST_VALUES, parse
+from everstep.index.mongo import MOST_CONDITIONS, MOST_LEVELS, MOST_VALUES, parse
 from everstep.index.shipping import sync
 from postgres_server import Server
 
@@ -187,7 +187,7 @@ def test_what_a_filter_may_hold_at_most(both: list[Database]) -> None:
     with pytest.raises(ConfigError, match="nested more than 50 deep"):
         parse({"$and": [{"$and": [{"$and": [deep]}]}]})
     nested: Any = 1
-    for _ in range(DEEPEST - 2):
+    for _ in range(MOST_LEVELS - 2):
         nested = [nested]
     for where in ({"a": {"$in": [nested]}}, {"a": {"$gt": [nested]}}, {"$and": [[nested]]}, [[[nested]]]):
         with pytest.raises(ConfigError, match="nested more than 150 deep"):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from everstep.errors import ConfigError
-from everstep.index.filters import Condition, ordered, parse, where
+from everstep.index.filters import Comparison, ordered, parse, where
 
 RUNS = [
     {"name": "a", "loss": 0.5, "status": "finished"},
@@ -18,7 +18,7 @@ RUNS = [
 
 
 def test_a_text_is_conditions_that_must_all_hold() -> None:
-    expected = [Condition("valid/loss", "<", 0.3), Condition("status", "=", "finished")]
+    expected = [Comparison("valid/loss", "<", 0.3), Comparison("status", "=", "finished")]
     for text in (
         "valid/loss<0.3 status=finished",
         "valid/loss < 0.3, status == finished",

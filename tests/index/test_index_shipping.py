@@ -16,7 +16,7 @@ from index_runs import everything, index_rows, journal_rows
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
-from everstep.index.location import Place
+from everstep.index.location import Location
 from everstep.index.queries import all_runs, find_run, metric_rows, summaries
 from everstep.index.shipping import forget_gone, ship, sync
 from everstep.record import Block, Journal, Position, RunDir
@@ -55,7 +55,7 @@ def write(
     return segment_path(run.path, segment)
 
 
-def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Place) -> None:
+def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Location) -> None:
     crashed_twice(tmp_path / "run")
     database = Database(place)
     assert sync(database, [tmp_path]).problems == []
@@ -65,7 +65,7 @@ def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Place) -
     assert (run["status"], run["step"], run["epoch"], run["valid_loss"]) == ("finished", 16, 4, 0.25)
 
 
-def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Place) -> None:
+def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Location) -> None:
     """After every flush of every start, as a training ships, against all at once."""
     pieces = Database(place)
     run_dir = tmp_path / "runs" / "run"
@@ -93,7 +93,7 @@ def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Place) -> 
     assert everything(place) == everything(tmp_path / "once.db")
 
 
-def test_a_second_time_ships_nothing(tmp_path: Path, place: Place) -> None:
+def test_a_second_time_ships_nothing(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0, 2.0])
     database = Database(place)
     assert sync(database, [tmp_path]).rows == 2
@@ -103,7 +103,7 @@ def test_a_second_time_ships_nothing(tmp_path: Path, place: Place) -> None:
     assert everything(place) == before
 
 
-def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path, place: Place) -> None:
+def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path, place: Location) -> None:
     database = Database(place)
     for value in (1.0, 2.0):  # files of one size
         write(tmp_path / "run", [value])
@@ -116,7 +116,7 @@ def test_a_run_made_anew_in_the_place_of_a_deleted_one_is_another(tmp_path: Path
         assert [run["name"] for run in all_runs(connection)] == [RunDir.open(tmp_path / "run").id] != [new]
 
 
-def test_every_value_comes_back(tmp_path: Path, place: Place) -> None:
+def test_every_value_comes_back(tmp_path: Path, place: Location) -> None:
     values = [math.nan, math.inf, -math.inf, 0.0, 5e-324, 1.7976931348623157e308, 0.1]
     write(tmp_path / "run", [-value if value == 0 else value for value in values])  # it is 0.0 there
     database = Database(place)
@@ -128,7 +128,7 @@ def test_every_value_comes_back(tmp_path: Path, place: Place) -> None:
     assert (summary.smallest, summary.largest, summary.last) == (0.0, 1.7976931348623157e308, 0.1)
 
 
-def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Place) -> None:
+def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Location) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write(there / "run", [1.0, 2.0])
     write(here / "other", [5.0])
@@ -146,7 +146,7 @@ def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Place) -> No
     assert index_rows(database, "moved") == journal_rows(here / "moved")
 
 
-def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path, place: Place) -> None:
+def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0])
     shutil.copytree(tmp_path / "run", tmp_path / "run2")
     database = Database(place)
@@ -156,7 +156,7 @@ def test_a_copy_beside_the_run_is_said_and_left_out(tmp_path: Path, place: Place
     assert "is a copy of" in problem and "move one of them" in problem
 
 
-def test_a_run_seen_through_a_link_is_the_run(tmp_path: Path, place: Place) -> None:
+def test_a_run_seen_through_a_link_is_the_run(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "real" / "run", [1.0])
     (tmp_path / "linked").symlink_to("real")
     database = Database(place)
@@ -191,7 +191,7 @@ def test_runs_of_other_machines_are_left_alone(tmp_path: Path, server: Server) -
     assert list(forget_gone(database, [here])) == [run["name"]]
 
 
-def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Place) -> None:
+def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Location) -> None:
     """NUL and half characters, in what was recorded and in names."""
     run = RunDir.open(tmp_path / "run", seed=1)
     journal = Journal.open(run.path, 1, None, {"config": {"a\0b": "c\0\ud800"}, "host": platform.node()})
@@ -204,7 +204,7 @@ def test_what_a_database_refuses_is_replaced(tmp_path: Path, place: Place) -> No
     assert ("config.a\ufffdb", "text", None, "c\ufffd?") in fields
 
 
-def test_a_name_of_any_length_is_a_metrics(tmp_path: Path, place: Place) -> None:
+def test_a_name_of_any_length_is_a_metrics(tmp_path: Path, place: Location) -> None:
     noise = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(60))
     run = RunDir.open(tmp_path / "run", seed=1)
     journal = Journal.open(run.path, 1, None, {"host": platform.node()})
@@ -221,7 +221,7 @@ def test_a_name_of_any_length_is_a_metrics(tmp_path: Path, place: Place) -> None
     assert [found[name] for name in wanted] == [1.0, 0.0, 1.0]
 
 
-def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, place: Place) -> None:
+def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, place: Location) -> None:
     odd = Path(os.fsdecode(bytes(tmp_path / "runs") + b"/odd\xff"))
     for run_dir in (tmp_path / "runs" / "fine", tmp_path / "runs" / "other", odd):
         run_dir.parent.mkdir(exist_ok=True)
@@ -240,7 +240,7 @@ def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, pl
         assert len(all_runs(connection)) == 2
 
 
-def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Place) -> None:
+def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Location) -> None:
     path = write(tmp_path / "run", [1.0])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[-40:-7])
@@ -255,7 +255,7 @@ def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Place) ->
 
 
 def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: Location
 ) -> None:
     run = RunDir.open(tmp_path / "run", seed=1)
     journal = Journal.open(run.path, 1, None, {})
@@ -278,7 +278,7 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
     assert again == problem
 
 
-def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, place: Place) -> None:
+def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "a", [1.0])
     database = Database(place)
     sync(database, [tmp_path])
@@ -292,7 +292,7 @@ def test_a_journal_that_cannot_be_read_is_told_and_no_obstacle(tmp_path: Path, p
         (tmp_path / "none").stat()  # no fault of the index
 
 
-def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Place) -> None:
+def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0, 2.0])
     segment_path(tmp_path / "run", 2).touch()
     segment_path(tmp_path / "run", 3).write_bytes(b"garbage" * 20)
@@ -305,7 +305,7 @@ def test_empty_files_and_headers_of_garbage(tmp_path: Path, place: Place) -> Non
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
 
 
-def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path, place: Place) -> None:
+def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path, place: Location) -> None:
     path = write(tmp_path / "new", [1.0])
     data = bytearray(path.read_bytes())
     data[8] = 99
@@ -323,7 +323,7 @@ def test_a_newer_journal_is_told_and_no_obstacle(tmp_path: Path, place: Place) -
     assert any("run.json is damaged" in problem for problem in found.problems)
 
 
-def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path, place: Place) -> None:
+def test_a_journal_put_back_from_a_backup_replaces_what_was_shipped(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0])
     shutil.copytree(tmp_path / "run", tmp_path / "backup" / "run")
     write(tmp_path / "run", [2.0, 3.0], 2, Position(1, 10_000))
@@ -362,7 +362,7 @@ def test_a_folder_is_no_part_of_a_url(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path, place: Place) -> None:
+def test_an_index_of_a_newer_version_is_not_touched(tmp_path: Path, place: Location) -> None:
     write(tmp_path / "run", [1.0])
     database = Database(place)
     sync(database, [tmp_path])

@@ -15,7 +15,7 @@ from index_runs import everything, index_rows, journal_rows, start, train
 
 from everstep.index import writer
 from everstep.index.database import Database
-from everstep.index.location import Place
+from everstep.index.location import Location
 from everstep.index.queries import all_runs, find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
@@ -26,7 +26,7 @@ def statuses(database: Database) -> dict[str, str]:
         return {Path(run["path"]).name: run["status"] for run in all_runs(connection)}
 
 
-def test_eight_processes_train_into_one_index(tmp_path: Path, place: Place) -> None:
+def test_eight_processes_train_into_one_index(tmp_path: Path, place: Location) -> None:
     """With shipping all the time: every row is there, none twice, and nobody hears of a lock."""
     always = {"TEST_SECONDS": "0.01", "EVERSTEP_INDEX": str(place)}
     victims = [start(tmp_path / f"run{n}", 12, **always) for n in range(8)]

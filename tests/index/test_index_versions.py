@@ -16,8 +16,8 @@ from index_runs import everything, index_rows
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.fields import fields_of
-from everstep.index.location import Place
-from everstep.index.location import place as place_of
+from everstep.index.location import Location
+from everstep.index.location import as_location as place_of
 from everstep.index.queries import all_runs
 from everstep.index.schema import VERSION
 from everstep.index.shipping import sync
@@ -57,7 +57,7 @@ def test_version_2_is_migrated_and_knows_how_far_each_run_came(tmp_path: Path) -
     assert ask(path, "SELECT DISTINCT diverged FROM runs") == [(None,)]
 
 
-def test_version_2_is_migrated_in_both_databases(place: Place, made: Path) -> None:
+def test_version_2_is_migrated_in_both_databases(place: Location, made: Path) -> None:
     sync(Database(place), [made])
     now = everything(place)
     with Database(place).write() as connection:

@@ -14,7 +14,7 @@ from everstep.cli.options import index_option
 from everstep.cli.output import say
 from everstep.errors import ChangedError, ConfigError
 from everstep.index.asking import index_place
-from everstep.index.location import VARIABLE
+from everstep.index.location import INDEX_VARIABLE
 from everstep.record import values_line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,7 +45,7 @@ def training_options(function: F) -> F:
 def ship_to(index: str | None) -> None:
     """Have what this process and its children train shipped to the index that --index names."""
     if index is not None:
-        os.environ[VARIABLE] = str(index_place(index))
+        os.environ[INDEX_VARIABLE] = str(index_place(index))
 
 
 def trust_option(function: F) -> F:

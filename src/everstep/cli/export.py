@@ -50,7 +50,7 @@ def command(run: str, out: Path, best: str | None, entry: str, index: str | None
         entry=entry,
         format="safetensors",
     )
-    export.place(out, export.weights(arrays), about, top=out.parent)
+    export.write_export(out, export.weights(arrays), about, top=out.parent)
     say(f"{out}: {len(arrays)} arrays of {entry!r} at step {checkpoint.step}, from {checkpoint.path}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from everstep.errors import TrustError
 from everstep.experiment.layers import CALL
-from everstep.record.trust import VARIABLE
+from everstep.record.trust import TRUST_VARIABLE
 
 _PATH = re.compile(r"[\w.]+:[\w.]+")
 _TOLD = 8
@@ -43,7 +43,7 @@ def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, tr
         raise TrustError(
             f"the record of {run} in {run_dir} names code that would be imported and called: {told}, from "
             f"{where}. It does not count as yours: {why}. Look at it: everstep config RUN. If you trust "
-            f"whoever made it, pass --trust, or set {VARIABLE}=1 (docs/guide/trust.md)"
+            f"whoever made it, pass --trust, or set {TRUST_VARIABLE}=1 (docs/guide/trust.md)"
         )
     print(f"note: for the run {run} is imported and called: {told}, from {where}", file=sys.stderr)
     _outside.keep_out(run_dir)

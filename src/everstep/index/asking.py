@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import ConfigError, RunIndexError, alike
-from everstep.index.location import FILE, Place, index_from_here, place, runs_of
+from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
@@ -99,7 +99,7 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def index_place(index: str | None) -> Place:
+def index_place(index: str | None) -> Location:
     """Find the index that a person names, or the default.
 
     Raises:
@@ -107,7 +107,7 @@ def index_place(index: str | None) -> Place:
     """
     if index is None:
         return index_from_here()
-    found = place(index)
+    found = as_location(index)
     if not isinstance(found, Path) or found.is_file():
         return found
     if found.is_dir():

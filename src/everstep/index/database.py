@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from everstep.errors import RunIndexError
-from everstep.index.location import Place
+from everstep.index.location import Location
 from everstep.index.schema import VERSION
 from everstep.index.sqlite import SQLite
 
@@ -34,7 +34,7 @@ class Database:
         RunIndexError: it needs a package that is not installed.
     """
 
-    def __init__(self, place: Place | None, patience: float = BUSY_SECONDS) -> None:
+    def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
         self.place = place
         if isinstance(place, str):
             from everstep.index.postgres import PostgreSQL

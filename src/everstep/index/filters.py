@@ -25,7 +25,7 @@ _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(<=|>=|!=|==|=|<|>)\s*(\"[^\"]*\"|'[
 _LIKE = {"=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
-class Condition(NamedTuple):
+class Comparison(NamedTuple):
     """`name` compared with `value`, a number or a text."""
 
     name: str
@@ -46,7 +46,7 @@ class Condition(NamedTuple):
         return _OPERATORS[self.operator](found, self.value)
 
 
-def parse(text: str) -> list[Condition]:
+def parse(text: str) -> list[Comparison]:
     """The conditions in a text, all of which must hold, separated by blanks, commas or "and".
 
     Raises:
@@ -61,7 +61,7 @@ def parse(text: str) -> list[Condition]:
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished'"
             )
         name, sign, value = match.groups()
-        conditions.append(Condition(name, "=" if sign == "==" else sign, _value(name, value)))
+        conditions.append(Comparison(name, "=" if sign == "==" else sign, _value(name, value)))
         separator = re.compile(r"\s*,\s*|\s+and\s+|\s*").match(text, match.end())
         at = len(text) if separator is None else separator.end()
     return conditions
@@ -80,7 +80,7 @@ def _value(name: str, text: str) -> float | str:
 
 def where(
     found: Iterable[Mapping[str, Any]],
-    conditions: Iterable[Condition],
+    conditions: Iterable[Comparison],
     several: Mapping[str, Mapping[int, list[Any]]] = MappingProxyType({}),
 ) -> list[Mapping[str, Any]]:
     """Select the runs that meet every condition.
@@ -100,7 +100,7 @@ def where(
 
 
 def _test(
-    condition: Condition, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
+    condition: Comparison, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
 ) -> Callable[[Mapping[str, Any]], bool]:
     """The condition as a function; `found` is all that it will be asked about."""
     name, sign, value = condition

@@ -13,7 +13,7 @@ _FEW = 200
 """Fewer rows are not worth a table to put them in first."""
 
 
-def load(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
     """Insert rows that are given in the order of the table's columns.
 
     On PostgreSQL a row whose key is there already is replaced.

@@ -10,17 +10,17 @@ from typing import TypeAlias
 from everstep.errors import ConfigError
 from everstep.redaction import HIDDEN
 
-VARIABLE = "EVERSTEP_INDEX"
+INDEX_VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
 
 _NO_FILE = re.compile(r"postgres(ql)?:|(^|\s)(host|dbname|user|password)=")
 """What a person means for a database, and what would become a file of that name."""
 
-Place: TypeAlias = Path | str
+Location: TypeAlias = Path | str
 """A file, or the URL of a PostgreSQL database."""
 
 
-def place(text: str) -> Place:
+def as_location(text: str) -> Location:
     """Read a person's name for the index: a file's path, made absolute, or a URL.
 
     Raises:
@@ -41,12 +41,12 @@ def place(text: str) -> Place:
     return text
 
 
-def lacks_credential(at: Place | None) -> bool:
+def lacks_credential(at: Location | None) -> bool:
     """Whether it is a URL as it is recorded: without its password."""
     return isinstance(at, str) and HIDDEN in at
 
 
-def index_of(run_dir: Path, given: Place | None = None) -> Place | None:
+def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
     """The index that a run is shipped to: what EVERSTEP_INDEX names, else the given one, else beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
@@ -54,18 +54,18 @@ def index_of(run_dir: Path, given: Place | None = None) -> Place | None:
     Raises:
         ConfigError: a URL of anything but PostgreSQL.
     """
-    said = os.environ.get(VARIABLE, "")
+    said = os.environ.get(INDEX_VARIABLE, "")
     if said == "off":
         return None
-    return place(said) if said else given or run_dir.absolute().parent / FILE
+    return as_location(said) if said else given or run_dir.absolute().parent / FILE
 
 
 def is_said() -> bool:
     """Whether EVERSTEP_INDEX names an index."""
-    return os.environ.get(VARIABLE, "") not in ("", "off")
+    return os.environ.get(INDEX_VARIABLE, "") not in ("", "off")
 
 
-def index_from_here() -> Place:
+def index_from_here() -> Location:
     """The index that a command means which was not told: EVERSTEP_INDEX, ./everstep.db, ./runs/everstep.db.
 
     Where there is none yet, the one that the runs in ./runs, or else here, would have.
@@ -74,7 +74,7 @@ def index_from_here() -> Place:
         ConfigError: EVERSTEP_INDEX is a URL of anything but PostgreSQL.
     """
     if is_said():
-        return place(os.environ[VARIABLE])
+        return as_location(os.environ[INDEX_VARIABLE])
     here = Path.cwd()
     if (here / "run.json").exists():  # inside a run directory: its index lies beside it
         here = here.parent
@@ -85,7 +85,7 @@ def index_from_here() -> Place:
     return candidates[1] if (here / "runs").is_dir() else candidates[0]
 
 
-def runs_of(index: Place) -> Path:
+def runs_of(index: Location) -> Path:
     """The folder whose runs an index is expected to know: where it lies; with a database ./runs or here."""
     if isinstance(index, Path):
         return index.parent

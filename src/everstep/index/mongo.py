@@ -21,7 +21,7 @@ MOST_CONDITIONS = 400
 MOST_VALUES = 10_000
 """In all $in and $nin of one filter: databases limit how many values a query may have."""
 
-DEEPEST = 150
+MOST_LEVELS = 150
 """How many lists and objects of a filter may lie in one another, those of its values included."""
 
 
@@ -193,8 +193,8 @@ def _require_shallow(depth: int) -> None:
 
 def _require_bounded(where: Any) -> None:
     level = [where]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MOST_LEVELS + 1):
         groups = [list(one.values()) if isinstance(one, Mapping) else one for one in level]
         level = [item for group in groups if isinstance(group, list | tuple) for item in group]
     if level:
-        raise ConfigError(f"the filter is nested more than {DEEPEST} deep; ask for a part of the value")
+        raise ConfigError(f"the filter is nested more than {MOST_LEVELS} deep; ask for a part of the value")

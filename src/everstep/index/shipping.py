@@ -22,7 +22,7 @@ from everstep.errors import EverstepError, RunDirError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.faults import RefusedError
 from everstep.index.fields import clean, rows_of, short
-from everstep.index.loading import load
+from everstep.index.loading import insert_rows
 from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
 from everstep.redaction import without_credentials
 from everstep.regular import read_note
@@ -405,7 +405,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             segment["reason"] = f"the divergence at step {event.data['step']}"
         elif event.kind == "closed":
             segment["status"], segment["reason"] = event.data["status"], _text(event.data.get("reason"))
-    load(
+    insert_rows(
         connection,
         events,
         [
@@ -414,7 +414,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
             if e.kind not in ("segment", "progress")  # the segment's row has what they say
         ],
     )
-    load(
+    insert_rows(
         connection,
         checkpoints,
         [
@@ -459,9 +459,9 @@ def _ship_blocks(
             strict=False,
         )
         if len(batch) >= _BATCH:
-            load(connection, metrics, batch)
+            insert_rows(connection, metrics, batch)
             batch.clear()
-    load(connection, metrics, batch)
+    insert_rows(connection, metrics, batch)
     return count
 
 
@@ -519,7 +519,7 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
     if newest is not None and newest.started != row.started:
         values["host"] = _text(facts.get("host"))
         connection.execute(delete(fields).where(fields.c.run == run))
-        load(connection, fields, rows_of(run, facts))
+        insert_rows(connection, fields, rows_of(run, facts))
     connection.execute(update(runs).where(runs.c.id == run).values(**values))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everstep.index.location import Place
+from everstep.index.location import Location
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
@@ -38,7 +38,7 @@ class IndexWriter:
     """
 
     def __init__(
-        self, place: Place, run_dir: Path, moved: Callable[[], bool], say: Callable[[str], None]
+        self, place: Location, run_dir: Path, moved: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
         self._place, self._run_dir, self._moved, self._say = place, run_dir, moved, say
         self._said = False

@@ -21,7 +21,7 @@ from typing import Any
 from everstep.record.reading import RunJournal
 from everstep.record.rundir import RunDir
 
-VARIABLE = "EVERSTEP_TRUST"
+TRUST_VARIABLE = "EVERSTEP_TRUST"
 """The environment variable that stands for `--trust`."""
 
 MARK = "mark"
@@ -87,7 +87,7 @@ def distrust_config(run_dir: Path, config: Any) -> str:
 
 def _is_trusted_anyway() -> bool:
     """Whether EVERSTEP_TRUST says that this process may import and call what any run names."""
-    return os.environ.get(VARIABLE, "") not in ("", "0")
+    return os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
 
 
 def _places(run_dir: Path) -> tuple[Path, ...]:

@@ -31,7 +31,7 @@ from everstep.metrics.formatting import humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 
-Sink = Callable[[str], None]
+Print = Callable[[str], None]
 
 _ERASE = "\r\x1b[K"
 _ERASE_BELOW = "\r\x1b[J"
@@ -66,7 +66,7 @@ class Console(Service):
         self,
         every: Schedule | None = None,
         *,
-        sink: Sink | None = None,
+        sink: Print | None = None,
         plain_seconds: float = 30.0,
         name: str | None = None,
     ) -> None:
@@ -450,7 +450,7 @@ class _LogFile:
         complain: told once that the file cannot be written; later lines try again.
     """
 
-    def __init__(self, path: Path, complain: Sink) -> None:
+    def __init__(self, path: Path, complain: Print) -> None:
         self._path = path
         self._complain = complain
         self._complained = False

@@ -153,7 +153,7 @@ class Export(Service):
         )
         target = self.folder / str(name)
         if about_export(target) != about:
-            place(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
+            write_export(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
         self._kept = [*(other for other in self._kept if other != target.name), target.name]
         if self.keep is not None:
             self._kept = self._kept[-self.keep :]
@@ -197,7 +197,9 @@ def weights(arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
     return lambda folder: write_arrays(folder / "model.safetensors", arrays)
 
 
-def place(target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path) -> None:
+def write_export(
+    target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path
+) -> None:
     """Make an export, whole or not at all; one that is there is replaced.
 
     Raises:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from everstep.contracts.services import RunView, Service, Stage
-from everstep.index.location import index_of, lacks_credential, place
+from everstep.index.location import as_location, index_of, lacks_credential
 from everstep.index.writer import IndexWriter
 
 
@@ -33,7 +33,7 @@ class Index(Service):
 
     def __init__(self, at: str | Path | None = None) -> None:
         super().__init__("run index")
-        self._at = None if at is None else place(str(at))
+        self._at = None if at is None else as_location(str(at))
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
