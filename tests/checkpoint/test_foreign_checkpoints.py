@@ -116,6 +116,8 @@ def test_a_run_that_goes_on_from_another_ones_checkpoint_has_its_best_weights(tm
     assert everstep.best(run)["valid_loss"].value == 1.0
     aside = run / "superseded" / "best.valid_loss.epoch-0002-step-00000008.segment-2" / "manifest.json"
     assert aside.read_bytes() == own
+    with_best(run, resume=newest(other))  # what is copied already stays
+    assert len(list((run / "superseded").glob("best.*"))) == 1
     again = with_best(run)  # finished: the best weights count as this run's own
     assert not [line for line in again.lines if "belongs to" in line]
     assert (other / "best" / "valid_loss" / "epoch-0002-step-00000008").is_dir()

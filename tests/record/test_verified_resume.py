@@ -77,7 +77,8 @@ def test_other_batches_stop_the_run_before_they_are_trained_on(tmp_path: Path) -
         nonlocal weights
         weights = step
 
-    with pytest.raises(DivergenceError, match=r"step 7 batch of train was .* the data gives other batches"):
+    said = r"step 7 batch of train was .* the data gives other batches .* padding .* np\.empty"
+    with pytest.raises(DivergenceError, match=said):
         tiny.train(inside=note)
     assert weights is None
     with_other_batches(start(tmp_path, on_divergence="warn")).train()

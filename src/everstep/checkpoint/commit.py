@@ -159,7 +159,7 @@ def save_apart(
     """
     require_finite(name, arrays, guarded)
     target = folder / str(name)
-    kept, size = _equal(target, digest), 0
+    kept, size = is_equal(target, digest), 0
     if not kept:
         facts: dict[str, Json] = {
             "epoch": epoch,
@@ -173,7 +173,8 @@ def save_apart(
     return CommittedCheckpoint(name, target, size, kept)
 
 
-def _equal(target: Path, digest: str) -> bool:
+def is_equal(target: Path, digest: str) -> bool:
+    """Whether a whole checkpoint with this digest lies there."""
     try:
         return target.exists() and format.read(target).digest == digest
     except CheckpointError:

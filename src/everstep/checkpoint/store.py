@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import files, format, pointer
-from everstep.checkpoint.commit import CommittedCheckpoint, place, place_apart, require_finite, writing
+from everstep.checkpoint.commit import (
+    CommittedCheckpoint,
+    is_equal,
+    place,
+    place_apart,
+    require_finite,
+    writing,
+)
 from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
 from everstep.checkpoint.pointer import Kind
 from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
@@ -211,6 +218,8 @@ class Store:
                     best = format.read(source)
                 except CheckpointError as error:
                     self._say(f"best weights by {metric} are not copied: {error}")
+                    continue
+                if is_equal(target, best.digest):
                     continue
                 if target.exists():
                     aside = f"best.{target.parent.name}.{name}.segment-{self.segment}"

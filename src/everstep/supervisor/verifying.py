@@ -197,7 +197,7 @@ def _folded(arrays: list[Any]) -> Iterator[int]:
 _CAUSES = {
     True: "the data gives other batches than before the run was stopped: its order or its contents depend "
     "on what is not restored (a source that does not keep its place, a generator of its own, a set, the "
-    "clock)",
+    "clock), or padding is memory that nobody has written (np.empty, torch.empty: take zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
 
