@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from everstep import hazard
 from everstep.metrics.collector import is_wall
 from everstep.record import Block, Trail, read_trail, trail_path
 from everstep.record.trail import SMALLEST
-from everstep.record.trail_file import ABSENT, BITS, KEY, LARGEST, START, definition
+from everstep.record.trail_file import ABSENT, BITS, KEY, LARGEST, START, STATE, checksum, definition
 
 
 @pytest.fixture
@@ -233,10 +234,11 @@ def test_damage_is_no_trail(trail: Trail) -> None:
     whole = trail.path.read_bytes()
     found = read_trail(trail.path)
     assert found is not None and len(found.marks) == 10
-    for cut in range(0, len(whole), 7):
+    step = 2 * BITS.size  # where only the last is gone, the state before it counts
+    for cut in range(0, len(whole) - step, 7):
         trail.path.write_bytes(whole[:cut])
         assert read_trail(trail.path) is None
-    for at in range(64, len(whole), 32):  # pages that a power cut has not let reach the disk
+    for at in range(START, len(whole) - step, 32):  # pages that a power cut has not let reach the disk
         trail.path.write_bytes(whole[:at] + bytes(32) + whole[at + 32 :])
         torn = read_trail(trail.path)
         assert torn is None
@@ -246,15 +248,45 @@ def test_damage_is_no_trail(trail: Trail) -> None:
     assert read_trail(trail.path) is None
 
 
+def sealed(trail: Trail, records: bytes, last: int) -> bytes:
+    """A file of these records with a right checksum."""
+    facts = (START + len(records), last, 0)
+    state = STATE.pack(*facts, checksum(*facts, xxhash.xxh3_64_intdigest(records)))
+    return trail.path.read_bytes()[:16] + state + bytes(STATE.size) + records
+
+
+def test_steps_that_a_forged_file_has_no_room_for_are_not_counted(trail: Trail) -> None:
+    walk(trail, 1, 1)
+    trail.close()
+    trail.path.write_bytes(sealed(trail, b"", last=1 << 62))
+    assert read_trail(trail.path) is None
+
+
+def test_a_wrong_bit_is_no_other_batch_and_no_other_step(trail: Trail) -> None:
+    """At the worst the last step is lost, for the state before it is whole."""
+    walk(trail, 1, 5)
+    trail.close()
+    whole, there = trail.path.read_bytes(), read_trail(trail.path)
+    assert there is not None
+    found = []
+    for bit in range(len(whole) * 8):
+        harmed = bytearray(whole)
+        harmed[bit // 8] ^= 1 << bit % 8
+        trail.path.write_bytes(harmed)
+        found.append(read_trail(trail.path))
+    left = [each for each in found if each is not None]
+    assert {each.last for each in left} == {4, 5} and {each.whole for each in left} == {0}
+    assert all(each.marks == there.marks[: len(each.marks)] for each in left)
+    assert len(left) < len(found) / 2
+
+
 @pytest.mark.parametrize("text", [b"7", b'["a"]', b"[" * 30_000, b"\xff"])
 def test_a_forged_name_is_no_trail(trail: Trail, text: bytes) -> None:
     walk(trail, 1, 1)
     trail.close()
     length = definition(text) - BITS.size
-    head = bytearray(trail.path.read_bytes()[:START])
-    head[16:24] = struct.pack("=Q", START + definition(text))
     forged = BITS.pack(0, 0, 0, len(text), 1, 0, KEY) + text.ljust(length)
-    trail.path.write_bytes(bytes(head) + forged)
+    trail.path.write_bytes(sealed(trail, forged, last=1))
     assert read_trail(trail.path) is None
 
 

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy, temporary
@@ -37,12 +39,11 @@ from everstep.record.trail_file import (
     KEY,
     LARGEST,
     MAGIC,
-    PUBLISHED,
     SIZE,
     START,
-    STEP,
+    STATE,
+    STATES,
     VERSION,
-    WHOLE,
     Mark,
     definition,
     published,
@@ -87,7 +88,7 @@ class Trail:
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
         self._memory: mmap.mmap | bytearray | None = None
-        self._at = self._end = self._written = 0
+        self._at = self._end = self._written = self._sealed = self._turn = 0
         self._last = self._whole = step
         self._floors = [step, step]
         self._refused = self._said = False
@@ -157,9 +158,12 @@ class Trail:
         self._publish()
 
     def _publish(self) -> None:
-        words = self._words
-        words[PUBLISHED] = self._at
-        words[STEP] = self._last  # last: it may be one behind, and never ahead
+        """Say in the older one of the two states what is there: killed inside, the other one counts."""
+        self._digest.update(self._view[self._sealed : self._at])
+        self._sealed, self._turn = self._at, 1 - self._turn
+        state = STATE.pack(self._at, self._last, self._whole, self._digest.intdigest())
+        check = xxhash.xxh3_64_intdigest(state)  # no call of `checksum`: each step comes here
+        STATE.pack_into(self._view, STATES[self._turn], self._at, self._last, self._whole, check)
         if isinstance(self._memory, bytearray):
             try:
                 self._write_out()
@@ -184,7 +188,7 @@ class Trail:
     def _lacks(self, step: int) -> None:
         """Something of this step found no room: of the steps until it not all is there."""
         if self._memory is not None:
-            self._words[WHOLE] = self._whole = max(self._whole, step)
+            self._whole = max(self._whole, step)
 
     def _key(self, step: int, phase: str, name: str) -> int:
         """The number of a key, defined in the file if it is new; 0 if it has none."""
@@ -264,7 +268,6 @@ class Trail:
 
     def _let_go(self, end: int | None = None) -> None:
         if self._memory is not None:
-            self._words.release()
             self._view.release()
             if isinstance(self._memory, mmap.mmap):
                 self._memory.close()
@@ -284,8 +287,7 @@ class Trail:
             for mark in marks:
                 if key := self._key(mark.step, mark.phase, mark.name):
                     self._write(BITS, *mark[:4], key, mark.seq, mark.flags)
-            words = self._words
-            words[WHOLE], words[STEP], words[PUBLISHED] = self._whole, self._last, self._at
+            self._publish()
             if isinstance(self._memory, bytearray):
                 self._write_out()
             made.replace(self.path)
@@ -317,7 +319,8 @@ class Trail:
             raise
         self._fd = descriptor
         self._view = memoryview(self._memory)
-        self._words = self._view.cast("Q")
+        self._digest = xxhash.xxh3_64()
+        self._sealed, self._turn = START, 0
         self._at, self._end = START, size
         self._written = 0
 

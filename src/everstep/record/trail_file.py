@@ -1,11 +1,13 @@
 """The form of a trail's file, and reading one.
 
-    header   magic (8 bytes), version u32, segment u32, then words of 8 bytes: where the published records
-             end, the last complete step, the step after which nothing found no room
+    header   magic (8 bytes), version u32, segment u32, then two states, of which the newer whole one counts
+    state    words of 8 bytes: where the published records end, the last complete step, the step after which
+             nothing found no room, and a checksum over those three and all records before that end
     record   step u64, value u64 or f64, epoch u32, count u32, key u16, seq u16, flags u32 (32 bytes)
 
-Numbers are in the machine's byte order.  A record counts once it is published, whole steps at a time.  A
-key is a pair (phase, name); a record defines it before the first that uses it, and its text follows.
+One wrong bit would be a divergence that never was, or millions of steps: what no checksum fits is no trail.
+Numbers are in the machine's byte order.  A record counts once it is published, whole steps at a time.  A key
+is a pair (phase, name); a record defines it before the first that uses it, and its text follows.
 
 | phase | name | value |
 |---|---|---|
@@ -19,15 +21,21 @@ key is a pair (phase, name); a record defines it before the first that uses it, 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import xxhash
 
 from everstep.record.reading import segment_path
 from everstep.regular import open_regular, parse_json, read_regular
 
-VERSION = 1
+VERSION = 2
 LARGEST = 1 << 26
 """Bytes of the file, at most."""
+
+_STEPS = LARGEST // 32
+"""A forged file may claim more steps than it has room for."""
 
 ABSENT, KEY, FOLDED = 1, 2, 4
 """Flags: the value is not on the host, or cannot be told; a key's definition; a mean."""
@@ -37,8 +45,10 @@ HEADER = struct.Struct("=8sII")
 BITS = struct.Struct("=QQIIHHI")
 FLOAT = struct.Struct("=QdIIHHI")
 SIZE = BITS.size
-START = 64
-PUBLISHED, STEP, WHOLE = 2, 3, 4  # words of the header
+STATE = struct.Struct("=4Q")
+STATES = (16, 48)
+"""Where the two states begin."""
+START = 96
 
 
 class Mark(NamedTuple):
@@ -84,30 +94,34 @@ def read_trail(path: Path) -> Trace | None:
         data = memoryview(read_regular(path, LARGEST))
     except OSError:
         return None
-    words = _header(data)
-    if words is None or words[PUBLISHED] > len(data):
-        return None
-    marks = published(data, words[PUBLISHED])
-    return None if marks is None else Trace(words[WHOLE], words[STEP], marks)
+    for end, last, whole, check in _states(data):
+        digest = xxhash.xxh3_64_intdigest(data[START:end])
+        if START <= end <= len(data) and check == checksum(end, last, whole, digest):
+            marks = published(data, end)
+            return None if marks is None or last - whole > _STEPS else Trace(whole, last, marks)
+    return None
+
+
+def checksum(end: int, last: int, whole: int, digest: int) -> int:
+    """The checksum (xxh3_64) in a state, from its other words and the digest (xxh3_64) of the records."""
+    return xxhash.xxh3_64_intdigest(STATE.pack(end, last, whole, digest))
 
 
 def last_step(path: Path) -> int | None:
     """The last complete step in a trail's file, by its header alone; None where `read_trail` has none."""
     try:
         with open_regular(path) as file:
-            words = _header(memoryview(file.read(START)))
+            states = list(_states(memoryview(file.read(START))))
     except OSError:
         return None
-    return None if words is None else int(words[STEP])
+    return states[0][1] if states else None
 
 
-def _header(data: memoryview) -> memoryview | None:
-    """The words of a trail's header; None if it is none, or another version's."""
-    if len(data) < START:
-        return None
-    magic, version, _ = HEADER.unpack_from(data)
-    words = data[:START].cast("Q")
-    return words if (magic, version) == (MAGIC, VERSION) and words[PUBLISHED] >= START else None
+def _states(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """The states in a trail's header, the newer first; none if it is no such header, or another version's."""
+    if len(data) >= START and HEADER.unpack_from(data)[:2] == (MAGIC, VERSION):
+        found = [STATE.unpack_from(data, at) for at in STATES]
+        yield from sorted(found, reverse=True)
 
 
 def published(data: memoryview, end: int) -> list[Mark] | None:
