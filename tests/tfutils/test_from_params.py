@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import digits_params
@@ -39,6 +40,7 @@ from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from everstep.tfutils.recording import ParamsRecord, restored
+from everstep.tfutils.schema import Function
 from postgres_server import Server
 
 BASIC = Path("runs/digits/tutorial/basic")
@@ -709,6 +711,17 @@ def test_all_mistakes_of_a_tree_are_told_at_once() -> None:
     assert lines[1].endswith("give a text or a regular expression or a list or a function")
     assert lines[3].endswith("the key 1 is a whole number; give a text")
     assert lines[4].endswith("'a/b' cannot name a validation; give another text, without '/'")
+
+
+def test_an_argument_may_have_any_name_and_comes_as_it_was_given() -> None:
+    def takes(**given: Any) -> Any:
+        return given
+
+    rates = [0.1, np.float32(0.2)]
+    given = {"tree": rates, "copy": None, "arguments": 1, "model_fields": 2, "gone": 3}
+    section = Function.of(MappingProxyType({"func": takes, **given}))
+    assert section() == given and section()["tree"] is rates
+    assert section.tree() == {"func": takes, **given}
 
 
 def test_a_threshold_of_none_is_no_threshold() -> None:
