@@ -86,6 +86,9 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
     "docs/test_console_lines.py": {
         "test_every_command_of_the_readme_runs_with_what_its_install_line_brings": NONE,
     },
+    "docs/test_quickstart.py": {
+        "test_the_page_is_walked": NONE,
+    },
     "docs/test_snippets.py": {
         "test_snippet_runs": 24,
     },
@@ -98,6 +101,9 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_runs_of_the_user_are_not_touched": NONE,
         "test_it_names_the_component_that_a_resume_spoils": 2,
         "test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume": 1,
+    },
+    "test_demo.py": {
+        "test_the_demo_on_the_digits": NONE,
     },
     "examples/test_examples.py": {
         "test_digits_through_a_trainer": NONE,

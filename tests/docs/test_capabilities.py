@@ -1,4 +1,4 @@
-"""docs/capabilities.md names tests that exist and run, in `make test` or in `make test-all`."""
+"""tests/capabilities.md names tests that exist and run, in `make test` or in `make test-all`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TESTS = ROOT / "tests"
 
 ROWS = {
     line.split("|")[1].strip(): re.findall(r"`([\w/]+\.py::\w+)`", line)
-    for line in (ROOT / "docs" / "capabilities.md").read_text().splitlines()
+    for line in (TESTS / "capabilities.md").read_text().splitlines()
     if re.match(r"\| (law )?\d+ \|", line)
 }
 

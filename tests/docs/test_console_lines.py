@@ -1,4 +1,4 @@
-"""The console lines of README.md run in their order, with what its own install line brings and no more."""
+"""The console lines of README.md and docs/guide/doors.md run in order, with what their install brings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = README + (ROOT / "docs" / "guide" / "doors.md").read_text()
 LINES = re.findall(
-    r"^\$ (.*?)(?: {2,}#.*)?$", "".join(re.findall(r"```console\n(.*?)```", README, re.S)), re.M
+    r"^\$ (.*?)(?: {2,}#.*)?$", "".join(re.findall(r"```console\n(.*?)```", PAGES, re.S)), re.M
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 EVERSTEP = "everstep"
+
+
+def test_the_readme_takes_five_minutes() -> None:
+    assert len(README.partition("## Where to go on")[0].split()) <= 600
 
 
 def test_each_line_that_installs_names_extras_and_targets_that_there_are() -> None:
@@ -39,7 +44,7 @@ def test_each_line_that_installs_names_extras_and_targets_that_there_are() -> No
 
 
 def test_a_block_of_commands_begins_with_what_installs_them() -> None:
-    blocks = re.findall(r"```console\n(.*?)```", README, re.S)
+    blocks = re.findall(r"```console\n(.*?)```", PAGES, re.S)
     with_commands = [block for block in blocks if "$ everstep" in block]
     assert len(with_commands) == 2
     assert all(block.startswith('$ pip install -e ".[demo]"') for block in with_commands)

@@ -1,4 +1,4 @@
-"""Rows of docs/capabilities.md whose acceptance check belongs to no single room."""
+"""Rows of tests/capabilities.md whose acceptance check belongs to no single room."""
 
 from __future__ import annotations
 
