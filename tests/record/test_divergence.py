@@ -14,6 +14,7 @@ import everstep
 from everstep.cli.group import commands
 from everstep.errors import ConfigError, DivergenceError, RunLockedError
 from everstep.record import RunJournal, accept
+from tiny_runs import Boom, boom_at
 
 
 @pytest.fixture
@@ -107,3 +108,32 @@ def test_a_run_that_is_held_is_not_accepted(diverged: Path) -> None:
 def test_a_rollback_of_the_state_by_hand_takes_the_mark_with_it(diverged: Path) -> None:
     start(diverged, resume=6, max_epoch=2).train()
     assert (marks(diverged), status(diverged)) == ([], ("finished", None))
+
+
+def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_path: Path) -> None:
+    """Killed in step 8, gone on with another seed, killed again, and gone on as it was begun."""
+    crashed(tmp_path)
+    with pytest.raises(Boom):
+        start(tmp_path, seed=8, on_change="override").train(inside=boom_at(9))
+    with pytest.raises(Boom):
+        start(tmp_path, seed=8, on_change="override").train(inside=boom_at(8))
+    tiny = start(tmp_path).train()
+    assert "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal" in tiny.lines
+    assert marks(tmp_path) == []
+    whole = start(tmp_path / "whole").train()
+    assert tiny.w.tobytes() == whole.w.tobytes()
+
+
+def test_a_choice_that_was_saved_is_compared_with(tmp_path: Path) -> None:
+    crashed(tmp_path)
+    changed = start(tmp_path, seed=8, on_change="override")
+    inside = lambda loop, step: loop.make_checkpoint() if step == 7 else boom_at(9)(loop, step)  # noqa: E731
+    with pytest.raises(Boom):
+        changed.train(inside=inside)
+    tiny = start(tmp_path, seed=8).train()
+    assert "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal" in tiny.lines
+    assert differing_marks(tmp_path) == []
+
+
+def differing_marks(run_dir: Path) -> list[int]:
+    return [event.data["step"] for event in RunJournal(run_dir).events("diverged", valid=False)]

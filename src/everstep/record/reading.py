@@ -11,7 +11,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,9 @@ DIVERGED = "diverged"
 """The kind of an event: steps that were executed again found something else."""
 CHOSEN, ACCEPTED = "chosen", "accepted"
 """Decisions: a person chose another checkpoint or configuration; a divergence is accepted."""
+
+OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
+"""Why a person's choice is trained otherwise."""
 
 Key: TypeAlias = tuple[int, int, str, str, int]
 """(epoch, step, phase, name, seq): what makes a row of a run unique."""
@@ -450,13 +453,34 @@ class RunJournal:
             for number, segment in self._segments.items()
         }
 
-    def compared_until(self, segment: int, step: int) -> float:
+    def left_choices(self, position: Position | None) -> set[int]:
+        """The starts with a configuration or data that a person chose, and that saved nothing `position` has.
+
+        Those that went on from them are among them.  Who goes on from `position` has not made that choice.
+        """
+        chain = {} if position is None else self._chain_to(position)
+        left: set[int] = set()
+        for number, segment in self._segments.items():
+            chose = any(
+                event.kind == "decision" and event.data.get("why") in (OTHER_CONFIGURATION, OTHER_DATA)
+                for event in segment.events
+            )
+            inherited = segment.parent is not None and segment.parent.segment in left
+            if number not in chain and (chose or inherited):
+                left.add(number)
+        return left
+
+    def compared_until(self, segment: int, step: int, left: Collection[int] = ()) -> float:
         """The step from which on a start that goes on from `step` does not compare with what a segment found.
 
         It was superseded on purpose: by a rollback (other batches take those steps), by a checkpoint or a
         configuration that a person chose, or by an accepted divergence.  Or it had diverged itself.
+
+        Args:
+            left: starts whose choices do not count.
         """
         cuts = [first for until, first in self._cuts if segment <= until]
+        cuts += [first for at, first in self._choices if segment < at and at not in left]
         own = [e.data["step"] for e in self.events(DIVERGED, valid=False) if e.segment == segment]
         return min([*cuts, *(first for first in own if first > step)], default=math.inf)
 
@@ -465,9 +489,13 @@ class RunJournal:
         """(segment, step): from that step on, that segment and those before it are not compared with."""
         began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
         rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
+        return began + rollbacks + self._accepted
+
+    @cached_property
+    def _choices(self) -> list[tuple[int, int]]:
+        """(segment, step): the segments before that one are not compared with from that step on."""
         decisions = [event for event in self.events("decision") if event.data.get("what") == CHOSEN]
-        chosen = [(event.segment - 1, event.data["step"]) for event in decisions]
-        return began + rollbacks + chosen + self._accepted
+        return [(event.segment, event.data["step"]) for event in decisions]
 
     def divergences(self) -> list[Event]:
         """The divergences in what is valid of the run that nobody has accepted, oldest first."""

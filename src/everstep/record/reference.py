@@ -60,8 +60,11 @@ def reference(journal: RunJournal, position: Position | None, step: int, *, tail
     """
     found = Reference(step)
     superseded = journal.superseded(position)
+    left = journal.left_choices(position)
     for segment in journal.segments():
-        end = journal.compared_until(segment.number, step)
+        if segment.number in left:
+            continue
+        end = journal.compared_until(segment.number, step, left)
         _add_rows(found, superseded.get(segment.number, {}), end)
         trail = read_trail(trail_path(journal.run_dir, segment.number))
         if trail is not None:

@@ -14,6 +14,7 @@ from everstep.contracts.state import Json
 from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.record import (
+    OTHER_CONFIGURATION,
     Journal,
     Position,
     Reference,
@@ -379,7 +380,7 @@ class Opening:
             stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
             return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
         if found or controllers.free or options.free:
-            self._chosen = self._chosen or "another configuration"
+            self._chosen = self._chosen or OTHER_CONFIGURATION
         if found or free:
             changes = told([*found, *free]).rstrip(". \n")
             self._voice.say(f"changed since the checkpoint, and used as given:{changes}")

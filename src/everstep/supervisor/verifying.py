@@ -12,7 +12,7 @@ from everstep import backends
 from everstep.contracts.metrics import Block
 from everstep.errors import DivergenceError
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, DIVERGED, Divergence, Journal, Replay, Trail, batch_digest
+from everstep.record import CHOSEN, DIVERGED, OTHER_DATA, Divergence, Journal, Replay, Trail, batch_digest
 from everstep.schedule import NEVER
 from everstep.state import Encoded
 from everstep.supervisor.voice import Voice
@@ -122,7 +122,7 @@ class Verifier:
 
     def waive(self) -> None:
         """A person chose to go on with other data: earlier executions are not compared with any more."""
-        self._journal.event("decision", {"what": CHOSEN, "why": "other data", "step": self._replay.first})
+        self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._replay.first})
         self._journal.flush()
         self._replay.done = True
 
