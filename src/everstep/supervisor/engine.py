@@ -25,12 +25,13 @@ from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.boundaries import Boundaries
 from everstep.supervisor.decisions import Decisions
 from everstep.supervisor.ending import BestRecord, Ending
-from everstep.supervisor.opening import Opening, Recovered
+from everstep.supervisor.opening import Opening
 from everstep.supervisor.oversights import Oversights
 from everstep.supervisor.processes import require_one
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.questions import Questions
 from everstep.supervisor.recording import Recording
+from everstep.supervisor.recovered import Recovered
 from everstep.supervisor.retrying import Retries
 from everstep.supervisor.rng_marks import RngMarks
 from everstep.supervisor.rolling_back import Rollbacks

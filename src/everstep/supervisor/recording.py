@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from everstep.contracts.metrics import Block
 from everstep.record import Journal, Position
-from everstep.supervisor.opening import Recovered
 from everstep.supervisor.progress import Progress
+from everstep.supervisor.recovered import Recovered
 from everstep.supervisor.verifying import Verifier
 
 

@@ -8,8 +8,8 @@ from everstep.checkpoint import CheckpointName, Phase
 from everstep.contracts.services import Action, Save, SaveBest, Service
 from everstep.errors import CheckpointError, NotResumableError
 from everstep.services.best import Best
-from everstep.supervisor.opening import Recovered
 from everstep.supervisor.progress import Progress
+from everstep.supervisor.recovered import Recovered
 from everstep.supervisor.saving import Saver, Snapshot
 from everstep.supervisor.trials import Trials
 from everstep.supervisor.user_state import UserState

@@ -23,8 +23,8 @@ from everstep.services.stop_after import StopAfter
 from everstep.supervisor.board import require_service
 from everstep.supervisor.configuration import Configuration
 from everstep.supervisor.init_from import InitFrom
-from everstep.supervisor.opening import Start
 from everstep.supervisor.progress import Limits
+from everstep.supervisor.recovered import Start
 from everstep.supervisor.user_state import UserState
 from everstep.supervisor.verifying import OnDivergence
 

@@ -1,0 +1,85 @@
+"""Where a start begins: what was asked for, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.record import Position, Reference, Replay
+from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.fingerprint import Fingerprint
+from everstep.supervisor.init_from import InitFrom
+from everstep.supervisor.progress import Progress
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the user asked for; the arguments of `Supervisor` of the same names."""
+
+    path: Path
+    seed: int | None
+    resume: bool | int | str | Path
+    init_from: InitFrom | None
+    init_fn: Callable[[], object] | None
+    local_init_fn: Callable[[], object] | None
+    ready: Callable[[], object] | None
+    on_change: Literal["error", "override"]
+    lock: bool
+    config: Configuration | None = None
+
+
+@dataclass
+class Recovered:
+    """Where this start begins.
+
+    Attributes:
+        progress: the counters, which go on counting; those of a fresh run if `checkpoint` is None.
+        step, epoch: where it begins.
+        mid_epoch: whether that is inside an epoch, which is then entered again.
+        checkpoint: name of the checkpoint it goes on from, None for a fresh start.
+        random: random state to put back at the resume point, None for a fresh start.
+        lines: random state for the program's lines that run again before that point.
+        parent: the journal's end as the checkpoint knows it.
+        replay: compares what steps find that are executed again.
+        chosen: what a person chose otherwise, so that earlier executions are not compared with; else "".
+        collector: saved metric windows, None for a fresh start.
+        finished: the run was complete and nothing reopened it.
+        digest: of the checkpoint's state.
+        last_values: the newest value of each metric collected outside steps.
+        last_steps: of which step each of them is.
+        services, streams, wall: those branches of the saved tree.
+        open: the services that the checkpoint's boundary has still to run; none, but where an interruption
+            left it inside an evaluation.
+        kept: facts that the record keeps as they are stored, since no step is run by what was given.
+        fingerprint: what decides the bits of what this start computes.
+        same_numbers: whether the steps that are executed again were computed under that one before: else
+            they may well give other numbers now.
+        one_fingerprint: whether all steps of the run up to here, and from here on, are computed under it.
+    """
+
+    progress: Progress
+    checkpoint: str | None = None
+    random: Any = None
+    lines: dict[str, Any] = field(default_factory=dict)
+    parent: Position | None = None
+    replay: Replay = field(default_factory=lambda: Replay(Reference(0)))
+    collector: Any = None
+    services: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+    digest: str | None = None
+    wall: dict[str, Any] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
+    same_numbers: bool = True
+    chosen: str = ""
+    one_fingerprint: bool = True
+
+    def __post_init__(self) -> None:
+        self.step, self.epoch = self.progress.step, self.progress.epoch
+        self.mid_epoch = self.checkpoint is not None and self.progress.phase == "step" and self.epoch > 0
