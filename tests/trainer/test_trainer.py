@@ -38,7 +38,7 @@ def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
             return super().train_step(batch)
 
     trainer(tmp_path / "run", Looking()).run_training()
-    assert frames == ["epoch", "run_training"]
+    assert frames == ["_epoch", "run_training"]
 
 
 def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:

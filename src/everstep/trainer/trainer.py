@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Moment, Service
@@ -40,8 +40,6 @@ from everstep.trainer.recorded import Recorded, weights_of
 from everstep.trainer.smoke import scratch, unchanged
 from everstep.trainer.streams import Data, Streams
 from everstep.trainer.watching import Watched, Which
-
-R = TypeVar("R")
 
 
 class Trainer:
@@ -174,29 +172,43 @@ class Trainer:
             ConfigError: `evaluate` is none of these.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        return _to_the_end(self._training(max_step, self._evaluating(evaluate, evaluate_end), "train"))
+        for attempt in self._attempts(max_step, self._evaluating(evaluate, evaluate_end)):
+            with attempt as loop:
+                for _ in loop.iter_epochs():
+                    for _ in self._epoch(loop, "train"):
+                        pass
+        return loop.ending
 
     def in_turns(self, stream: Stream) -> Generator[TrainerLoop, None, Ending]:
         """`run_training` on a stream, with a rest after each step, where it yields the loop that is open."""
-        return self._training(None, self._services, {"train": stream})
+        for attempt in self._attempts(None, self._services):
+            with attempt as loop:
+                for _ in loop.iter_epochs():
+                    yield from self._epoch(loop, {"train": stream})
+        return loop.ending
 
-    def _training(
-        self, max_step: int | None, services: Sequence[Service], streams: Mapping[str, Stream] | str
-    ) -> Generator[TrainerLoop, None, Ending]:
-        """The program over a TrainerLoop; it yields after each step."""
-        began, first = self._clock(), True
-        while True:
+    def _attempts(
+        self, max_step: int | None, services: Sequence[Service]
+    ) -> Iterator[AbstractContextManager[TrainerLoop]]:
+        """The loop to open for a training, and the one to open after each rollback of it."""
+        began, count, over = self._clock(), 0, False
+
+        @contextmanager
+        def attempt() -> Iterator[TrainerLoop]:
+            nonlocal over
             try:
                 with self._opened(max_step, services) as loop:
-                    if first:
+                    if count == 1:
                         self._introduce(loop)
-                    first = False
-                    for _ in loop.iter_epochs():
-                        yield from self._epoch(loop, streams)
+                    yield loop
             except RolledBack:
                 self._go_back(began)
             else:
-                return loop.ending
+                over = True
+
+        while not over:
+            count += 1
+            yield attempt()
 
     def _evaluating(self, when: bool | Schedule, end: bool) -> list[Service]:
         """The services with no evaluation among them, or with each at other times; True: as they are."""
@@ -290,11 +302,12 @@ class Trainer:
             MetricError: a service evaluates the same stream at the same step.
         """
         if self._loop is not None:
-            _to_the_end(self._epoch(self._loop, train_streams, eval_streams))
+            for _ in self._epoch(self._loop, train_streams, eval_streams):
+                pass
             return
         with self.open() as loop:
             for _ in loop.iter_epochs():
-                _to_the_end(self._epoch(loop, train_streams, eval_streams))
+                self.epoch(train_streams, eval_streams)
                 break  # the epoch is closed, and saved, where the loop is left; the run is not finished
 
     def _epoch(
@@ -582,17 +595,6 @@ class Trainer:
             raise NoCheckpointError(
                 f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
             ) from error
-
-
-def _to_the_end(program: Generator[Any, None, R]) -> R:
-    """Run a program without a rest; returns what it returns."""
-    with closing(program):  # an exception that comes between two steps leaves the loop, too
-        while True:
-            try:
-                next(program)
-            except StopIteration as ended:
-                result: R = ended.value
-                return result
 
 
 def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
