@@ -65,7 +65,7 @@ FAULTS = {
                 "cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)",
             ),
         ),
-        "data/test_dataloader.py",
+        "laws/test_law1_any_step.py::test_crashed_anywhere",
     ),
     "a dropped generator": Fault(
         (Edit(r"backends\.get\(name\)\.set_random_state\(state\)", "pass"),),
@@ -76,7 +76,7 @@ FAULTS = {
         "checkpoint/test_checkpoint_damage.py",
     ),
     "a position that is off by one": Fault(
-        (Edit(r"self\._count = done", "self._count = done + 1"),),
+        (Edit(r"self\.done = self\._count$", "self.done = self._count + 1"),),
         "data/test_arrays.py",
     ),
     "no state of the optimizer": Fault(
@@ -127,7 +127,7 @@ def plant(library: Path, edit: Edit) -> None:
 def tested(library: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Run these tests, as far as `make test` has them, with the library that lies there."""
     (short,) = re.findall(r'-m "(not [^"]+)"', (TESTS.parent / "Makefile").read_text())
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", short]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", short]
     program = f"import everstep, pytest, sys; assert everstep.__file__.startswith({str(library)!r}); "
     return subprocess.run(
         [sys.executable, "-c", program + "sys.exit(pytest.main(sys.argv[1:]))", *options, *tests],

@@ -17,6 +17,7 @@ from everstep.errors import ConfigError, GuardStop, LossBoundError, NonFiniteErr
 from everstep.record import RunJournal
 from everstep.services import LossBound
 from everstep.testing import armed
+from tiers import share
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 Place = tuple[int, int]
@@ -268,7 +269,7 @@ def test_without_recovery_the_failure_stands_and_a_quarantine_still_holds(tmp_pa
 def test_killed_and_crashed_in_between_it_ends_the_same(tmp_path: Path) -> None:
     bad = {(0, 7), (1, 12)}
     finish(tmp_path / "run", bad)
-    for at in (6, 9, 21, 31):
+    for at in share((6, 9, 21, 31), 1):
         run_dir = tmp_path / str(at)
         with pytest.raises(Boom):
             everstep.recovering(lambda d=run_dir, at=at: Spoilt(d, bad).train(boom_at(at)))  # type: ignore[misc]

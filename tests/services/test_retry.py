@@ -19,6 +19,7 @@ from everstep.errors import ConfigError, TriedAgain
 from everstep.record import RunJournal
 from everstep.services import Retry
 from everstep.testing import armed
+from tiers import share
 from tiny_runs import Tiny, rows
 
 LISTED = (ConnectionError,)
@@ -203,9 +204,8 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(tmp_path: Path, strai
 
 
 def test_killed_around_a_try(tmp_path: Path, straight: Any) -> None:
-    for number, spec in enumerate(
-        ["kill:loop.retry:1", "kill:loop.retry:2", "kill:checkpoint.rename:3", "kill:journal.fsync:4"]
-    ):
+    specs = ["kill:loop.retry:1", "kill:loop.retry:2", "kill:checkpoint.rename:3", "kill:journal.fsync:4"]
+    for number, spec in share(enumerate(specs), 1):
         run_dir = tmp_path / str(number)
         pid = os.fork()
         if pid == 0:

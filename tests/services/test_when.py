@@ -15,6 +15,7 @@ from everstep import Every, Interrupt, Save, SetValue, Stop
 from everstep.errors import ConfigError, UsageError
 from everstep.services import OnBest, When
 from everstep.testing import check_service
+from tiers import share
 from tiny_runs import Boom, boom_at, events, rows
 
 LOSSES = [0.5, 0.6, 0.4, 0.4, 0.3]
@@ -89,7 +90,7 @@ def test_each_kind_of_condition_sets_a_value_exactly(tmp_path: Path, make: Any, 
 
     whole = start(tmp_path / "whole")
     assert [row[1] for row in whole[1] if row[3] == "settings.rate"] == steps
-    for crash in (3, 4, 10, 14, 20):
+    for crash in share((3, 4, 10, 14, 20), 2):
         with pytest.raises(Boom):
             start(tmp_path / str(crash), crash)
         assert start(tmp_path / str(crash)) == whole
