@@ -169,6 +169,8 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
     },
     "loop/test_loop_generators.py": {
         "test_a_head_may_set_the_generators_of_its_loader": 4,
+        "test_a_head_may_do_anything_to_the_generators_of_declared_data": 4,
+        "test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused": 2,
         "test_in_the_middle_of_a_pass_that_goes_on_over_epochs": NONE,
         "test_two_loaders_that_are_seeded_at_the_head": NONE,
     },

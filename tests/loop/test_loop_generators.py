@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
 from everstep import Every
-from everstep.errors import Interrupted
+from everstep.errors import Interrupted, NotResumableError
 from everstep.proof.compare import compare_runs
 
 X = torch.arange(12.0)
@@ -93,9 +93,6 @@ class DatasetKept(Head):
         self.loader = DataLoader(Noisy(np.random.default_rng(3)), 4)
 
 
-HEADS = [Head, SeededAnew, SeededOnce, LoaderAnew, GeneratorShared, AlwaysTheSame, DatasetAnew, DatasetKept]
-
-
 class SameSeedInNew(Head):
     """As the one above, but nothing lives on that a resume could find: blind after the first pass."""
 
@@ -123,13 +120,33 @@ class OddEpochs(Head):
         return self.loader
 
 
-HEADS += [Draws, SeedsAndDraws, OddEpochs]
+HEADS = [Head, SeededAnew, SeededOnce, LoaderAnew, GeneratorShared, DatasetAnew, DatasetKept]
+"""What each does to the generators can be told from their states, and from the record."""
+BLIND = [AlwaysTheSame, Draws, SeedsAndDraws, OddEpochs]
+"""What these do cannot be told where the data is not known before."""
+KEPT = [Head, SeededAnew, SeededOnce, DatasetKept, *BLIND]
+"""Those of one loader, which can be declared."""
+SAVES = [
+    pytest.param(Every(epochs=1), False, id="epochs"),
+    pytest.param(Every(steps=1), True, id="steps, tail draws"),
+]
 
 
-def train(run: Path, head: Callable[[int], Any], stop_at: int | None, every: Any, draw: bool) -> list[float]:
+def train(
+    run: Path,
+    head: Callable[[int], Any],
+    stop_at: int | None,
+    every: Any,
+    draw: bool,
+    *,
+    declared: bool = False,
+) -> list[float]:
     seen: list[float] = []
     services = [everstep.Checkpoints(every)]
-    loop = everstep.TrainLoop(run, {"seen": seen}, max_epoch=EPOCHS, services=services, seed=1)
+    streams = {"train": head.loader} if declared else None  # type: ignore[attr-defined]
+    loop = everstep.TrainLoop(
+        run, {"seen": seen}, max_epoch=EPOCHS, services=services, seed=1, streams=streams
+    )
     with loop:
         for epoch in loop.iter_epochs():
             data = head(epoch)
@@ -142,13 +159,43 @@ def train(run: Path, head: Callable[[int], Any], stop_at: int | None, every: Any
     return seen
 
 
-@pytest.mark.parametrize(
-    ("every", "draw"),
-    [
-        pytest.param(Every(epochs=1), False, id="epochs"),
-        pytest.param(Every(steps=1), True, id="steps, tail draws"),
-    ],
-)
+@pytest.mark.parametrize(("every", "draw"), SAVES)
+@pytest.mark.parametrize("make", KEPT, ids=lambda head: head.__name__)
+def test_a_head_may_do_anything_to_the_generators_of_declared_data(
+    tmp_path: Path, make: Callable[[], Any], every: Any, draw: bool
+) -> None:
+    straight = train(tmp_path / "straight", make(), None, every, draw, declared=True)
+    for stop_at in (4, 6, 7, 10):
+        run = tmp_path / f"{stop_at}"
+        with pytest.raises(Killed):
+            train(run, make(), stop_at, every, draw, declared=True)
+        assert train(run, make(), None, every, draw, declared=True) == straight, stop_at
+        assert compare_runs(tmp_path / "straight", run) == [], stop_at
+
+
+@pytest.mark.parametrize(("every", "draw"), SAVES)
+@pytest.mark.parametrize("make", BLIND, ids=lambda head: head.__name__)
+def test_what_a_resume_cannot_tell_of_data_that_is_not_declared_is_refused(
+    tmp_path: Path, make: Callable[[], Any], every: Any, draw: bool
+) -> None:
+    straight = train(tmp_path / "straight", make(), None, every, draw)
+    refused = []
+    for stop_at in (4, 6, 7, 10):
+        run = tmp_path / f"{stop_at}"
+        with pytest.raises(Killed):
+            train(run, make(), stop_at, every, draw)
+        try:
+            resumed = train(run, make(), None, every, draw)
+        except NotResumableError as error:
+            refused.append(str(error))
+            resumed = train(run, make(), None, every, draw, declared=True)
+        assert resumed == straight, stop_at
+        assert compare_runs(tmp_path / "straight", run) == [], stop_at
+    assert refused
+    assert all("declare the data where the loop is made, streams={'train': data}" in each for each in refused)
+
+
+@pytest.mark.parametrize(("every", "draw"), SAVES)
 @pytest.mark.parametrize("make", HEADS, ids=lambda head: head.__name__)
 def test_a_head_may_set_the_generators_of_its_loader(
     tmp_path: Path, make: Callable[[], Any], every: Any, draw: bool
@@ -165,11 +212,16 @@ def test_a_head_may_set_the_generators_of_its_loader(
 
 @pytest.mark.parametrize("make", [AlwaysTheSame, SeededAnew, Draws, Head])
 def test_in_the_middle_of_a_pass_that_goes_on_over_epochs(tmp_path: Path, make: Callable[[], Any]) -> None:
-    def run(name: str, stop_at: int | None) -> list[float]:
+    def run(name: str, stop_at: int | None, *, declared: bool = True) -> list[float]:
         head, seen = make(), []
-        saves = everstep.Checkpoints(Every(epochs=1))
         loop = everstep.TrainLoop(
-            tmp_path / name, {"seen": seen}, max_epoch=6, steps_per_epoch=2, services=[saves], seed=1
+            tmp_path / name,
+            {"seen": seen},
+            max_epoch=6,
+            steps_per_epoch=2,
+            services=[everstep.Checkpoints(Every(epochs=1))],
+            seed=1,
+            streams={"train": head.loader} if declared else None,
         )
         with loop:
             for epoch in loop.iter_epochs():
@@ -181,9 +233,14 @@ def test_in_the_middle_of_a_pass_that_goes_on_over_epochs(tmp_path: Path, make: 
 
     straight = run("straight", None)
     for stop_at in range(1, 13):
+        name = f"{stop_at}"
         with pytest.raises(Killed):
-            run(f"{stop_at}", stop_at)
-        assert run(f"{stop_at}", None) == straight, stop_at
+            run(name, stop_at, declared=False)
+        if make is not Head and stop_at > 2:
+            with pytest.raises(NotResumableError, match="declare the data"):
+                run(name, None, declared=False)
+        assert run(name, None, declared=make is not Head) == straight, stop_at
+        assert compare_runs(tmp_path / "straight", tmp_path / name) == [], stop_at
 
 
 def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -203,27 +260,45 @@ def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) 
         assert run(f"{stop_at}", None) == straight
 
 
-def test_a_head_that_draws_from_the_generator_of_a_loader_that_cannot_be_found_again_is_told(
+def test_a_head_that_draws_from_the_generator_of_a_loader_that_is_not_declared_is_told(
     tmp_path: Path,
 ) -> None:
     lines: list[str] = []
     generator = torch.Generator().manual_seed(7)
-    data, look_alike = loader(generator), loader(torch.Generator())
+    data = loader(generator)
 
-    def run(state: dict[str, Any], name: str) -> int:
+    def run(state: dict[str, Any], name: str, **options: Any) -> int:
         lines.clear()
         console = everstep.Console(sink=lines.append)
-        with everstep.TrainLoop(tmp_path / name, state, max_epoch=3, services=[console]) as loop:
+        with everstep.TrainLoop(tmp_path / name, state, max_epoch=3, services=[console], **options) as loop:
             for _ in loop.iter_epochs():
                 torch.rand((), generator=generator)
                 for _ in loop.iter_steps(data):
                     pass
-        return sum("draw from its generator" in line for line in lines)
+        return sum("draw from its generator, so a resume" in line for line in lines)
 
     assert run({}, "a") == 1
     assert run({"generator": generator}, "b") == 0
-    del look_alike
-    assert run({}, "c") == 0
+    assert run({}, "c", streams={"train": data}) == 0
+
+
+def test_a_start_that_took_a_head_for_harmless_says_so_when_it_learns_better(tmp_path: Path) -> None:
+    """Killed between the end of the first epoch and its head, the record knows nothing of heads yet."""
+
+    def run(*, killed: bool = False) -> str:
+        head, lines = Draws(), list[str]()
+        services = [everstep.Console(sink=lines.append), everstep.Checkpoints(Every(epochs=1))]
+        with everstep.TrainLoop(tmp_path / "run", {}, max_epoch=3, services=services, seed=1) as loop:
+            for epoch in loop.iter_epochs():
+                if killed and epoch == 2:
+                    raise Killed
+                for _ in loop.iter_steps(head(epoch)):
+                    pass
+        return "\n".join(lines)
+
+    with pytest.raises(Killed):
+        run(killed=True)
+    assert "only now does the record know that lines at the head of an epoch" in run()
 
 
 @pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=1)], ids=["epochs", "steps"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -14,7 +12,7 @@ from everstep.contracts.data import Stream
 from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
 from everstep.data.known import class_names, refusal
 from everstep.data.wrapping import AdaptedStream
-from everstep.errors import DataError
+from everstep.errors import ConfigError, DataError
 
 # By name, so that nothing is imported for data that does not need it.
 _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.dataloader"}
@@ -64,12 +62,21 @@ def as_stream(data: Any) -> Stream:
     return IterableStream(data)
 
 
-def alive() -> list[Any]:
-    """The torch loaders in this process, those of `data.loader` included: what may keep generators."""
-    homes = {"torch.utils.data.dataloader": "DataLoader", "everstep.backends.torch.loader": "Loader"}
-    kinds = tuple(getattr(sys.modules[home], name) for home, name in homes.items() if home in sys.modules)
-    gc.collect()  # what a run before in this process has left is not alive
-    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+def named(streams: Any) -> Mapping[str, Any]:
+    """Names to data, as they were given.
+
+    Raises:
+        ConfigError: it is no mapping, or a name is empty or holds "/".
+    """
+    if not isinstance(streams, Mapping):
+        raise ConfigError(
+            f"streams is a {type(streams).__name__}; give names to data, as in "
+            '{"train": train, "valid": valid}'
+        )
+    for name in streams:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"stream name {name!r}: give a text without '/', not empty")
+    return streams
 
 
 def describe(stream: Stream, seed: int) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class Course(Questions):
         self._record_times()
         if self._steps_per_epoch is None:
             engine.streams.end_passes()
+        engine.streams.end_epoch()
         self._tail_ready = False
         self.within_epoch = False
         engine.rng_marks.forget()

@@ -261,6 +261,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "segment": {"facts": dict},
     "checkpoint": {"name": str, "bytes": int},
     "closed": {"status": str},
+    "head": {"stream": str, "step": int, "given": list, "touched": bool},
     "evaluation": {
         **dict.fromkeys(("stream", "checkpoint", "digest"), str),
         **dict.fromkeys(("step", "epoch", "num_steps"), int),
@@ -432,9 +433,21 @@ class RunJournal:
 
     def rollbacks(self) -> list[Rollback]:
         """The rollbacks of the run since it began from nothing, in order."""
-        began = max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
-        decisions = [event for event in self.events("decision") if event.segment >= began]
+        decisions = [event for event in self.events("decision") if event.segment >= self._began()]
         return Rollback.among((event.data, event.segment) for event in decisions)
+
+    def _began(self) -> int:
+        """The first segment since the run began from nothing."""
+        return max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
+
+    def heads(self, step: int) -> dict[str, dict[str, Any]]:
+        """By stream, what lines at the head of the epoch after `step` have done to its generators.
+
+        The newest execution counts, also one that was left behind.
+        """
+        began = self._began()
+        found = [event.data for event in self.events("head", valid=False) if event.segment >= began]
+        return {data["stream"]: data for data in found if data["step"] == step}
 
     def superseded(self, position: Position | None) -> dict[int, dict[Key, tuple[int, int]]]:
         """By segment, the rows that a start from `position` leaves behind: key -> (bits of the value, count).

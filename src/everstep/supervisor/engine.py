@@ -147,6 +147,8 @@ class Engine:
         self.streams = opening.streams(recovered)
         stack.callback(self.streams.close)
         self.streams.stand(self.user.objects.values())
+        self.streams.declare(self.settings.streams)
+        self.streams.noticed = self._note_head
         self.journal = opening.journal(recovered, self.board)
         stack.callback(self.journal.close)
         self._open_verifier(stack)
@@ -214,6 +216,11 @@ class Engine:
         )
         if recovery is not None:
             self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
+
+    def _note_head(self, stream: str, head: dict[str, Any]) -> None:
+        """Record what the head of an epoch did to a stream's generators: at once, as a kill may follow."""
+        self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
+        self.journal.flush()
 
     def _connect(self) -> None:
         """Make the parts that need what is open, each from those before it."""

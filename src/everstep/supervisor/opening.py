@@ -357,8 +357,9 @@ class Opening:
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
         streams = Streams(seed, self._voice.say, override=override, quarantined=quarantined)
+        heads = self._journal.heads(recovered.step)
         with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
-            streams.load(recovered.streams, recovered.wall.get("streams", {}))
+            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads)
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep.contracts.services import Clock, Moment, Service
+from everstep.data.adapt import named
 from everstep.errors import ConfigError
 from everstep.keywords import number, plain, whole
 from everstep.record import located, user_path
@@ -83,6 +84,7 @@ class Settings:
 
     Attributes:
         services: the given ones and those that every run has, in this order.
+        streams: the data that is declared, by name.
 
     Raises:
         ConfigError: an argument is out of range, or contradicts another.
@@ -107,6 +109,7 @@ class Settings:
         on_change: Literal["error", "override"] = "error",
         on_divergence: OnDivergence = None,
         config: Mapping[str, Any] | Configuration | None = None,
+        streams: Mapping[str, Any] | None = None,
         lock: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -130,6 +133,7 @@ class Settings:
                 "batches stop the run, and other numbers are a warning"
             )
         self.on_divergence = on_divergence
+        self.streams = {} if streams is None else named(streams)
         self.start = Start(
             path=located(user_path(run_dir, "run_dir")),
             seed=seed,

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.services import Clock
-from everstep.data.adapt import alive, as_stream, describe
+from everstep.data.adapt import as_stream, describe
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError, nearest
 from everstep.record import Batch
-from everstep.state import digest, encode, isolated, make_entry
+from everstep.state import isolated, make_entry
 from everstep.supervisor import reused_data
+from everstep.supervisor.generators import Generators, HeadWatch, states_of
 from everstep.supervisor.quarantine import Sieve
 from everstep.supervisor.trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
-
-
-class Generators:
-    """The generators that streams keep: brought back once, though several hold the same one.
-
-    Whatever draws from one after the resume (another stream, an evaluation over the same data) draws
-    from where the checkpoint had it, and going to a stream's position does not take that back.
-    """
-
-    def __init__(self) -> None:
-        self._back: list[Any] = []
-
-    def stand(self, objects: Iterable[Any]) -> None:
-        """These, and what is in them, are where the checkpoint had them."""
-        for each in objects:
-            if isinstance(each, dict | list):
-                self.stand(each.values() if isinstance(each, dict) else each)
-            else:
-                self._back.append(each)
-
-    @staticmethod
-    def states(stream: Stream) -> list[Any]:
-        """The states of the stream's generators, now."""
-        return [make_entry("generator", each).save() for each in stream.generators]
-
-    def forget(self, objects: Iterable[Any]) -> None:
-        """These are not where the checkpoint had them."""
-        gone = {id(each) for each in objects}
-        self._back = [each for each in self._back if id(each) not in gone]
-
-    def stands(self, generator: Any) -> bool:
-        """Whether it is where the checkpoint had it, or part of the state, which brings it there."""
-        return any(generator is each for each in self._back)
-
-    @contextmanager
-    def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
-        """Whatever the block draws, the stream's generators stand afterwards where they belong.
-
-        Args:
-            saved: the states that the checkpoint has of them.
-            given: which of them the program sets for each pass, and has set now.
-        """
-        held = stream.generators
-        now = self.states(stream)
-        yield
-        for generator, was, state, ours in zip(held, saved, now, given, strict=True):
-            make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
-        self.stand(held)
 
 
 class StreamSlot:
@@ -74,6 +26,7 @@ class StreamSlot:
         stream: what to open; None until the program binds it.
         pass_index: the pass that is open or comes next, from 0.
         cursor: the open pass.
+        head: what lines at the head of epochs do to the generators of its data.
     """
 
     def __init__(
@@ -83,6 +36,7 @@ class StreamSlot:
         say: Callable[[str], None],
         generators: Generators,
         sieve: Callable[[StreamSlot, Cursor], Cursor],
+        head: HeadWatch,
     ) -> None:
         self.name = name
         self.stream: Stream | None = None
@@ -95,13 +49,9 @@ class StreamSlot:
         """Whether the source still has to be brought there."""
         self._states: list[Any] | None = None
         """Of the source's generators, as the checkpoint has them, until they stand there."""
-        self._opened: list[list[Any]] = []
-        """The states of the source's generators when the run's first pass was opened, and the last one."""
-        self._given: list[int] = []
-        """Which of them (by index) the program sets itself between two passes."""
-        self._between: list[tuple[Any, Any]] | None = None
-        """The source's generators, and their states at the last boundary between two passes."""
-        self._generators = generators
+        self._brought_back = False
+        """Whether they were brought back before the head ran, as the data is declared."""
+        self._generators, self.head = generators, head
         self._seed, self._say, self._sieve = seed, say, sieve
         self._what: dict[str, Any] | None = None
         """What the data is: `data.describe`."""
@@ -170,64 +120,31 @@ class StreamSlot:
         """
         if self.cursor is None:
             assert self.stream is not None
+            self.head.end(self.stream.generators, in_pass=self.in_pass)
             self.go_back()
             if self.cursor is None:
-                self._notice_generators()
+                self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
                 self.cursor = self._sieve(self, cursor)
             self._left, self._must_return = None, False
         return self.cursor
 
-    def look_for_source(self) -> Any:
-        """At the resume point: the object that the program is going to bind, if it can be told; else None.
-
-        Only where it keeps generators: lines at the head of the epoch may seed them or draw from them.
-        """
-        if self.stream is not None or not self._states:
-            return None
-        found = self._sources_like(len(self._states))
-        return found[0] if len(found) == 1 else None
-
-    def _sources_like(self, generators: int) -> list[Any]:
-        """What in this process is described as this stream's data, and keeps so many generators."""
-        streams = [(each, as_stream(each)) for each in alive()]
-        return [
-            each
-            for each, stream in streams
-            if len(stream.generators) == generators and describe(stream, self._seed) == self._what
-        ]
-
-    def unbind(self, saved: tuple[dict[str, Any], dict[str, Any]], states: list[Any]) -> None:
-        """The source that was looked for is not what the program binds: as if it had not been found.
-
-        Args:
-            saved: what was loaded.
-            states: those that its generators had.
-        """
-        self.close()
-        assert self.stream is not None
-        for generator, state in zip(self.stream.generators, states, strict=True):
-            make_entry("generator", generator).load(state)
-        self._generators.forget(self.stream.generators)
-        self.stream, self._between = None, None
-        self.load(*saved)
-
     def go_back(self, *, at_resume_point: bool = False) -> None:
         """To the saved position, or to where the pass before left the source; once after a `load`.
 
         Args:
-            at_resume_point: nothing that the program has done to the generators yet is to stay.
+            at_resume_point: nothing that the program has done to the generators yet is to stay.  Else the
+                head of an epoch has run since.
         """
         if self._states is None:
             return
         assert self.stream is not None
-        holds = len(self.stream.generators)
-        if holds != len(self._states):
-            raise DataError(
-                f"stream {self.name!r}: its data held {len(self._states)} generators at the checkpoint and "
-                f"holds {holds} now; give generator= as it was then"
-            )
-        given = [False] * holds if at_resume_point else self._are_given()
+        self._require_held(self.stream)
+        held = self.stream.generators
+        if at_resume_point or self._brought_back:
+            given = [self._brought_back] * len(held)
+        else:
+            given = self.head.told(held, self.pass_index, in_pass=self.in_pass)
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 cursor = self._open_at(self.pass_index, self._saved)
@@ -235,49 +152,27 @@ class StreamSlot:
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None
-        if self.cursor is None and at_resume_point:
-            self._note_generators()
-        elif self.cursor is None and self._opened:
-            self._given = [index for index, chosen in enumerate(given) if chosen]
+        if at_resume_point:
+            self.head.begin(held)
 
-    def _are_given(self) -> list[bool]:
-        """Which generators the program has set for the pass that comes, so that they stay as they are."""
-        assert self.stream is not None
-        held = self.stream.generators
-        if self._saved is not None or [len(states) for states in self._opened] != [len(held)] * 2:
-            return [False] * len(held)
-        return [self._is_given(*each) for each in zip(range(len(held)), held, *self._opened, strict=True)]
-
-    def _is_given(self, index: int, generator: Any, first: Any, last: Any) -> bool:
-        """Where the program begins, each generator stands as at the first pass, unless it is set since."""
-        entry = make_entry("generator", generator)
-        now = entry.save()
-        if self.pass_index == 1:  # only one was read: another seed than it had was set on purpose
-            return entry.as_seeded() and not _equal(now, first)
-        return index in self._given and (not _equal(now, first) or _equal(now, last))
-
-    def _notice_generators(self) -> None:
-        """What the program has done to the source's generators since the pass before."""
-        assert self.stream is not None
-        held, now = self.stream.generators, Generators.states(self.stream)
-        self._opened = [self._opened[0] if self._opened else now, now]
-        between, self._between = self._between, None
-        if between is None or len(between) != len(held):
+    def bring_back(self, stream: Stream) -> None:
+        """At the resume point: the generators of declared data, which the program has yet to give."""
+        if not self._states:
             return
-        self._given = []
-        for index, (generator, (before, left), state) in enumerate(zip(held, between, now, strict=True)):
-            if generator is before and _equal(state, left):
-                continue
-            if generator is not before or make_entry("generator", generator).as_seeded():
-                self._given.append(index)
-            elif not self._generators.stands(generator):
-                self._generators.stand([generator])  # asked once: looking through all objects takes a while
-                if len(self._sources_like(len(held))) != 1:
-                    self._say(
-                        f"warning: stream {self.name!r}: lines between its passes draw from its generator, "
-                        "which a resume cannot repeat; give them a generator of their own, or add this one "
-                        "to state"
-                    )
+        self._require_held(stream)
+        for generator, state in zip(stream.generators, self._states, strict=True):
+            make_entry("generator", generator).load(state)
+        self._generators.stand(stream.generators)
+        self.head.begin(stream.generators)
+        self._brought_back = True
+
+    def _require_held(self, stream: Stream) -> None:
+        held, holds = len(self._states or ()), len(stream.generators)
+        if held != holds:
+            raise DataError(
+                f"stream {self.name!r}: its data held {held} generators at the checkpoint and "
+                f"holds {holds} now; give generator= as it was then"
+            )
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
@@ -333,20 +228,23 @@ class StreamSlot:
             "left": left,
             "data": self._what,
             "varies": self._varies,
-            "opened": self._opened,
-            "given": self._given,
+            **self.head.tree(),
         }
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
-        if not self.in_pass:
-            self._note_generators()
-        return {**here, "generators": Generators.states(self.stream)}
+        if not self.in_pass or self.head.began:  # what services did since the epoch's end is saved here
+            self.end_epoch()
+        return {**here, "generators": states_of(self.stream.generators)}
 
-    def _note_generators(self) -> None:
-        """Between two passes: what is done to the generators from here on is the program's."""
-        assert self.stream is not None
-        held = self.stream.generators
-        self._between = list(zip(held, Generators.states(self.stream), strict=True))
+    def end_epoch(self) -> None:
+        """Between two passes, or two epochs: a head may begin."""
+        if self.stream is not None and self._states is None:
+            self.head.begin(self.stream.generators)
+
+    def bound_again(self) -> None:
+        """The program gives the data of the open pass again: the head is over."""
+        if self.stream is not None and self.cursor is not None:
+            self.head.end(self.stream.generators, in_pass=True)
 
     @property
     def _place_words(self) -> Collection[str]:
@@ -362,7 +260,7 @@ class StreamSlot:
         self._must_return = self._left is not None
         self._what = None if tree["data"] is None else dict(tree["data"])
         self._varies, self._resuming = tree["varies"], True
-        self._opened, self._given = tree["opened"], tree["given"]
+        self.head.load(tree)
 
     def try_word(self) -> Verdict | None:
         """Try what is taken at its word, once it has given a batch; None where there is nothing to try."""
@@ -416,11 +314,6 @@ def _joined(position: Any, words: dict[str, Any] | None) -> Any:
     return {**position, **words} if words else position
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two states of generators have the same bits."""
-    return digest(encode(a)) == digest(encode(b))
-
-
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
     """How two descriptions of data differ, in words; "" if they do not, between or inside passes."""
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
@@ -446,6 +339,7 @@ class Streams:
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
+        noticed: called with a stream's name, and what the head of an epoch did to its generators.
         changed: called when a person has chosen to go on with other data.
     """
 
@@ -458,21 +352,22 @@ class Streams:
         quarantined: Iterable[Batch] = (),
     ) -> None:
         self.drew: Callable[[str, int, int], None] | None = None
+        self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
-        self._loaded: dict[str, Any] = {}
-        """What the checkpoint has of each."""
-        self._found: dict[str, tuple[Any, Any, list[Any]]] = {}
-        """Sources found at the resume point, until the program binds them: with what was loaded, and the
-        states that their generators had."""
+        self._declared: dict[str, Any] = {}
         self._seed, self._say, self._override = seed, say, override
         self._generators = Generators()
 
     def stand(self, objects: Iterable[Any]) -> None:
         """Objects that the checkpoint's state has restored already."""
-        self._generators.stand(objects)
+        self._generators.keep(objects)
+
+    def declare(self, declared: Mapping[str, Any]) -> None:
+        """The data that the program is going to give, by name."""
+        self._declared = dict(declared)
 
     def bind(self, data: Any, name: str) -> StreamSlot:
         """The slot of `name`, now reading `data`.
@@ -483,7 +378,6 @@ class Streams:
         """
         if not name or "/" in name:
             raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
-        self._confirm(name, data)
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = self._new(name)
@@ -498,10 +392,13 @@ class Streams:
         if slot.bind(stream, override=self._override):
             self.changed()
         self._sources[name] = data
+        slot.head.declared = name in self._declared
+        slot.bound_again()
         return slot
 
     def _new(self, name: str) -> StreamSlot:
-        return StreamSlot(name, self._seed, self._say, self._generators, self._sieve)
+        head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
+        return StreamSlot(name, self._seed, self._say, self._generators, self._sieve, head)
 
     def _sieve(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
         """What hands out the batches of a pass: the cursor, unless some are to be noted or left out."""
@@ -541,26 +438,14 @@ class Streams:
                 )
         return ""
 
-    def _confirm(self, name: str, data: Any) -> None:
-        """What was found at the resume point is what the program gives, or it was not found."""
-        found = self._found.pop(name, None)
-        if found is not None and found[0] is not data:
-            self._slots[name].unbind(*found[1:])
-            del self._sources[name]
-
-    def _find(self, name: str, slot: StreamSlot) -> None:
-        """Bring back the generators of data that the program, by the look of it, is going to give."""
-        source = slot.look_for_source()
-        if source is not None:
-            stream = as_stream(source)
-            self._found[name] = source, self._loaded[name], Generators.states(stream)
-            slot.bind(stream)
-            self._sources[name] = source
-            slot.go_back(at_resume_point=True)
-
     def bound(self, name: str) -> bool:
         """Whether the program has bound a stream of this name."""
         return name in self._sources
+
+    def end_epoch(self) -> None:
+        """The epoch is over: the head of the next one may do something to generators of the data."""
+        for slot in self._slots.values():
+            slot.end_epoch()
 
     def end_passes(self) -> None:
         """Close every pass that is open (the epoch that held it was left)."""
@@ -575,19 +460,28 @@ class Streams:
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
-    def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
-        """The inverse of `tree`; streams are bound later, by the program."""
+    def load(self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, dict[str, Any]]) -> None:
+        """The inverse of `tree`; streams are bound later, by the program.
+
+        Args:
+            words: what is saved beside them.
+            heads: by stream, what the head that comes next did when it ran before; nothing if it did not.
+        """
         for name, saved in tree.items():
-            self._loaded[name] = saved, words.get(name, {})
-            self._slots.setdefault(name, self._new(name)).load(*self._loaded[name])
+            slot = self._slots.setdefault(name, self._new(name))
+            slot.load(saved, words.get(name, {}))
+            slot.head.recorded = heads.get(name)
 
     def open_bound(self) -> None:
-        """Bring every bound stream to where the checkpoint had it, and open those inside a pass."""
+        """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
+
+        Of data that is declared, and not bound yet, the generators.
+        """
         for name, slot in self._slots.items():
             if self.bound(name):
                 slot.go_back(at_resume_point=True)
-            else:
-                self._find(name, slot)
+            elif name in self._declared:
+                slot.bring_back(as_stream(self._declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to go on while a stream of the checkpoint has no data.

@@ -72,6 +72,9 @@ class Supervisor(Door):
             in any case.
         config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
             command line: recorded (queries find it as config.NAME) and compared at a resume.
+        streams: names to data that the loop is going to be given.  Needed where lines at the head of an epoch
+            set generators of the data or draw from them: a resume at the end of an epoch brings those back
+            before the lines run.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
         clock: monotonic seconds; for tests.  One of your own is asked after each step, so what is due by
             it runs at the very step, without a thread.
@@ -100,6 +103,7 @@ class Supervisor(Door):
         on_change: Literal["error", "override"] = "error",
         on_divergence: OnDivergence = None,
         config: Mapping[str, Any] | Configuration | None = None,
+        streams: Mapping[str, Any] | None = None,
         lock: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -119,6 +123,7 @@ class Supervisor(Door):
             on_change=on_change,
             on_divergence=on_divergence,
             config=config,
+            streams=streams,
             lock=lock,
             clock=clock,
         )

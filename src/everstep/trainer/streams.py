@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everstep.contracts.data import Stream
-from everstep.data import as_stream
+from everstep.data import adapt, as_stream
 from everstep.errors import ConfigError, nearest
 from everstep.trainer.inputs import Fetch, Inputs
 
@@ -29,7 +29,7 @@ class Streams:
     """
 
     def __init__(self, given: Mapping[str, Data]) -> None:
-        self.named = {name: as_stream(data) for name, data in _checked(given).items()}
+        self.named = {name: as_stream(data) for name, data in adapt.named(given).items()}
         self._uses: dict[int, tuple[Any, str, str]] = {}
         """By id, what keeps its own place in the data, what it is used for, and as which stream."""
         self._unnamed: dict[str, tuple[Data, Stream]] | None = None
@@ -61,7 +61,7 @@ class Streams:
     def chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
         """(name, stream) of each that was given by name, as data or as name to data."""
         if isinstance(given, Mapping):
-            return [(name, self._over(name, data)) for name, data in _checked(given).items()]
+            return [(name, self._over(name, data)) for name, data in adapt.named(given).items()]
         if not isinstance(given, str | list | tuple):
             raise ConfigError(
                 f"a {type(given).__name__} was given as the streams of an epoch; give a list, as in "
@@ -109,15 +109,3 @@ class Streams:
                 f"stream {its_name!r} reads, which keeps its own place in the data and would lose it; "
                 "give a second one over the same samples as a stream of its own"
             )
-
-
-def _checked(streams: Any) -> Mapping[str, Data]:
-    if not isinstance(streams, Mapping):
-        raise ConfigError(
-            f"streams is a {type(streams).__name__}; give names to data, as in "
-            '{"train": train, "valid": valid}'
-        )
-    for name in streams:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ConfigError(f"stream name {name!r}: give a text without '/', not empty")
-    return streams

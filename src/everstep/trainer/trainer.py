@@ -101,7 +101,9 @@ class Trainer:
         self._retry: dict[str, Any] = {}
         """Options of the loop that goes on after a rollback."""
         self._build()
-        settings = LoopSettings(TrainerLoop.kind(), run_dir, services=self._services, seed=seed, **loop)
+        settings = LoopSettings(
+            TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
+        )
         settings.state(task.state())  # what no loop could be opened with is refused here
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
@@ -271,7 +273,14 @@ class Trainer:
         self._retry = {}
         if max_step is not None:
             options["max_step"] = max_step
-        loop = TrainerLoop(self.run_dir, self.task.state(), services=services, seed=self._seed, **options)
+        loop = TrainerLoop(
+            self.run_dir,
+            self.task.state(),
+            services=services,
+            seed=self._seed,
+            streams=self.streams,
+            **options,
+        )
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         self._weights = None
         self._found.clear()

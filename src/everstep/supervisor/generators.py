@@ -1,0 +1,228 @@
+"""Generators that the run's data keeps: brought back at a resume, and watched at the head of each epoch.
+
+The *head* of an epoch is the program's lines before its steps.  They may seed the generator of a loader,
+make the loader anew, or draw from the generator.  A resume inside an epoch comes after them.  A resume at the
+end of an epoch comes before them, and the program has not given its data yet: the generators of declared data
+(`streams=`) are brought back there.  Of other data the record tells what the head does; where that is more
+than the states of the generators can tell, the resume is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from everstep.contracts.data import Stream
+from everstep.errors import NotResumableError
+from everstep.state import digest, encode, make_entry
+
+Held = Sequence[Any]
+"""The generators that one stream keeps, in a fixed order."""
+
+
+class Generators:
+    """The generators that streams keep: brought back once, though several hold the same one.
+
+    Whatever draws from one after the resume (another stream, an evaluation over the same data) draws
+    from where the checkpoint had it, and going to a stream's position does not take that back.
+    """
+
+    def __init__(self) -> None:
+        self._back: list[Any] = []
+        self._state: list[Any] = []
+
+    def keep(self, objects: Iterable[Any]) -> None:
+        """These, and what is in them, are part of the state, which brings them back."""
+        before = len(self._back)
+        self.stand(objects)
+        self._state += self._back[before:]
+
+    def in_state(self, generator: Any) -> bool:
+        """Whether it is part of the state."""
+        return any(generator is each for each in self._state)
+
+    def stand(self, objects: Iterable[Any]) -> None:
+        """These, and what is in them, are where the checkpoint had them."""
+        for each in objects:
+            if isinstance(each, dict | list):
+                self.stand(each.values() if isinstance(each, dict) else each)
+            else:
+                self._back.append(each)
+
+    def stands(self, generator: Any) -> bool:
+        """Whether it is where the checkpoint had it, or part of the state, which brings it there."""
+        return any(generator is each for each in self._back)
+
+    @contextmanager
+    def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
+        """Whatever the block draws, the stream's generators stand afterwards where they belong.
+
+        Args:
+            saved: the states that the checkpoint has of them.
+            given: which of them the program sets for each pass, and has set now.
+        """
+        held = stream.generators
+        now = states_of(held)
+        yield
+        for generator, was, state, ours in zip(held, saved, now, given, strict=True):
+            make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
+        self.stand(held)
+
+
+def states_of(held: Held) -> list[Any]:
+    """The states of generators, now."""
+    return [make_entry("generator", each).save() for each in held]
+
+
+class HeadWatch:
+    """What lines at the head of epochs do to the generators of one stream's data.
+
+    Args:
+        name: the stream's.
+        generators: those of all streams.
+        say: takes sentences for the user.
+        noticed: called with the name, and with what one head has done.
+
+    Attributes:
+        declared: whether the data is known where the run begins.
+        recorded: what the record knows of the head that follows the resume point; None: nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        generators: Generators,
+        say: Callable[[str], None],
+        noticed: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self._name, self._generators, self._say, self._noticed = name, generators, say, noticed
+        self.declared = False
+        self.recorded: dict[str, Any] | None = None
+        self._opened: list[list[Any]] = []
+        """The states when the run's first pass was opened, and the last one."""
+        self._given: list[int] = []
+        """Those (by index) that the last head set, so that nothing depends on where they stood."""
+        self._touched = False
+        """Whether the last head did anything else to one of them."""
+        self._left: list[tuple[Any, Any]] | None = None
+        """The generators, and their states where the next head begins."""
+        self._assumed: list[int] | None = None
+        """Those that were taken as set by a head of which the record knew nothing."""
+        self._said = False
+
+    def tree(self) -> dict[str, Any]:
+        """What the stream's branch of the state tree has of it."""
+        return {"opened": self._opened, "given": self._given, "touched": self._touched}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """The inverse of `tree`."""
+        self._opened, self._given = tree["opened"], tree["given"]
+        self._touched = tree.get("touched", False)
+
+    def begin(self, held: Held) -> None:
+        """What is done to the generators from here on is done by a head."""
+        self._left = list(zip(held, states_of(held), strict=True))
+
+    @property
+    def began(self) -> bool:
+        """Whether a head may be running."""
+        return self._left is not None
+
+    def open(self, held: Held) -> None:
+        """A pass is opened at its start."""
+        now = states_of(held)
+        self._opened = [self._opened[0] if self._opened else now, now]
+
+    def end(self, held: Held, *, in_pass: bool) -> None:
+        """The head is over: note what it has done.
+
+        Args:
+            in_pass: whether the pass that it interrupts goes on.
+        """
+        before, self._left = self._left, None
+        if before is None or len(before) != len(held):
+            return
+        given, touched = [], False
+        for index, (generator, (same, state)) in enumerate(zip(held, before, strict=True)):
+            entry = make_entry("generator", generator)
+            if generator is same and _equal(entry.save(), state):
+                continue
+            if not in_pass and (generator is not same or entry.as_seeded()):
+                given.append(index)
+            elif not self._generators.in_state(generator):
+                touched = True
+        self._touched = touched
+        if not in_pass:
+            self._given = given
+        if held:  # that a head did nothing is worth knowing, too
+            self._noticed(self._name, {"given": given, "touched": touched})
+        self._warn(given, touched)
+
+    def told(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+        """At a resume whose head has run: which generators it has set, so that they stay as they are.
+
+        Raises:
+            NotResumableError: it did something else to them, by the record.
+        """
+        given = self._are_given(held, pass_index, in_pass=in_pass)
+        free = [index for index, each in enumerate(held) if not self._generators.stands(each)]
+        found = [index for index in free if given[index]]
+        recorded, self.recorded = self.recorded, None
+        if recorded is None:
+            touched, self._assumed = self._touched, found
+        else:
+            touched = recorded["touched"] or [i for i in free if i in recorded["given"]] != found
+        if touched and free:
+            raise NotResumableError(
+                f"stream {self._name!r}: lines at the head of the epoch set the generator of its data or "
+                f"draw from it, and the checkpoint stands before them; {self._remedy}: then it is brought "
+                "back before they run"
+            )
+        if not in_pass and self._opened:
+            self._given = [index for index, chosen in enumerate(given) if chosen]
+        return given
+
+    def _are_given(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+        """Which generators the head has set, as far as their states tell."""
+        if in_pass or [len(states) for states in self._opened] != [len(held)] * 2:
+            return [False] * len(held)
+        pairs = zip(held, *self._opened, strict=True)
+        return [self._is_given(index, pass_index, *each) for index, each in enumerate(pairs)]
+
+    def _is_given(self, index: int, pass_index: int, generator: Any, first: Any, last: Any) -> bool:
+        """Where the program begins, each generator stands as at the first pass, unless it is set since."""
+        entry = make_entry("generator", generator)
+        now = entry.save()
+        if pass_index == 1:  # only one was read: another seed than it had was set on purpose
+            return entry.as_seeded() and not _equal(now, first)
+        return index in self._given and (not _equal(now, first) or _equal(now, last))
+
+    def _warn(self, given: list[int], touched: bool) -> None:
+        if touched and not self.declared and not self._said:
+            self._said = True
+            self._say(
+                f"warning: stream {self._name!r}: lines at the head of an epoch draw from its generator, so "
+                f"a resume at the end of an epoch is refused; {self._remedy}, or give the lines a generator "
+                "of their own"
+            )
+        assumed, self._assumed = self._assumed, None
+        if assumed is not None and (touched or not set(given) <= set(assumed)):
+            self._say(
+                f"warning: stream {self._name!r}: this start went on from the end of an epoch, and only now "
+                "does the record know that lines at the head of an epoch set its generator or draw from it: "
+                "the batches since may differ from those of a run that was not stopped; "
+                f"{self._remedy}, and start again from that checkpoint, with resume=NAME"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"declare the data where the loop is made, streams={{{self._name!r}: data}}, or add the "
+            "generator to state"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two states of generators have the same bits."""
+    return digest(encode(a)) == digest(encode(b))
