@@ -231,16 +231,19 @@ def test_in_the_middle_of_a_pass_that_goes_on_over_epochs(tmp_path: Path, make: 
                         raise Killed
         return seen
 
-    straight = run("straight", None)
+    straight, refused = run("straight", None), list[str]()
     for stop_at in range(1, 13):
         name = f"{stop_at}"
         with pytest.raises(Killed):
             run(name, stop_at, declared=False)
-        if make is not Head and stop_at > 2:
-            with pytest.raises(NotResumableError, match="declare the data"):
-                run(name, None, declared=False)
-        assert run(name, None, declared=make is not Head) == straight, stop_at
+        try:
+            resumed = run(name, None, declared=False)
+        except NotResumableError as error:
+            refused.append(str(error))
+            resumed = run(name, None)
+        assert resumed == straight, stop_at
         assert compare_runs(tmp_path / "straight", tmp_path / name) == [], stop_at
+    assert bool(refused) == (make is not Head)
 
 
 def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) -> None:
