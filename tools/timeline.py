@@ -12,6 +12,8 @@ from everstep.drill.victim import Start
 
 WIDTH, HEIGHT = 860, 410
 LEFT, RIGHT, TOP, BOTTOM = 58, 24, 84, 34
+LABEL = 200
+"""Width of the words beside a resume."""
 STYLE = """
   text { font: 12px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #57606a; }
   .title { font-size: 15px; font-weight: 600; fill: #1f2328; }
@@ -108,5 +110,7 @@ def draw_kill(canvas: Canvas, killed: tuple[float, int], resumed: list[tuple[flo
     canvas.dot(*start)
     canvas.text(canvas.x(seconds) - 10, canvas.y(step) - 8, "kill -9", "mark", "end")
     x, y = canvas.x(start[0]) + 10, canvas.y(start[1])
-    canvas.text(x, y + 14, f"from step {start[1]:,}:", "again")
-    canvas.text(x, y + 29, f"{step - start[1]} executed again, all equal", "again")
+    words = (f"from step {start[1]:,}:", f"{step - start[1]} executed again, all equal")
+    fits = x + LABEL < WIDTH
+    for below, line in zip((14, 29), words, strict=True):
+        canvas.text(x if fits else WIDTH - 4, y + below, line, "again", "start" if fits else "end")
