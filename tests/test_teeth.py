@@ -124,7 +124,7 @@ def plant(library: Path, edit: Edit) -> None:
     path.write_text(ast.unparse(tree))
 
 
-def tested(library: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def with_library(library: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Run these tests, as far as `make test` has them, with the library that lies there."""
     (short,) = re.findall(r'-m "(not [^"]+)"', (TESTS.parent / "Makefile").read_text())
     options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", short]
@@ -145,7 +145,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_without_a_fault_they_pass(copy: Path) -> None:
-    done = tested(copy, *{fault.test for fault in FAULTS.values()})
+    done = with_library(copy, *{fault.test for fault in FAULTS.values()})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -154,7 +154,7 @@ def test_a_planted_fault_dies_in_make_test(copy: Path, name: str) -> None:
     fault = FAULTS[name]
     for edit in fault.edits:
         plant(copy, edit)
-    done = tested(copy, fault.test)
+    done = with_library(copy, fault.test)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"FAILED {fault.test}" in done.stdout
 

@@ -1,4 +1,4 @@
-"""A checkpoint on disk, format version 2: a folder with two files, readable without everstep.
+"""A checkpoint on disk: a folder with two files, readable without everstep.
 
 `arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}: the
 checksum (xxh3_128) is over the exact bytes of the body, and the body has the checksum and the size of
@@ -30,7 +30,7 @@ from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
 from everstep.regular import open_regular, parse_json, read_regular
 
-FORMAT = 4
+FORMAT = 5
 """The version that is written, of these files and of the state tree in them: raised with every change of
 the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
 OLDEST = 3

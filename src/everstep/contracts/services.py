@@ -375,7 +375,7 @@ class Service:
         raise NotImplementedError(f"{type(self).__name__}.run")
 
     def finish(self, boundary: Boundary) -> Outcome | None:
-        """The loop has come to a clean end, and the last state is committed; called once, in stage REPORT.
+        """The loop has come to a clean end, and the last state is committed; called once.
 
         Whatever came since `run` was due last is in `boundary.readings`.
         """

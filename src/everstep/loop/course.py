@@ -277,8 +277,8 @@ class Course(Questions):
                             break
                         pass_began = current.step
                         continue
-                    except Exception as error:
-                        self._data_failed(slot, error)
+                    except Exception:
+                        self._fetch_failed(slot)
                         raise
                     self.batch = batch
                     verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
@@ -320,13 +320,10 @@ class Course(Questions):
         ends = self._steps_per_epoch is None and self._engine.limits.max_epoch is not None
         return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
 
-    def _data_failed(self, slot: StreamSlot, error: Exception) -> None:
-        """Ctrl-C reaches the whole process group and kills loader workers: then it is the interruption."""
-        if slot.cursor is None or not slot.cursor.fetch_error_may_be_signal:
-            return
+    def _fetch_failed(self, slot: StreamSlot) -> None:
+        """Save the last step and leave if a signal is to blame: a fetch lies between two steps."""
         engine = self._engine
-        if engine.signals.received_within(1.0):
-            engine.decisions.notice_signal()
+        if engine.killed_by_signal(slot.cursor):
             if engine.progress.step > engine.progress.epoch_start:
                 engine.saves.keep("step")
             engine.saves.commit_kept()

@@ -178,7 +178,8 @@ class Collector:
     """All metric values of a run pass through here.
 
     Attributes:
-        pending: (step, name, value) of values collected inside steps and not read yet.  The loop
+        pending: (step, name, value) of values collected inside steps and not read yet.  The engine
+            appends to it.
         step_times: seconds of each step that were not read yet; the loop appends to it, too.
         emit: where finished rows go; set when the journal is open.
         open_rows: of each metric that was read in the middle of a step: the step, the sum and the number of

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from everstep.checkpoint import Phase
+from everstep.contracts.data import Cursor
 from everstep.contracts.services import Action, Moment, RunView, Service, Stop
 from everstep.errors import NonFiniteError, ProgressError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, to_scalar
@@ -385,6 +386,16 @@ class Engine:
         """Count the seconds as evaluation, not as steps."""
         self.spent.in_evaluation(seconds)
         self.estimator.exclude(seconds)
+
+    def killed_by_signal(self, cursor: Cursor | None) -> bool:
+        """Whether the signal that interrupts the run has killed the workers, too; then the signal is noticed.
+
+        Ctrl-C reaches the whole process group, and the error of a fetch may come before the signal is seen.
+        """
+        if cursor is None or not cursor.fetch_error_may_be_signal or not self.signals.received_within(1.0):
+            return False
+        self.decisions.notice_signal()
+        return True
 
     def leave(self) -> None:
         """Wait for the save of what the interruption leaves, then leave the body.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from everstep import hazard
-from everstep.contracts.services import SCHEDULED, Moment, Save, Stage
+from everstep.contracts.services import Moment, Save, Service
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, GuardStop, RolledBack
 from everstep.services.best import Best
@@ -88,7 +88,7 @@ class Exit:
         return None if number is None else leaving(128 + number, describe(number))
 
     def _finish(self) -> None:
-        """A clean end: the last state is committed, the last reports run, `ended` is recorded."""
+        """A clean end: the last state is committed, services finish, `ended` is recorded."""
         engine, current = self._engine, self._engine.progress
         self._at_end = engine.loop.finish()
         engine.wakeups.require_no_error()
@@ -99,9 +99,9 @@ class Exit:
         engine.saves.await_commit()
         engine.collector.read()
         engine.verifier.end()
-        reports = [s for s in engine.board if s.stage is Stage.REPORT and s.moments & SCHEDULED]
+        finishing = [s for s in engine.board if type(s).finish is not Service.finish]
         engine.spent.begin_boundary()
-        engine.board.run(reports, engine.announcer.view(Moment.EXIT_LOOP), finish=True)
+        engine.board.run(finishing, engine.announcer.view(Moment.EXIT_LOOP), finish=True)
         if (current.step, current.epoch) != (engine.recovered.step, engine.recovered.epoch):
             engine.watched.check(engine.recording.last_values.keys(), at_end=True)
         if self._at_end and current.stop is not None and not current.stop.failed:

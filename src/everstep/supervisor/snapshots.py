@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import CheckpointName, Phase
 from everstep.services.best import Best
@@ -26,6 +26,9 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     user = engine.user.save()
     engine.trials.try_parts(user["user"])
     streams, words = engine.streams.tree()
+    wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
+    if words:
+        wall["streams"] = words
     tree = whole_tree(
         progress=current.tree(phase),
         user=user,
@@ -33,7 +36,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         lines=engine.rng_marks.tree(),
         services=board.state(),
         metrics=engine.collector.state(),
-        wall={"segment": engine.segment, "seconds": engine.seconds(), "streams": words},
+        wall=wall,
     )
     guard = board.find(NaNGuard)
     encoded = engine.saver.encode(tree)

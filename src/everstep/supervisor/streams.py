@@ -519,6 +519,7 @@ class Endless:
         clock: monotonic seconds.
         handed_out: called with the stream and each batch.
         pass_ended: called with each pass that has given its last batch.
+        failed: called with the stream when fetching raised, before the error goes on.
     """
 
     def __init__(
@@ -530,10 +531,11 @@ class Endless:
         clock: Clock,
         handed_out: Callable[[StreamSlot, Any], None],
         pass_ended: Callable[[int], None],
+        failed: Callable[[StreamSlot], None],
     ) -> None:
         self._slot, self._passes = slot, passes
         self._may_draw, self._ended, self._clock = may_draw, ended, clock
-        self._handed_out, self._pass_ended = handed_out, pass_ended
+        self._handed_out, self._pass_ended, self._failed = handed_out, pass_ended, failed
         self.drawn = 0
         self.waited = 0.0
         """Seconds waited for batches."""
@@ -564,6 +566,9 @@ class Endless:
                 self._pass_ended(self._slot.pass_index)
                 self._slot.end_pass()
                 continue
+            except Exception:
+                self._failed(self._slot)
+                raise
             self.drawn += 1
             self.waited += self._clock() - began
             self._handed_out(self._slot, batch)

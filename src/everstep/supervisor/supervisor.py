@@ -245,6 +245,7 @@ class Supervisor(Door):
             self._engine.clock,
             self._handed_out,
             lambda pass_index: self._pass_ended(name, pass_index),
+            self._fetch_failed,
         )
         self._draws.streams.append(endless)
         witness = self._engine.board.find(Witness)
@@ -252,6 +253,11 @@ class Supervisor(Door):
 
     def _pass_ended(self, name: str, pass_index: int) -> None:
         self._engine.verifier.pass_ended(self._engine.progress.step, name, pass_index)
+
+    def _fetch_failed(self, slot: StreamSlot) -> None:
+        """Leave without a save if a signal is to blame: the step that draws may have changed the state."""
+        if self._engine.killed_by_signal(slot.cursor):
+            self._engine.leave()
 
     def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
         """A run that had used up this stream's passes goes on where there are more now."""

@@ -197,10 +197,7 @@ class TorchBackend:
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
     def entry(self, value: Any) -> Entry | None:
-        """Entries for modules, optimizers, tensors (in place) and generators.
-
-        LR schedulers and gradient scalers speak for themselves through `state_dict`.
-        """
+        """Entries for modules, optimizers, schedulers, gradient scalers, tensors (in place), generators."""
         return make_entry(value)
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
