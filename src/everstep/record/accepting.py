@@ -1,4 +1,4 @@
-"""A person takes a divergence as it is."""
+"""Acceptance of a divergence by a person."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from everstep.record.rundir import RunDir
 
 
 def accept(run_dir: Path, step: int) -> None:
-    """Take away the mark of a divergence, durably: what diverged at `step` and later is the run's now.
+    """Take away the mark of a divergence, durably: the rows from `step` on are the run's own from now on.
 
-    Later starts do not compare those steps with the executions before.
+    Later starts do not compare those steps with earlier executions.
 
     Raises:
-        ConfigError: the run has not diverged at that step; names those at which it has.
+        ConfigError: the run has not diverged at that step; names the steps at which it has.
         RunLockedError: a process holds the run.
         RunDirError: the decision cannot be written.
     """
@@ -40,6 +40,7 @@ def accept(run_dir: Path, step: int) -> None:
 
 
 def _decide(run: RunDir, parent: Position, step: int) -> None:
+    # The decision gets a segment of its own: no file of a journal is appended to by another process.
     decision = Journal.open(run.path, run.next_segment(), parent, None, warn=lambda message: None)
     try:
         decision.decide({"what": ACCEPTED, "step": step})

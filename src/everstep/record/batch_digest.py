@@ -1,10 +1,10 @@
-"""A digest of a batch as it is handed out: cheap enough for every step, and equal for equal batches.
+"""Digest of a batch as it is handed out: cheap enough for every step, and equal for equal batches.
 
-Of each array in host memory count its type, its shape, its first and last 2 KiB and elements evenly spaced
-between them (64; of a large one, one for each 16 KiB, up to 1,024); of a long list its first and last 32
-items.  How an array lies in memory makes no difference (one that comes from a worker is contiguous), nor the
-order of a dict.  What lies on a device is not looked at, nor are objects of a class of one's own: nothing
-waits, and nothing is accused that cannot be told.
+The digest of an array in host memory covers its type, its shape, its first and last 2 KiB and elements evenly
+spaced between them (64; in a large array, an element for each 16 KiB, up to 1,024).  The digest of a long
+list covers its first and last 32 items.  Neither the memory layout of an array (a worker makes it contiguous)
+nor the order of a dict changes the digest.  Arrays on a device and objects of user-defined classes are left
+out: the digest waits for no device, and accuses no batch of a difference that cannot be told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import xxhash
 from everstep import backends
 
 EDGE = 2048
-"""Bytes at either end of an array that count, all of them."""
+"""Bytes at either end of an array; the digest covers all of them."""
 _BETWEEN = 64
 _ITEMS = 32
 _DEPTH = 16
@@ -30,17 +30,17 @@ _hash: Callable[..., int] = xxhash.xxh3_64_intdigest
 
 
 Handler: TypeAlias = Callable[[Any, int, int], int | None]
-"""(value, seed, depth) -> the digest; None where nothing of the value can be told."""
+"""(value, seed, depth) -> the digest; None where the value gives nothing to digest."""
 
 
 def batch_digest(batch: Any, start: int) -> int | None:
-    """A 64-bit digest, or None where nothing of the batch can be told.
+    """Return a 64-bit digest, or None where the batch gives nothing to digest.
 
-    No code of the batch's own classes runs: looking changes nothing.
+    No code of the batch's own classes runs, so taking the digest changes nothing.
 
     Args:
-        batch: arrays, numbers, texts, in lists, tuples, dictionaries, sets and dataclasses, nested.
-        start: a number from 0 that counts as well.
+        batch: arrays, numbers, strings, in lists, tuples, dictionaries, sets and dataclasses, nested.
+        start: the seed of the digest, a number from 0.
     """
     return _of(batch, start, 0)
 
@@ -52,7 +52,7 @@ def _of(value: Any, seed: int, depth: int) -> int | None:
 
 
 def _handler(kind: type, value: Any) -> Handler:
-    """How values of a type are looked at; found once."""
+    """Choose the handler for a type, once."""
     found: Handler = _unknown
     if backends.of(value) is not None:
         found = _of_array
@@ -73,6 +73,7 @@ def _of_array(value: Any, seed: int, depth: int) -> int | None:
     seed ^= described
     if array.nbytes <= 2 * EDGE:
         return _hash(array if array.flags.c_contiguous else array.copy("C"), seed)
+    # An array with another layout is read through `flat`: a copy would cost as much as the array.
     items: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     edge = EDGE // array.itemsize
     count = max(_BETWEEN, min(array.nbytes >> 14, 16 * _BETWEEN))
@@ -82,7 +83,7 @@ def _of_array(value: Any, seed: int, depth: int) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
-    """A number for a type and a shape; None where the bytes of an element are not only its value."""
+    """Digest a type and a shape; None where an element has bytes besides its value."""
     if dtype.kind not in "biufc" or dtype.char in "gG":  # long doubles have unused bytes
         return None
     return _hash(f"{dtype.str}{shape}".encode())
@@ -97,7 +98,7 @@ def _of_tuple(value: Any, seed: int, depth: int) -> int | None:
 
 
 def _of_items(items: Sequence[Any], seed: int, depth: int) -> int | None:
-    """Of what can be told; None if that is nothing."""
+    """Digest the items that can be digested; None if there are items and none can be."""
     if depth >= _DEPTH:
         return None
     seed = _hash(b"items%d" % len(items), seed)
@@ -126,7 +127,7 @@ def _of_dataclass(value: Any, seed: int, depth: int) -> int | None:
 def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | None:
     keys = [key for key, _ in pairs]
     if all(type(key) is str for key in keys):
-        pairs = sorted(pairs, key=_key)  # a dict made out of a set has another order in each process
+        pairs = sorted(pairs, key=_key)  # a dict made from a set has another order in each process
         keys = [key for key, _ in pairs]
     elif not all(isinstance(key, str | int) for key in keys):
         keys = []
@@ -154,7 +155,7 @@ def _of_scalar(value: Any, seed: int, depth: int) -> int:
 
 
 def _of_set(value: Any, seed: int, depth: int) -> int | None:
-    """The order in which a set gives its items is another one in each process."""
+    """Digest a set by its sorted digests: the order of its items differs from process to process."""
     found = [_of(item, seed, depth + 1) for item in value] if depth < _DEPTH and len(value) <= 64 else []
     if not found or None in found:
         return None
@@ -182,4 +183,4 @@ _HANDLERS: dict[type, Handler] = {
     **dict.fromkeys((int, float, complex, bool, type(None)), _of_scalar),
 }
 _OPEN = (list, tuple, dict, UserDict)
-"""A class of one's own that is one of these is looked at as this one."""
+"""Base classes: a value of a subclass is digested as its base."""

@@ -1,7 +1,7 @@
 """Evaluations outside a loop: a record beside the run's own, which another process may be writing.
 
 RUN/evaluations is a run directory of its own (kind "evaluation", `of` the run's id).  Each evaluation is a
-segment of its journal with an event "evaluation", which names the checkpoint, and counts if it is whole: if
+segment of its journal; the event "evaluation" names the checkpoint.  An evaluation counts if it is whole: if
 its event "closed" says that it finished.
 """
 
@@ -31,16 +31,16 @@ _PATIENCE = 30.0
 
 
 class Evaluation(NamedTuple):
-    """What one stream came to on one checkpoint.
+    """Metrics of one stream on one checkpoint.
 
     Attributes:
-        stream: its name.
-        checkpoint: name of the checkpoint; of best weights "best/METRIC/NAME".
-        digest: of that checkpoint.
-        step, epoch: of the run when it was saved.
+        stream: the stream's name.
+        checkpoint: name of the checkpoint; for best weights "best/METRIC/NAME".
+        digest: the checkpoint's digest.
+        step, epoch: the run's step and epoch when the checkpoint was saved.
         num_steps: batches that were asked for, -1 for all.
-        metrics: name to value, the names with the stream's prefix.
-        time: when it was recorded, in seconds since 1970.
+        metrics: name to value; the names have the stream's prefix.
+        time: when the evaluation was recorded, in seconds since 1970.
     """
 
     stream: str
@@ -57,20 +57,20 @@ class Evaluation(NamedTuple):
 
 
 def values_line(metrics: Mapping[str, float]) -> str:
-    """What was evaluated, as a line for a person."""
+    """Format metrics as a line for a person."""
     return "; ".join(f"{name}: {value:.6g}" for name, value in metrics.items())
 
 
 @checked_keywords
 def evaluations(run_dir: str | Path) -> list[Evaluation]:
-    """The evaluations of a run that were made outside its loop, oldest first.
+    """List the evaluations of a run that were made outside its loop, oldest first.
 
         everstep.evaluations("runs/digits")[-1].metrics["test/accuracy"]
 
-    Those that the loop made are rows of the run's own journal.
+    The loop's own evaluations are rows of the run's journal.
 
     Raises:
-        RunDirError: the path is no run; names those nearby.
+        RunDirError: the path is not a run; names the runs nearby.
     """
     run_dir = RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir
     if not (run_dir / FOLDER / "journal").is_dir():
@@ -101,12 +101,12 @@ def record_evaluation(
     """Add an evaluation to a run's record; whole or not at all, whatever happens.
 
     Args:
-        facts: where it was made (`everstep.record.facts`).
+        facts: the evaluation's provenance (`everstep.record.facts`).
         wall: further metrics, which depend on the clock.
         lock: False where the file system has no locks.
 
     Raises:
-        RunDirError, RunLockedError, OSError: it cannot be written; nothing of it counts.
+        RunDirError, RunLockedError, OSError: the evaluation cannot be written; no part of it counts.
     """
     parent = RunDir.open(run_dir, create=False)
     about = {"id": f"evaluations-of-{parent.id}", "kind": "evaluation", "of": parent.id}
@@ -121,7 +121,7 @@ def record_evaluation(
 
 
 class Recording:
-    """A segment that is being written.
+    """Segment of a record that is being written.
 
     Attributes:
         journal: takes events.
@@ -134,7 +134,7 @@ class Recording:
     def append(
         self, stream: str, step: int, epoch: int, values: Mapping[str, float], *, wall: bool = False
     ) -> None:
-        """Add what a stream came to on a checkpoint: name to value."""
+        """Add a stream's metrics on a checkpoint: name to value."""
         phase = _phase(stream)
         for name, value in values.items():
             row = ([step], [value], [1], [self._seqs[phase, name, step, epoch]])
@@ -145,17 +145,17 @@ class Recording:
 def recording(
     home: RunDir, facts: Mapping[str, Any], reason: str, *, lock: bool = True, patience: float = 0.0
 ) -> Iterator[Recording]:
-    """Write a segment of a record that is no loop's; it counts, beside those before, if the block ends well.
+    """Write a segment outside a loop; the segment counts, beside the earlier ones, if the block ends well.
 
     Args:
-        home: where; locked meanwhile.
-        facts: where it was made (`everstep.record.facts`).
-        reason: how it finished, in words.
+        home: the record's directory; locked meanwhile.
+        facts: the segment's provenance (`everstep.record.facts`).
+        reason: how the segment finished, in words.
         lock: False where the file system has no locks.
         patience: seconds to wait for another process that writes there.
 
     Raises:
-        RunDirError, RunLockedError, OSError: it cannot be written; nothing of it counts.
+        RunDirError, RunLockedError, OSError: the segment cannot be written; no part of it counts.
     """
     with _locked(home.path, lock, patience):
         before = RunJournal(home.path)
@@ -163,6 +163,7 @@ def recording(
         journal = Journal.open(home.path, segment, _end(before), dict(facts), warn=quiet)
         try:
             yield Recording(journal, before)
+            # The last event makes the segment count, so a kill before the sync leaves no half evaluation.
             journal.event("closed", {"status": "finished", "reason": reason}, wall=True)
             journal.sync()
         except BaseException as error:
@@ -178,13 +179,13 @@ def _phase(stream: str) -> str:
 
 
 def _whole(journal: RunJournal) -> set[int]:
-    """The segments that finished."""
+    """Numbers of the segments that finished."""
     ends = {event.segment: event.data["status"] for event in journal.events("closed", valid=False)}
     return {segment for segment, status in ends.items() if status == "finished"}
 
 
 def _end(journal: RunJournal) -> Position | None:
-    """After the newest segment that is there whole."""
+    """Position after the newest whole segment."""
     whole = _whole(journal)
     ends = [Position(s.number, s.end) for s in journal.segments() if s.number in whole]
     return ends[-1] if ends else None

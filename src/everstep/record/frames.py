@@ -1,4 +1,4 @@
-"""The bytes of a journal file: a header, then frames.  All numbers are little-endian.
+"""Bytes of a journal file: a header, then frames.  All numbers are little-endian.
 
     header   magic (8 bytes), version u32, segment u32, parent segment u32 (0: none),
              parent offset u64, xxh3_64 of the 28 bytes before it
@@ -7,12 +7,12 @@
     event    (kind 1) JSON {"kind", "time", "wall", "data"}
     metrics  (kind 2) one block: time f64, epoch i64, rows u32, byte lengths of phase and name u32,
              wall u8, phase, name, the columns steps, counts, seqs, then values as f64
-    column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else one
-             unsigned number of that many bytes per row, the column is base + number
+    column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
+             unsigned number of `width` bytes per row, the column is base + number
 
-A frame's offset is where it lies in everything that its segment wrote: its place in the file, unless
-rows before it were dropped for lack of space.  So a position stays true whatever is dropped.
-The header's layout is the same in every version, so that an old everstep can name a new one.
+A frame's offset counts all bytes that its segment wrote: the frame's place in the file, unless earlier
+rows were dropped for lack of space.  So a position stays true whatever is dropped.
+The header's layout is the same in every version, so that an old everstep can name a new version.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _STRIDE = struct.Struct("<q")
 _WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 
 _PATIENCE = 16
-"""How often all bytes are hashed to find frames: each of many false ones may claim the rest of the file."""
+"""Limit of bytes hashed in vain, in file sizes: each of many false frames may claim the rest of the file."""
 
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 FRAME_SIZE = _FRAME.size + _CHECKSUM.size
 
 
 class Position(NamedTuple):
-    """A place in a run's journal: `offset` bytes into everything that segment number `segment` wrote."""
+    """Place in a run's journal: `offset` bytes into everything that segment number `segment` wrote."""
 
     segment: int
     offset: int
@@ -64,7 +64,7 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A whole frame: its bytes lie in [start, end) of the file, at `offset` of what the segment wrote."""
+    """Whole frame: bytes [start, end) of the file, at `offset` in everything that the segment wrote."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Frame(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """The bytes [start, end) of a file are no frame: torn or damaged."""
+    """Bytes [start, end) of a file that are not a frame: torn or damaged."""
 
     start: int
     end: int
@@ -86,7 +86,7 @@ def pack_header(segment: int, parent: Position | None) -> bytes:
 
 
 def unpack_header(data: bytes) -> Header | None:
-    """The header of a file's bytes; None if it is torn or damaged."""
+    """Unpack the header of a file's bytes; None if the header is torn or damaged."""
     packed, checksum = data[: _HEADER.size], data[_HEADER.size : HEADER_SIZE]
     if checksum != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed)):
         return None
@@ -102,11 +102,12 @@ def pack_frame(kind: int, offset: int, payload: bytes) -> bytes:
 
 
 def _digest(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+    # The head seeds the payload's checksum: damage to a length or an offset shows as damage to the payload.
     return _CHECKSUM.pack(xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(head)))
 
 
 def scan(data: bytes, start: int) -> Iterator[Frame | Hole]:
-    """The frames of a file's bytes from `start` on, with a hole wherever bytes are no frame."""
+    """Yield the frames of a file's bytes from `start` on, and a hole wherever bytes are not a frame."""
     view = memoryview(data)
     budget = _PATIENCE * len(data)
     while start < len(data):
@@ -133,17 +134,17 @@ def _frame_at(view: memoryview, start: int) -> Frame | None:
 
 
 def _next_frame(data: bytes, view: memoryview, start: int, budget: int) -> tuple[int, int]:
-    """Where the next frame begins, and how many bytes may still be hashed in vain."""
+    """Find where the next frame begins, and how many bytes may still be hashed in vain."""
     while budget > 0 and (start := data.find(_MARKER, start)) >= 0:
         if _frame_at(view, start) is not None:
             return start, budget
         budget -= min(int.from_bytes(data[start + 4 : start + 8], "little"), len(data) - start)
-        start += 1
+        start += 1  # not past the length that the false frame claims: a true frame may lie within
     return len(data), budget
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
-    """One event as a frame's payload.
+    """Pack an event as a frame's payload.
 
     Raises:
         JournalError: `data` is not JSON.
@@ -158,10 +159,10 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
 
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
-    """The inverse of `pack_event`: kind, data, wall, time.
+    """Undo `pack_event`: return kind, data, wall, time.
 
     Raises:
-        ValueError: the payload is no event.
+        ValueError: the payload is not an event.
     """
     record = parse_json(payload)
     fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
@@ -171,16 +172,16 @@ def unpack_event(payload: memoryview) -> dict[str, Any]:
 
 
 LATEST = 1e11
-"""Seconds since 1970 until the year 5138: no time is later."""
+"""Upper limit of a time, in seconds since 1970 (in the year 5138): a later time is damage."""
 
 _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
 
 
 def pack_block(block: Block, time: float) -> bytes:
-    """One block as a frame's payload.
+    """Pack a block as a frame's payload.
 
     Raises:
-        JournalError: its columns differ in length.
+        JournalError: the block's columns differ in length.
     """
     rows = len(block.steps)
     if not rows == len(block.values) == len(block.counts) == len(block.seqs):
@@ -209,7 +210,7 @@ def unpack_block(payload: memoryview) -> Block:
 
 
 def block_names(payload: memoryview) -> tuple[str, str]:
-    """Phase and name of a packed block."""
+    """Return the phase and name of a packed block."""
     _, _, _, phase, name, _ = _BLOCK.unpack_from(payload)
     at = _BLOCK.size
     parts = (payload[at : at + phase], payload[at + phase : at + phase + name])
@@ -218,7 +219,7 @@ def block_names(payload: memoryview) -> tuple[str, str]:
 
 
 def is_block(payload: memoryview) -> bool:
-    """Whether a payload has the bytes, no more and no fewer, of the rows that it claims."""
+    """Whether a payload has exactly the bytes of the rows that it claims."""
     if len(payload) < _BLOCK.size:
         return False
     time, _, rows, phase, name, _ = _BLOCK.unpack_from(payload)
@@ -240,19 +241,19 @@ def is_block(payload: memoryview) -> bool:
 
 
 def block_time(payload: memoryview) -> float:
-    """When a packed block was appended, in seconds since 1970."""
+    """Return when a packed block was appended, in seconds since 1970."""
     time: float = _BLOCK.unpack_from(payload)[0]
     return time
 
 
 def float_bits(values: list[float]) -> list[int]:
-    """The 64 bits of each value: equal bits are what "equal" means for a metric."""
+    """Return the 64 bits of each value: two metrics are "equal" if their bits are."""
     bits: list[int] = np.array(values, np.float64).view(np.uint64).tolist()
     return bits
 
 
 def bits_float(bits: int) -> float:
-    """The inverse of `float_bits`, of one value."""
+    """Undo `float_bits` for a single value."""
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
     return float(value)
 
@@ -267,6 +268,7 @@ def _pack_column(column: list[int]) -> bytes:
         return _COLUMN.pack(0, first) + _STRIDE.pack(0)
     array: NDArray[np.int64] = np.array(column, np.int64)
     stride = column[1] - first
+    # The last element alone rules out most columns, before the slower comparison of all differences.
     if column[-1] == first + stride * (len(column) - 1) and (np.diff(array) == stride).all():
         return _COLUMN.pack(0, first) + _STRIDE.pack(stride)
     base = array.min()

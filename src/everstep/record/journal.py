@@ -1,8 +1,8 @@
-"""The journal: the append-only truth of one run, one file per segment (a start of the process).
+"""Journal: the append-only truth of a run, one file per segment (a start of the process).
 
 A file is never rewritten, and a new start opens the next number, so nothing is ever appended to a
-torn tail.  Rows that a resume or a rollback leaves behind stay where they are: which rows are valid
-follows from the segments' parents (see `everstep.record.reading`).
+torn tail.  Rows that a resume or a rollback leaves behind stay in their files: the segments' parents
+say which rows are valid (see `everstep.record.reading`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from everstep.record.reading import segment_path
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20
-"""Bytes of rows that are kept in memory while they cannot be written."""
+"""Bytes of rows kept in memory while the disk refuses them."""
 
 _CHUNK = 1 << 20
 
 
 class _Frame(NamedTuple):
-    """A packed frame and its offset; `rows` is 0 for an event, which is never dropped."""
+    """Packed frame and its offset; `rows` is 0 for an event, which is never dropped."""
 
     data: bytes
     offset: int
@@ -62,12 +62,12 @@ def _warn(message: str) -> None:
 
 
 class Journal:
-    """The writer of one segment.  Every method may be called from any thread.  No credential is written.
+    """Writer of one segment.  Every method may be called from any thread.  No credential is written.
 
     While the disk refuses (full, over quota, failing), rows wait in memory and each flush tries
     again; beyond `limit` bytes the oldest rows are dropped, and a "gap" event
     `{"rows", "first_step", "last_step"}` says so in their place.  Events are never dropped.
-    A failed fsync may have lost what it should have written, so those frames are written again.
+    A failed fsync may have lost the frames since the last successful fsync, so they are written again.
     """
 
     def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None], limit: int):
@@ -76,16 +76,16 @@ class Journal:
         self._fd = descriptor
         self._warn = warn
         self._limit = limit
-        self._lock = threading.Lock()  # the fields below
-        self._syncing = threading.Lock()  # the file, during an fsync; taken before _lock
+        self._lock = threading.Lock()  # guards the fields below
+        self._syncing = threading.Lock()  # guards the file during an fsync; taken before _lock
         self._end = 0  # the offset after everything added
-        self._queue: deque[_Frame] = deque()  # not in the file
+        self._queue: deque[_Frame] = deque()  # frames that are not in the file
         self._queued = 0  # bytes in _queue
-        self._unsynced: deque[_Frame] = deque()  # in the file, not known to be durable
+        self._unsynced: deque[_Frame] = deque()  # frames in the file that are not known to be durable
         self._size = 0  # bytes in the file
         self._durable = 0  # bytes in the file that are durable
         self._named = False  # whether the file's name is durable
-        self._down = ""  # what the disk refuses: "write" or "fsync"; over when that succeeds again
+        self._down = ""  # the call that the disk refuses, "write" or "fsync", until this call succeeds again
         self._why: OSError | None = None  # the last refusal
         self._messages: deque[str] = deque()
         self._lost: _Lost | None = None
@@ -108,7 +108,7 @@ class Journal:
             run_dir: the run directory.
             segment: this start's number, from 1; `RunDir.next_segment()`.
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
-            facts: what is recorded of this start, JSON; None: it is no start, and gets decisions alone.
+            facts: this start's provenance, JSON; None: the segment is not a start, and gets decisions alone.
             warn: told once when the disk begins to refuse, and once when it is well again.
             limit: bytes kept in memory while the disk refuses.
 
@@ -117,7 +117,7 @@ class Journal:
             RunDirError: the file cannot be created.
         """
         told = {"parent": parent, "facts": without_credentials(facts)}
-        event = pack_event("segment", told, True, time.time())
+        event = pack_event("segment", told, True, time.time())  # first: facts that are not JSON make no file
         path = segment_path(run_dir, segment)
         try:
             require_no_link(path.parent, run_dir)
@@ -160,7 +160,7 @@ class Journal:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
 
         Raises:
-            OSError: it could not be made durable, so it must not be applied; it is withdrawn.
+            OSError: the decision could not be made durable, so it must not be applied; it is withdrawn.
         """
         frame = self._add(EVENT, pack_event("decision", _recordable(data), False, time.time()))
         try:
@@ -173,18 +173,17 @@ class Journal:
             raise
 
     def flush(self) -> Position:
-        """Hand everything to the operating system; where the disk refuses, it waits in memory.
+        """Hand all frames to the operating system; frames that the disk refuses wait in memory.
 
         Returns:
-            The position after everything added so far, whether it could be written or not:
-            `fsync_only` tells.
+            The position after everything added so far, written or not: `fsync_only` raises if it is not.
         """
         with self._lock:
             self._write()
             position = Position(self.segment, self._end)
             crowded = self._size - self._durable > self._limit
         self._tell()
-        if crowded:  # bounds the memory that _unsynced takes
+        if crowded:  # an fsync bounds the memory that _unsynced takes
             with contextlib.suppress(OSError):
                 self._fsync(position.offset)
         return position
@@ -193,20 +192,20 @@ class Journal:
         """Make everything added so far durable.
 
         Raises:
-            OSError: it is not durable; it stays in memory for the next flush.
+            OSError: some frames are not durable; they stay in memory for the next flush.
         """
         self._fsync(self.flush().offset)
 
     def fsync_only(self, position: Position) -> None:
-        """Make everything up to `position` durable without flushing what came later.
+        """Make everything up to `position` durable without flushing later frames.
 
         Raises:
-            OSError: it is not durable (a commit that needs it must fail).
+            OSError: the frames are not durable (a commit that needs them must fail).
         """
         self._fsync(position.offset)
 
     def close(self) -> None:
-        """Write what can be written and close the file.  May be called twice; never raises OSError."""
+        """Write all that the disk takes and close the file.  May be called twice; never raises OSError."""
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):
@@ -237,6 +236,7 @@ class Journal:
             while self._queue:
                 self._write_chunk()
         except OSError as error:
+            # A part of a frame may be in the file: cut it off, so that the file ends with a whole frame.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             self._refused("write", error)
@@ -244,7 +244,7 @@ class Journal:
             self._accepted("write")
 
     def _write_chunk(self) -> None:
-        """Write whole frames of about one chunk together: what fails is small, what succeeds stays."""
+        """Write whole frames of about one chunk together: a failure loses little, a success stays."""
         frames = size = 0
         for frame in self._queue:
             frames, size = frames + 1, size + len(frame.data)
@@ -253,7 +253,7 @@ class Journal:
         data = memoryview(b"".join(frame.data for frame in itertools.islice(self._queue, frames)))
         hazard.reach("journal.write")
         done = 0
-        while done < size:
+        while done < size:  # a nearly full disk takes a part, without an error
             done += os.pwrite(self._fd, data[done:], self._size + done)
         for _ in range(frames):
             frame = self._queue.popleft()
@@ -271,7 +271,7 @@ class Journal:
                 f"({remedy(error)})"
             )
         self._why = error
-        if self._down != "fsync":
+        if self._down != "fsync":  # after a failed fsync a write that succeeds proves nothing
             self._down = what
         if self._queued > self._limit:
             self._shed()
@@ -282,10 +282,10 @@ class Journal:
             self._messages.append(f"{self.path}: the journal can be written again; what waited is written")
 
     def _shed(self) -> None:
-        """Drop the oldest rows down to 7/8 of the limit, with one gap event in their place."""
+        """Drop the oldest rows down to 7/8 of the limit, with a single gap event in their place."""
         target = self._limit - self._limit // 8
         kept: list[_Frame] = []
-        place: tuple[int, int] | None = None  # index in kept, and offset, of what goes first
+        place: tuple[int, int] | None = None  # index in kept, and offset, of the first frame that goes
         lost = self._lost
         for frame in self._queue:
             if frame is not self._gap and not (frame.rows and self._queued > target):
@@ -318,10 +318,10 @@ class Journal:
                 if self._named and not (self._unsynced and self._unsynced[0].offset < needed):
                     return
                 size = self._size
-            try:  # outside _lock: the training thread goes on meanwhile
+            try:  # outside _lock, so that the training thread can add frames meanwhile
                 hazard.reach("journal.fsync")
                 os.fsync(self._fd)
-                if not self._named:
+                if not self._named:  # a power cut may take a new file's name although its bytes are durable
                     fsync_folder(self.path.parent, "journal")
                     fsync_folder(self.path.parent.parent, "journal")
             except OSError as error:
@@ -329,6 +329,7 @@ class Journal:
                     self._rewind(error)
                 self._tell()
                 raise
+            # `size` was taken before the fsync: frames written since are not known to be durable.
             with self._lock:
                 self._named = True
                 while self._durable < size:
@@ -337,10 +338,10 @@ class Journal:
             self._tell()
 
     def _stay(self) -> None:
-        """Write the file again where its name was taken away: without one it is lost with this process.
+        """Write the file again where its name was taken away: a file without a name dies with this process.
 
         Raises:
-            OSError: something else has the name, or the disk refuses.
+            OSError: another file has the name, or the disk refuses.
         """
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
@@ -352,6 +353,7 @@ class Journal:
             for at in range(0, self._size, _CHUNK):
                 os.pwrite(made, os.pread(self._fd, min(_CHUNK, self._size - at), at), at)
             os.fsync(made)
+            # dup2 keeps the descriptor's number, so no other thread ever sees a closed file.
             os.dup2(made, self._fd, inheritable=False)
         except BaseException:
             self.path.unlink()
@@ -362,7 +364,7 @@ class Journal:
         self._messages.append(f"{self.path} was removed or moved; it is written again, and nothing is lost")
 
     def _rewind(self, error: OSError) -> None:
-        """After a failed fsync nobody knows what the disk has: all that was not durable waits again."""
+        """Queue all frames again that were not durable: a failed fsync does not say which the disk has."""
         self._queue.extendleft(reversed(self._unsynced))
         self._queued += self._size - self._durable
         self._unsynced.clear()
@@ -372,7 +374,7 @@ class Journal:
         self._refused("fsync", error)
 
     def _tell(self) -> None:
-        """Speak while no lock is held: `warn` may use this journal, and may raise."""
+        """Pass the messages on while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.popleft())
 
@@ -382,7 +384,7 @@ def _create(path: Path) -> int:
 
 
 def _recordable(data: dict[str, Any]) -> dict[str, Any]:
-    """An event's data without credentials; in a sentence for people a user's patterns count, too."""
+    """Take credentials out of an event's data; a reason, which people read, loses the user's patterns too."""
     return {
         name: redacted(value) if name == "reason" else without_credentials(value)
         for name, value in data.items()

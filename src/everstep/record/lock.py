@@ -1,9 +1,9 @@
-"""One process, and in it one loop, per run directory.
+"""Lock of a run directory: one process, and in it one loop.
 
-The lock is `fcntl.lockf` on the file `lock`: the kernel drops it when its process dies, however it
-dies, and a forked loader worker neither holds it nor can drop it.  But it also falls with *any* close
-of that file in the holding process, so the holder never reads, reopens or deletes it: who holds it
-is written in `lock.json`, and a second loop in the same process is found in a registry instead.
+The lock is `fcntl.lockf` on the file `lock`: the kernel drops the lock when its process dies, however it
+dies, and a forked loader worker neither holds the lock nor can drop it.  But the lock also falls with *any*
+close of that file in the holding process, so the holder never reads, reopens or deletes the file: the
+holder's name is in `lock.json`, and a second loop in the same process is found in a registry instead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _BUSY = (errno.EACCES, errno.EAGAIN)
 
 
 class RunLock:
-    """The lock of one run directory.
+    """Lock of one run directory.
 
     Args:
-        run_dir: the run directory; exists.
+        run_dir: the run directory, which exists.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -53,12 +53,12 @@ class RunLock:
             A sentence if the last holder died without releasing it, else None.
 
         Raises:
-            RunLockedError: another process, or another loop of this one, holds it.
+            RunLockedError: another process, or another loop of this process, holds the lock.
             RunDirError: this file system has no locks, the lock's files cannot be written, or the directory
                 was removed meanwhile.
         """
         with _GUARD:
-            self._refuse_second()
+            self._refuse_second()  # before the file is opened: closing it again would drop the first's lock
             try:
                 self._fd = self._open()
                 return self._announce()
@@ -76,7 +76,7 @@ class RunLock:
                 ) from error
 
     def release(self) -> None:
-        """Give the lock back.  May be called twice; in a forked child it does nothing."""
+        """Give the lock back.  May be called twice; does nothing in a forked child."""
         with _GUARD:
             if self._fd is None or _HELD.get(self._key) != os.getpid():
                 return
@@ -84,13 +84,13 @@ class RunLock:
                 if self._is_here(os.fstat(self._fd)):  # else the note may be another process's
                     hazard.reach("lock.unlink")
                     self._note.unlink(missing_ok=True)
-            self._drop()
+            self._drop()  # after the note is gone: the next holder writes its own
 
     def keep(self) -> None:
-        """See that the lock is still in its place: a lock whose file has lost its name keeps nobody out.
+        """Make the lock again where its file has lost its name: a lock without a name keeps nobody out.
 
         Raises:
-            RunLockedError: another file stands there, so another process may have had the run meanwhile.
+            RunLockedError: another file has the name, so another process may have had the run meanwhile.
             OSError: the lock is gone, and cannot be made again.
         """
         with _GUARD:
@@ -111,7 +111,7 @@ class RunLock:
             self._announce()
 
     def moved(self) -> None:
-        """Give back the lock of a directory that has another name now: at its old place may be a new run."""
+        """Give back the lock of a renamed directory; its note stays, for a new run may have the old name."""
         with _GUARD:
             self._drop()
 
@@ -139,6 +139,7 @@ class RunLock:
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another one, "
                 "or pass lock=False and make sure yourself that only one process uses the run"
             ) from error
+        # Only now: a directory that was replaced before the lock was taken is another run's.
         status = os.fstat(descriptor)
         if not self._is_here(status):
             os.close(descriptor)
@@ -148,7 +149,7 @@ class RunLock:
         return descriptor
 
     def _is_here(self, opened: os.stat_result) -> bool:
-        """Whether the file that was opened still has the name: the directory may be another's by now."""
+        """Whether the open file still has the name: the directory may be another run's by now."""
         try:
             return os.path.samestat(opened, os.stat(self._path))
         except FileNotFoundError:
@@ -179,7 +180,7 @@ class RunLock:
         return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
 
     def _holder(self) -> dict[str, Any] | None:
-        """Who wrote the note; what is damaged of it is left out."""
+        """Read the note of the lock's holder; {} if the note is damaged, None if there is none."""
         try:
             holder = read_note(self._note)
         except FileNotFoundError:
@@ -190,7 +191,7 @@ class RunLock:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a live process holds the run; asks without taking the lock, so it is in nobody's way.
+    """Whether a live process holds the run; asks without taking the lock, so it hinders nobody.
 
     Raises:
         OSError: this file system has no locks.
@@ -199,7 +200,7 @@ def is_held(run_dir: Path) -> bool:
     try:
         status = os.stat(path)
         if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
-            return True  # and opening the file here would drop the lock with its closing
+            return True  # without opening the file: closing it again would drop the lock
         with open_regular(path) as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, _flock(fcntl.F_WRLCK))
     except FileNotFoundError:
@@ -208,7 +209,7 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _flock(kind: int) -> bytes:
-    """A `struct flock` on the whole file."""
+    """Pack a `struct flock` on the whole file."""
     if sys.platform == "darwin":
         return struct.pack("qqihh", 0, 0, 0, kind, os.SEEK_SET)
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)

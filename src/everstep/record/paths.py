@@ -1,4 +1,4 @@
-"""The one place where a path that a user gives becomes one of ours."""
+"""Conversion of paths that a user gives; every such path passes here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from everstep.errors import ConfigError
 
 
 def user_path(path: object, argument: str) -> Path:
-    """The path, with a leading "~" as the user's home.
+    """Return the path, with a leading "~" as the user's home.
 
     Args:
-        argument: what the path was given as, for the message.
+        argument: the argument's name, for the message.
 
     Raises:
-        ConfigError: it is no path, or the home of no known user.
+        ConfigError: the value is not a path, or names the home of an unknown user.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise ConfigError(f'{argument}={path!r} is no path; give one, as in {argument}="runs/first"')

@@ -1,4 +1,4 @@
-"""Where a run came from: what was started, by which code, on what machine.  Never the environment."""
+"""Provenance of a run: its command line, code and machine.  Never the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import xxhash
 from everstep.redaction import redacted, redacted_line
 
 GIT_SECONDS = 2.0
-"""How long git may take in all; what it did not answer by then is recorded as a problem."""
+"""Seconds that git may take in all; an answer that is late is recorded as a problem."""
 
 
 def facts(
@@ -28,18 +28,18 @@ def facts(
     backends: Mapping[str, Mapping[str, str]] | None = None,
     code: Path | None = None,
 ) -> dict[str, Any]:
-    """What is recorded of a start, as JSON, without credentials (`everstep.redaction`).
+    """Collect a start's provenance, as JSON, without credentials (`everstep.redaction`).
 
     Args:
         argv: the command line, `sys.argv`.
-        config: what the user calls the run's configuration; what JSON cannot hold becomes its repr.
+        config: the run's configuration; values that JSON cannot hold become their repr.
         seed: the run's seed.
         backends: name -> `Backend.describe()` of the backends in use.
-        code: folder whose git state matters; None: that of the script.
+        code: folder whose git state matters; None: the script's folder.
 
     Returns:
         Keys argv, cwd, python, platform, host, pid, packages, git, config, seed, backends.  `git`
-        is what `git_facts` returns.
+        is the result of `git_facts`.
     """
     found = {
         "argv": redacted_line(argv),
@@ -59,7 +59,7 @@ def facts(
 
 
 def machine() -> dict[str, str]:
-    """What of this machine, outside any framework, may change the last bits of a result: names to texts."""
+    """Collect what may change the last bits of a result, outside any framework: names to strings."""
     return {
         "processor": _processor(),
         "python": platform.python_version(),
@@ -76,7 +76,7 @@ def _processor() -> str:
 
 
 def as_json(value: Any) -> Any:
-    """`value` as JSON can hold it: dicts with string keys, lists, and reprs for the rest."""
+    """Convert `value` to JSON: dicts with string keys, lists, and reprs for the rest."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def as_json(value: Any) -> Any:
 
 
 def packages() -> dict[str, str]:
-    """Versions of everstep, numpy and the other packages that are imported now, by import name."""
+    """Map import names to versions: everstep, numpy and the other packages that are imported now."""
     from importlib import metadata  # 20 ms, and not needed before a run starts
 
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
@@ -104,13 +104,13 @@ def packages() -> dict[str, str]:
 
 
 def code_folder(argv: Sequence[str]) -> Path:
-    """The folder whose git state matters: the script's, or the working folder for installed commands."""
+    """Choose the folder whose git state matters: the script's; for installed commands the working folder."""
     script = Path(argv[0]) if argv else Path()
     return script.resolve().parent if script.suffix == ".py" and script.exists() else Path.cwd()
 
 
 def git_facts(folder: Path) -> dict[str, Any] | None:
-    """The state of the repository around `folder`.
+    """Read the state of the repository around `folder`.
 
     Returns:
         commit, branch (None when detached), dirty, diff (16 hexadecimal digits of the uncommitted
@@ -164,7 +164,7 @@ def _git_facts(folder: Path, deadline: float) -> dict[str, Any]:
 
 
 def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> bytes:
-    """What a git command prints; `empty` allows exit status 1, by which `git config` says "none"."""
+    """Return the output of a git command; `empty` allows exit status 1 (`git config`: no such key)."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}  # an observer takes no index lock
     done = subprocess.run(
         ["git", "-C", str(folder), *command],

@@ -1,8 +1,8 @@
-"""Reading a run's journal: single files, and which rows of all of them are valid.
+"""Reader of a run's journal: single files, and which rows of all files are valid.
 
 The valid rows are a chain, like the commits of a branch: the newest segment whole, its parent up to
-the position of the checkpoint that was resumed from, that one's parent, and so on to a segment that
-started from nothing.  Everything else is superseded; it stays readable.
+the position of the checkpoint that was resumed from, the parent's parent, and so on to a segment that
+started from nothing.  All other rows are superseded; they stay readable.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from everstep.redaction import without_credentials
 from everstep.regular import open_regular, require_no_hole
 
 DIVERGED = "diverged"
-"""The kind of an event: steps that were executed again found something else."""
+"""Kind of an event: steps that were executed again gave different results."""
 CHOSEN, ACCEPTED = "chosen", "accepted"
 """Decisions: a person chose another checkpoint or configuration; a divergence is accepted."""
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
-"""Why a person's choice is trained otherwise."""
+"""Reasons why a chosen checkpoint is trained differently."""
 
 Key: TypeAlias = tuple[int, int, str, str, int]
-"""(epoch, step, phase, name, seq): what makes a row of a run unique."""
+"""(epoch, step, phase, name, seq): the unique key of a row in a run."""
 
 _FILE_NAME = re.compile(r"segment-([0-9]{4,9})\.evj")
 _CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
 
 
 class Row(NamedTuple):
-    """One value of one metric, and where it came from."""
+    """One value of one metric, with the segment that holds it."""
 
     segment: int
     epoch: int
@@ -68,7 +68,7 @@ class Event(NamedTuple):
 
     @property
     def completed(self) -> tuple[int, int]:
-        """(step, epoch) that it says to be complete, or begun; 0 for what it does not speak of."""
+        """(step, epoch) that the event says are complete, or begun; 0 where it says nothing."""
         data = self.data
         if self.kind == "segment":
             return _in_name(data.get("facts", {}).get("resumed_from"))
@@ -83,7 +83,7 @@ class Event(NamedTuple):
 
 
 def _in_name(checkpoint: object) -> tuple[int, int]:
-    """The (step, epoch) in a checkpoint's name."""
+    """Parse the (step, epoch) in a checkpoint's name; (0, 0) if it is not a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(checkpoint) if isinstance(checkpoint, str) else None
     return (_count(int(match[2])), _count(int(match[1] or 0))) if match else (0, 0)
 
@@ -93,7 +93,7 @@ def _count(value: object) -> int:
 
 
 class StoredBlock(NamedTuple):
-    """A block as it lies in the file; unpacked when asked for, so that a long run fits in memory."""
+    """Block as it lies in the file, unpacked on request, so that a long run fits in memory."""
 
     offset: int
     payload: memoryview
@@ -104,29 +104,29 @@ class StoredBlock(NamedTuple):
 
     @property
     def time(self) -> float:
-        """When it was appended, in seconds since 1970."""
+        """Time when the block was appended, in seconds since 1970."""
         return frames.block_time(self.payload)
 
 
 Item: TypeAlias = Event | StoredBlock
-"""What a journal holds, one after the other."""
+"""Entry of a journal."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What one file of a journal holds.
+    """Content of one file of a journal.
 
     Attributes:
-        number: which start of the process wrote it, from 1.
+        number: number of the start of the process that wrote the file, from 1.
         path: the file.
-        end: the offset after its last whole frame; 0 if there is none.
-        size: the bytes of the file up to the end of that frame; what follows is torn, or being written.
-        started: False for a file that was killed before its start was written, and for one that has a
-            person's decision alone.
-        parent: the position that it goes on from; None if it started from nothing.
-        events: in the order in which they were written.
-        blocks: in the order in which they were written.
-        problems: what is torn or damaged, with offsets.
+        end: the offset after the last whole frame; 0 if there is none.
+        size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
+        started: False if a kill came before the start was written, or if the file has a person's decision
+            alone.
+        parent: the position that the segment continues from; None if it started from nothing.
+        events: in the order of writing.
+        blocks: in the order of writing.
+        problems: torn and damaged places, in words, with offsets.
     """
 
     number: int
@@ -141,9 +141,9 @@ class Segment:
 
 
 class Status(NamedTuple):
-    """A run in short: starts of its process, the last step known to be complete, rows valid and superseded.
+    """Summary of a run: starts of its process, the last step known to be complete, rows valid and superseded.
 
-    `epoch` is the one of that step, begun or over.
+    `epoch` is the epoch of that step, begun or over.
     """
 
     segments: int
@@ -155,22 +155,22 @@ class Status(NamedTuple):
 
 
 def segment_path(run_dir: Path, segment: int) -> Path:
-    """The file of one segment of the run in `run_dir`."""
+    """Path of the file of a segment of the run in `run_dir`."""
     return run_dir / "journal" / f"segment-{segment:04d}.evj"
 
 
 def segment_number(path: Path) -> int | None:
-    """The number in a journal file's name; None for any other file."""
+    """Parse the number in a journal file's name; None for any other file."""
     match = _FILE_NAME.fullmatch(path.name)
     number = int(match[1]) if match else 0
     return number if number and segment_path(Path(), number).name == path.name else None
 
 
 def read_segment(path: Path, start: int = 0) -> Segment:
-    """Read one file of a journal, whatever is damaged in it.
+    """Read one file of a journal, despite any damage in the file.
 
     Args:
-        start: the `size` that an earlier reading came to: only what was written since is returned.
+        start: the `size` that an earlier reading returned: only later frames are returned.
 
     Raises:
         JournalError: a newer format version wrote it.
@@ -203,7 +203,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
             problems.append(_describe(path, hole, start + len(data)))
             continue
         size, at = start + found.end, start + found.start
-        if found.offset <= last:
+        if found.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
             problems.append(f"{path.name}: the frame at {at} is there twice, or out of order, and skipped")
             continue
         last, end = found.offset, found.offset + found.end - found.start
@@ -222,7 +222,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
 
 
 def _item(segment: int, frame: Frame) -> Item | str:
-    """What a frame holds; or why it holds nothing, in words."""
+    """Unpack a frame; or say why the frame holds nothing."""
     if frame.kind == frames.METRICS:
         if frames.is_block(frame.payload):
             return StoredBlock(frame.offset, frame.payload)
@@ -239,7 +239,7 @@ def _item(segment: int, frame: Frame) -> Item | str:
 
 
 def _fits(kind: str, data: dict[str, Any]) -> bool:
-    """Whether an event has what everybody who reads one of its kind needs."""
+    """Whether an event has the fields that every reader of its kind needs."""
     if any(not isinstance(data.get(name), of) for name, of in _NEEDED.get(kind, {}).items()):
         return False
     if kind == "segment":
@@ -271,7 +271,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
 
 
 def _read_or_miss(number: int, path: Path) -> Segment:
-    """A file of a journal; one that cannot be read counts as one that was damaged from end to end."""
+    """Read a file of a journal; a file that cannot be read counts as damaged from end to end."""
     try:
         return read_segment(path)
     except OSError as error:
@@ -286,14 +286,14 @@ def _describe(path: Path, hole: Hole, size: int) -> str:
 
 
 class RunJournal:
-    """The whole journal of one run, as it was when it was first asked.
+    """Whole journal of one run, as it was at the first use.
 
     Args:
-        run_dir: the run directory; a run without a journal is an empty one.
+        run_dir: the run directory; a run without a journal has an empty journal.
 
     Raises:
-        RunDirError: the path is no run; names those nearby.
-        JournalError: (by the first use) a newer format version wrote one of the files.
+        RunDirError: the path is not a run; names the runs nearby.
+        JournalError: (at the first use) a newer format version wrote one of the files.
     """
 
     @checked_keywords
@@ -310,19 +310,19 @@ class RunJournal:
 
     @cached_property
     def _chain(self) -> dict[int, int]:
-        """Segment number -> the offset up to which it is valid, oldest first."""
+        """Segment number -> the offset up to which the segment is valid, oldest first."""
         started = [segment for segment in self._segments.values() if segment.started]
         return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
 
     def _chain_to(self, position: Position) -> dict[int, int]:
-        """The chain that ends at a position."""
+        """Follow the parents from a position back to a start from nothing."""
         number, end = position
         links = {number: end}
         at = self._segments.get(number)
         while at is not None and at.parent is not None:
             number, end = at.parent
             parent = self._segments.get(number)
-            if parent is None or number >= at.number:
+            if parent is None or number >= at.number:  # parents are older: a forged cycle must end
                 self._chain_problems.append(f"{at.path.name} goes on from segment {number}, which is missing")
                 break
             if end > parent.end:
@@ -335,34 +335,34 @@ class RunJournal:
 
     @property
     def problems(self) -> list[str]:
-        """Everything torn, damaged or missing, in words; empty for a healthy journal."""
-        _ = self._chain
+        """All that is torn, damaged or missing, in words; empty for a healthy journal."""
+        _ = self._chain  # finding the chain fills _chain_problems
         found = [problem for segment in self._segments.values() for problem in segment.problems]
         return found + self._chain_problems
 
     def segments(self) -> list[Segment]:
-        """The files of the journal, oldest first."""
+        """List the files of the journal, oldest first."""
         return list(self._segments.values())
 
     def facts(self) -> dict[str, Any]:
-        """Where the newest start came from: see `everstep.record.facts`; empty before the first."""
+        """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
         start = self.newest_start()
         found: dict[str, Any] = {} if start is None else without_credentials(start.data.get("facts", {}))
         return found
 
     def facts_since(self, number: int) -> list[dict[str, Any]]:
-        """What the starts from this number on recorded of where they came from, superseded ones included."""
+        """List the provenance of the starts from this number on, superseded starts included."""
         started = self.events("segment", valid=False)
         return [
             without_credentials(event.data.get("facts", {})) for event in started if event.segment >= number
         ]
 
     def newest_start(self) -> Event | None:
-        """The event with which the newest start began; None before the first."""
+        """Return the event with which the newest start began; None before the first start."""
         return next(reversed(list(self.events("segment", valid=False))), None)
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
-        """The metric rows in the order in which they were written.
+        """Yield the metric rows in the order of writing.
 
         Args:
             valid: False to include superseded rows.
@@ -381,14 +381,14 @@ class RunJournal:
                     yield segment.number, stored.block
 
     def parts(self) -> Iterator[tuple[int, list[Item]]]:
-        """Each segment that has valid rows or events, oldest first: its number, and these as written."""
+        """Yield each segment with valid rows or events, oldest first: its number, and these as written."""
         for number, end in self._chain.items():
             segment = self._segments[number]
             items: list[Item] = [*segment.events, *segment.blocks]
             yield number, sorted((i for i in items if i.offset < end), key=lambda item: item.offset)
 
     def events(self, kind: str | None = None, valid: bool = True) -> Iterator[Event]:
-        """Events in the order in which they were written.  Decisions are always valid.
+        """Yield events in the order of writing.  Decisions are always valid.
 
         Args:
             kind: only events of this kind.
@@ -402,16 +402,16 @@ class RunJournal:
 
     @checked_keywords
     def series(self, name: str, phase: str | None = None) -> tuple[list[int], list[float]]:
-        """The steps and values of one metric in one phase, valid rows only.
+        """Return the steps and values of one metric in one phase, valid rows only.
 
         Args:
             name: the metric's name, or "PHASE/NAME".
             phase: "step" (collected inside steps), "head" or "tail" (in an epoch, before or after its
                 steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).  None:
-                "step", or the only other one that it has.
+                the metric's only phase, or "step" if it has several.
 
         Raises:
-            ConfigError: no row has this name and phase; names the nearest and all that there are.
+            ConfigError: no row has this name and phase; names the nearest, and all that exist.
         """
         known = {(block.phase, block.name) for _, block in self._blocks(valid=True)}
         names = {called for _, called in known}
@@ -432,28 +432,28 @@ class RunJournal:
         return phases[asked]
 
     def rollbacks(self) -> list[Rollback]:
-        """The rollbacks of the run since it began from nothing, in order."""
+        """List the rollbacks of the run since it began from nothing, in order."""
         decisions = [event for event in self.events("decision") if event.segment >= self._began()]
         return Rollback.among((event.data, event.segment) for event in decisions)
 
     def _began(self) -> int:
-        """The first segment since the run began from nothing."""
+        """Number of the segment that last began from nothing."""
         return max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
-        """By stream, what lines at the head of the epoch after `step` have done to its generators.
+        """Map each stream to what lines at the head of the epoch after `step` did to its generators.
 
-        The newest execution counts, also one that was left behind.
+        The newest execution counts, even if it is superseded.
         """
         began = self._began()
         found = [event.data for event in self.events("head", valid=False) if event.segment >= began]
         return {data["stream"]: data for data in found if data["step"] == step}
 
     def superseded(self, position: Position | None) -> dict[int, dict[Key, tuple[int, int]]]:
-        """By segment, the rows that a start from `position` leaves behind: key -> (bits of the value, count).
+        """Map each segment to the rows that a start from `position` leaves behind, as comparable rows.
 
-        Those that depend on the clock are left out; of two rows with one key the newer one counts.  None:
-        all rows.
+        A comparable row is key -> (bits of the value, count).  Rows that depend on the clock are left out; of
+        two rows with the same key the newer counts.  With None for the position, all rows are left behind.
         """
         chain = {} if position is None else self._chain_to(position)
         return {
@@ -467,9 +467,9 @@ class RunJournal:
         }
 
     def left_choices(self, position: Position | None) -> set[int]:
-        """The starts with a configuration or data that a person chose, and that saved nothing `position` has.
+        """Find the starts under a person's choice of configuration or data that `position` does not follow.
 
-        Those that went on from them are among them.  Who goes on from `position` has not made that choice.
+        Starts that resumed from such a start are included.  A start from `position` has not made that choice.
         """
         chain = {} if position is None else self._chain_to(position)
         left: set[int] = set()
@@ -484,12 +484,15 @@ class RunJournal:
         return left
 
     def compared_until(self, segment: int, step: int, left: Collection[int] = ()) -> float:
-        """The step from which on a start that goes on from `step` does not compare with what a segment found.
+        """Find the first step that a start from `step` does not compare with a segment's results.
 
-        It was superseded on purpose: by a rollback (other batches take those steps), by a checkpoint or a
-        configuration that a person chose, or by an accepted divergence.  Or it had diverged itself.
+        From that step on the results were superseded on purpose: by a rollback (other batches take those
+        steps), by a checkpoint or a configuration that a person chose, or by an accepted divergence.  Or the
+        segment itself had diverged.
 
         Args:
+            segment: number of the segment.
+            step: the step that the start resumes from.
             left: starts whose choices do not count.
         """
         cuts = [first for until, first in self._cuts if segment <= until]
@@ -499,19 +502,19 @@ class RunJournal:
 
     @cached_property
     def _cuts(self) -> list[tuple[int, int]]:
-        """(segment, step): from that step on, that segment and those before it are not compared with."""
+        """(segment, step): from that step on, that segment and earlier segments are not compared with."""
         began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
         rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
         return began + rollbacks + self._accepted
 
     @cached_property
     def _choices(self) -> list[tuple[int, int]]:
-        """(segment, step): the segments before that one are not compared with from that step on."""
+        """(segment, step): from that step on, the segments before that segment are not compared with."""
         decisions = [event for event in self.events("decision") if event.data.get("what") == CHOSEN]
         return [(event.segment, event.data["step"]) for event in decisions]
 
     def divergences(self) -> list[Event]:
-        """The divergences in what is valid of the run that nobody has accepted, oldest first."""
+        """List the divergences in the run's valid events that nobody has accepted, oldest first."""
         return [
             event
             for event in self.events(DIVERGED)
@@ -520,17 +523,17 @@ class RunJournal:
 
     @cached_property
     def _accepted(self) -> list[tuple[int, int]]:
-        """(segment of the decision, step): a person takes what diverged from that step on as it is."""
+        """(segment of the decision, step): a person accepts what diverged from that step on."""
         decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
         return [(event.segment, event.data["step"]) for event in decisions]
 
     def step_metrics(self) -> set[str]:
-        """The names of the metrics that any step has collected."""
+        """Collect the names of the metrics that any step has collected."""
         heads = (frames.block_names(each.payload) for s in self._segments.values() for each in s.blocks)
         return {name for phase, name in heads if phase == "step"}
 
     def lacks(self, position: Position) -> str | None:
-        """What of the rows before a checkpoint's `position` is gone, in words; None if nothing is."""
+        """Say which rows before a checkpoint's `position` are gone; None if none are."""
         segment = self._segments.get(position.segment)
         if segment is not None and segment.end >= position.offset:
             return None
@@ -542,13 +545,13 @@ class RunJournal:
         )
 
     def ended(self) -> dict[str, Any] | None:
-        """The data of the "ended" event if the run's newest start came to its end, else None."""
+        """Return the data of the "ended" event if the run's newest start came to its end, else None."""
         newest = max(self._chain, default=0)
         ends = [event.data for event in self.events("ended") if event.segment == newest]
         return ends[-1] if ends else None
 
     def status(self) -> Status:
-        """The run in short."""
+        """Summarise the run."""
         epoch = step = valid = 0
         for _, block in self._blocks(valid=True):
             epoch, step = max(epoch, block.epoch), max(step, *block.steps)
@@ -571,12 +574,12 @@ def _require_run(folder: Path) -> None:
 
 
 def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -> bool:
-    """Whether one of the decisions, as (its segment, step), takes what a segment found from a step on."""
+    """Whether one of the decisions (its segment, step) accepts a segment's results from a step on."""
     return any(segment <= at and step >= first for at, first in decisions)
 
 
 def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
-    """A block's rows by key, as (bits of the value, count); none if they depend on the clock."""
+    """Map a block's rows: key -> (bits of the value, count); empty if they depend on the clock."""
     if block.wall:
         return {}
     bits = frames.float_bits(block.values)
@@ -587,7 +590,7 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
 
 
 class Follower:
-    """The valid rows and events of a run, in the order of writing, while its newest segment grows.
+    """Valid rows and events of a run, in the order of writing, while its newest segment grows.
 
     Args:
         run_dir: the run directory.
@@ -597,15 +600,15 @@ class Follower:
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment
         self._path = self._run_dir / "journal" / f"segment-{segment:04d}.evj"
-        self._at = frames.HEADER_SIZE  # in the file
-        self._next = 0  # in everything that the segment wrote
+        self._at = frames.HEADER_SIZE  # where to read next, in the file
+        self._next = 0  # the least offset that is news, in everything that the segment wrote
 
     def older(self) -> Iterator[tuple[int, list[Item]]]:
-        """What is valid of the segments before: see `RunJournal.parts`."""
+        """Yield the valid parts of the earlier segments: see `RunJournal.parts`."""
         return (part for part in RunJournal(self._run_dir).parts() if part[0] != self._segment)
 
     def news(self) -> Iterator[Item]:
-        """What reached the newest segment's file since the last call."""
+        """Yield the entries that reached the newest segment's file since the last call."""
         with open_regular(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
                 self._at = frames.HEADER_SIZE
@@ -613,7 +616,7 @@ class Follower:
             data = file.read()
         for found in frames.scan(data, 0):
             if isinstance(found, Hole):
-                continue  # torn, if it is the last: then it is read again next time
+                continue  # a last frame that is still being written is read again next time
             self._at = start + found.end
             item = _item(self._segment, found) if found.offset >= self._next else ""
             if not isinstance(item, str):

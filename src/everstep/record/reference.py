@@ -1,8 +1,8 @@
-"""What earlier executions found of the steps that a start executes again: from the journal and the trails.
+"""Earlier executions of the steps that a start executes again, read from the journal and the trails.
 
-Of several executions of a step the first one counts, so that a difference does not launder itself.  What was
-superseded on purpose (by a rollback, by a checkpoint or a configuration that a person chose, by an accepted
-divergence) is no execution to compare with.
+If a step has several executions, the first one counts, so that a difference does not launder itself.  An
+execution that was superseded on purpose (by a rollback, by a checkpoint or a configuration that a person
+chose, by an accepted divergence) is not compared with.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from everstep.record.reading import Key, RunJournal
 from everstep.record.trail_file import ABSENT, FOLDED, Mark, Trace, read_trail, trail_path
 
 Found = tuple[int, int]
-"""(bits of a value, how many values were folded into it)."""
+"""(bits of a value, count of the values folded into it)."""
 
 
 @dataclass
 class Reference:
-    """What is known of the steps after a checkpoint.
+    """Record of the steps after a checkpoint, as earlier executions found them.
 
     Attributes:
         first: the checkpoint's step.
         last: the last step that was complete; `first` if none was.
-        rows: metrics by key; None where one was collected and its value is not known.
-        batches: by step, (stream, place in the step) -> (pass, digest); the digest is None where nothing of
-            the batch could be told.
+        rows: metrics by key; None where a metric was collected and its value is not known.
+        batches: by step, (stream, place in the step) -> (pass, digest); the digest is None where the batch
+            gave nothing to digest.
         ends: (stream, pass) -> the last step that drew from the stream when the pass ended.
-        lasts: (stream, pass) -> the last step that read from it.
+        lasts: (stream, pass) -> the last step that read from the pass.
         copies: (step, "PHASE/PART") -> digest of a part of the state in a snapshot.
-        traced: steps of which all is known that was on the host.
+        traced: steps that a trail records in full, as far as values were on the host.
         names: metrics that any step of the run has collected.
         set_aside: the last step of executions that are not compared with; 0 if all are.
     """
@@ -52,11 +52,11 @@ class Reference:
 
 
 def reference(journal: RunJournal, position: Position | None, step: int, *, tail: bool = False) -> Reference:
-    """What a start that goes on from `step` will do again.
+    """Collect what earlier executions found of the steps that a start from `step` will execute again.
 
     Args:
         position: the end of the journal as the checkpoint knows it.
-        tail: whether that includes what follows the last step of an epoch, if `step` is one.
+        tail: whether the start also repeats the tail of an epoch that ends with `step`.
     """
     found = Reference(step)
     superseded = journal.superseded(position)
@@ -86,6 +86,7 @@ def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
 
 
 def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
+    # Steps that an older trail has are left out: the first execution counts.
     new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
     for mark in trail.marks:
         if mark.phase == "batch" and mark.step in new:
@@ -112,7 +113,7 @@ def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
 
 
 def _folded(marks: list[Mark]) -> Iterator[tuple[Key, Found | None]]:
-    """The metrics among the marks; those of a step are folded as the collector folds them."""
+    """Yield the metrics among the marks; a step's values are folded as the collector folds them."""
     sums: dict[Key, tuple[float, int]] = {}
     rows: dict[Key, Found | None] = {}
     for mark in marks:

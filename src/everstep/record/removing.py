@@ -1,4 +1,4 @@
-"""Removing a run: its directory, and nothing that is not one."""
+"""Removal of a run: its directory, and no directory that is not a run's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FACTS = ("run.json", ".run.json")
 
 
 def why_stays(run_dir: Path, run: str) -> str:
-    """Why a directory is not to be removed, in words; "" if it may be.
+    """Say why a directory must not be removed; "" if it may be.
 
     Args:
-        run: the id of the run that is meant to be in it.
+        run: the id of the run that should be in the directory.
     """
     if run_dir.is_symlink():
         return "it is a link; remove the run at its end"
@@ -54,7 +54,7 @@ def _may_run(run_dir: Path) -> bool:
 
 
 def _other_run(run_dir: Path) -> Path | None:
-    """A run inside a run, but for that of its own evaluations."""
+    """Find a run inside a run, other than the folder of its own evaluations."""
     for folder, _, names in os.walk(run_dir):
         if any(name in names for name in _FACTS) and Path(folder) not in (run_dir, run_dir / "evaluations"):
             return Path(folder)
@@ -64,12 +64,12 @@ def _other_run(run_dir: Path) -> Path | None:
 def remove(run_dir: Path, run: str) -> None:
     """Remove the directory of the run with the id `run`, and of no other.
 
-    It gets another name first, so that a start at its place begins a new run; killed in between, what is
-    left is still a run directory, and can be removed.
+    The directory gets another name first, so that a start at its old place begins a new run.  After a kill
+    in between, the rest is still a run directory, and can be removed.
 
     Raises:
-        RunLockedError: a process trains it.
-        RunDirError: it is none that may be removed, or the disk refuses.
+        RunLockedError: a process trains the run.
+        RunDirError: the directory must not be removed (`why_stays`), or the disk refuses.
     """
     if why := why_stays(run_dir, run):
         raise RunDirError(f"{run_dir} stays: {why}")
@@ -77,7 +77,7 @@ def remove(run_dir: Path, run: str) -> None:
     lock = RunLock(run_dir)
     lock.acquire()
     try:
-        if (there := RunDir.open(run_dir, create=False).id) != run:  # since it was looked at
+        if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
             raise RunDirError(f"{run_dir} stays: another run is there, {there}")
         rename(run_dir, moved, "removing")
         lock.moved()
@@ -101,7 +101,7 @@ def remove(run_dir: Path, run: str) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a run's folder; what makes it one that can be removed comes last."""
+    """Empty and remove a run's folder; the files by which it can be removed again come last."""
     rank = {name: at for at, name in enumerate((*_FACTS, "lock"), 1)}
     for entry in sorted(folder.iterdir(), key=lambda entry: rank.get(entry.name, 0)):
         hazard.reach("removing.entry")

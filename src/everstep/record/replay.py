@@ -1,4 +1,4 @@
-"""Self-verifying resume: steps that are executed again must find what they found before."""
+"""Self-verifying resume: steps that are executed again must find the same values again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
 
 class Divergence(NamedTuple):
-    """What came out otherwise, in words.
+    """Difference between two executions of a step, in words.
 
     Attributes:
-        step: the step in which.
-        component: "batch of STREAM", "pass of STREAM", "random state", or a metric's name.
-        old, new: what it was and is.
+        step: the step that differs.
+        component: "batch of STREAM", "pass of STREAM", "random state", "state 'PART'", or a metric's name.
+        old, new: the component's value before and now.
         in_data: whether the steps got other batches.
     """
 
@@ -35,7 +35,7 @@ class Divergence(NamedTuple):
 
 
 class Replay:
-    """Compares what a start finds, bit for bit, with what it found when the same steps ran before.
+    """Comparison, bit for bit, of the steps that a start executes again with their earlier executions.
 
     Head rows are never compared: in an epoch that is entered again they are not written.
 
@@ -44,11 +44,11 @@ class Replay:
         incomparable: asked once: why numbers cannot be expected to be equal; "" if they can.
 
     Attributes:
-        steps: how many were executed again.
-        equal, uncompared: how many found what they had found, and how many may or may not have, of each kind:
+        steps: count of the steps executed again.
+        equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
             "batch digest", "random state", "state digest", and metrics by their names.
-        differing: how many did not.
-        difference: the one with the lowest step; of one step, the first that came.
+        differing: count of the values that differ.
+        difference: the difference with the lowest step; within a step, the first that was found.
         done: True when nothing is left to compare.
     """
 
@@ -56,9 +56,9 @@ class Replay:
         self._was, self._incomparable = reference, incomparable
         self._why: str | None = None
         self._seen: set[str] = set()
-        """Metrics of steps that this execution has collected."""
+        """Step metrics that this execution has collected."""
         self._drawn = [0, 0]
-        """Batches of the open step that are equal, and that are not compared."""
+        """Counts of the open step's batches: those that are equal, and those that are not compared."""
         self.steps = 0
         self.equal: Counter[str] = Counter()
         self.uncompared: Counter[str] = Counter()
@@ -68,18 +68,18 @@ class Replay:
 
     @property
     def first(self) -> int:
-        """The step from which it goes on."""
+        """Step that the start resumes from."""
         return self._was.first
 
     @property
     def last(self) -> int:
-        """The last step that is executed again."""
+        """Last step that is executed again."""
         return self._was.last
 
-    # -------------------------------------------------------------------------- what is found now
+    # ----------------------------------------------------------------------------- values found now
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
-        """Batch `seq` of a step is handed out."""
+        """Compare batch `seq` of a step, which is handed out."""
         was = self._was
         end = was.ends.get((stream, pass_index))
         if end is not None and end < step:
@@ -100,7 +100,11 @@ class Replay:
             self._drawn[1] += 1
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """A pass gave its last batch; `step` is the last that drew from the stream, or none has since."""
+        """Compare the end of a pass: the pass gave its last batch.
+
+        Args:
+            step: the last step that drew from the stream.
+        """
         was = self._was
         end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
         old = f"at its end after step {end}" if end is not None else f"going on until step {last}"
@@ -108,7 +112,7 @@ class Replay:
             self._differs(step, f"pass of {stream}", old, "at its end", in_data=True)
 
     def step_done(self, step: int) -> None:
-        """A step is complete."""
+        """Count a complete step, and compare its batches that were not drawn."""
         was = self._was
         if was.first < step <= was.last:
             self.steps += 1
@@ -120,7 +124,7 @@ class Replay:
                 self._differs(step, f"batch of {stream}", "drawn", "not drawn", in_data=True)
 
     def copied(self, step: int, phase: str, part: str, digest: int) -> None:
-        """A snapshot was taken: its part "random state", or an entry of the user's state."""
+        """Compare a part of a snapshot: "random state", or an entry of the user's state."""
         old = self._was.copies.pop((step, f"{phase}/{part}"), None)
         kind = RANDOM if part == RANDOM else STATE
         if old is None:
@@ -134,13 +138,13 @@ class Replay:
             self._differs(step, component, f"{old:016x}", f"{digest:016x}")
 
     def _why_not(self) -> str:
-        """Why numbers are not compared."""
+        """Say why numbers are not compared; "" if they are."""
         if self._why is None:
             self._why = self._incomparable()
         return self._why
 
     def rows(self, block: Block) -> None:
-        """Rows of metrics were read."""
+        """Compare rows of metrics that were read."""
         if block.phase == "head":
             return
         self._why_not()
@@ -159,13 +163,13 @@ class Replay:
                     self.uncompared[block.name] += 1
 
     def reached(self, step: int) -> None:
-        """A boundary after `step`: all of its rows have been read."""
+        """Take note of a boundary after `step`: all of the step's rows have been read."""
         was = self._was
         if step > was.last or (step == was.last and not was.rows):
             self.end()
 
     def end(self) -> None:
-        """Nothing more will be compared."""
+        """End the comparison, and count the rows that are missing."""
         if self.done:
             return
         self.done = True
@@ -189,10 +193,10 @@ class Replay:
         if self.difference is None or step < self.difference.step:
             self.difference = Divergence(step, component, old, new, in_data)
 
-    # ------------------------------------------------------------------------------- what it says
+    # -------------------------------------------------------------------------------------- the report
 
     def report(self) -> str:
-        """What came of it, in one line."""
+        """Report the comparison in one line."""
         equal = _counted(self.equal)
         if self.difference is not None:
             total = self.equal.total() + self.differing
@@ -209,7 +213,7 @@ class Replay:
         return f"{report}; {aside}" if aside else report
 
     def _aside(self) -> str:
-        """The steps whose earlier executions are not compared with, and why; "" if there are none."""
+        """Say which steps are not compared with earlier executions, and why; "" if there are none."""
         first, last = self._was.last + 1, self._was.set_aside
         if last < first:
             return ""
@@ -217,7 +221,7 @@ class Replay:
         return f"{steps} not compared with what was found before: it was accepted, or superseded on purpose"
 
     def advice(self) -> str:
-        """What may be at fault where something differs, and how to find it."""
+        """Say what may cause a difference, and how to find the cause."""
         return (
             "the same steps gave other numbers: something that they read is not in state= (a counter, a "
             "learning rate or an average in a variable, a generator of your own, a batch drawn ahead), the "
@@ -227,14 +231,14 @@ class Replay:
 
 
 def _told_apart(old: tuple[int, int | None], new: tuple[int, int | None]) -> tuple[str, str]:
-    """Two batches, each by its pass where that differs, else by its digest."""
+    """Describe two batches: by their passes where these differ, else by their digests."""
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
     return f"the one with digest {old[1]:016x}", f"the one with digest {new[1]:016x}"
 
 
 def _counted(found: Counter[str]) -> str:
-    """Such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
+    """Format counts, such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
     kinds = [_several(found[kind], kind) for kind in (BATCHES, RANDOM, STATE) if found[kind]]
     metrics = [name for name, count in found.items() if count and name not in (BATCHES, RANDOM, STATE)]
     if metrics:

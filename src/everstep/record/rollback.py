@@ -1,4 +1,4 @@
-"""Rollbacks as the journal has them: decisions, which no resume takes back."""
+"""Rollbacks as the journal has them: decisions that no resume takes back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from everstep.redaction import redacted
 
 KIND = "rollback"
-"""What the decision's `what` says."""
+"""Value of `what` in such a decision."""
 
 
 class Batch(NamedTuple):
     """One batch of a run's stream.
 
     Attributes:
-        stream: its name.
-        pass_index, batch_index: which pass over the data, and which batch of it; both from 0, and in words,
-            as epochs and steps are, from 1.
-        samples: the numbers of its samples, None where the stream cannot tell them.
+        stream: the stream's name.
+        pass_index, batch_index: numbers of the pass over the data and of the batch in the pass; both from 0,
+            but in words from 1, as epochs and steps are.
+        samples: the numbers of the batch's samples, None where the stream cannot tell them.
     """
 
     stream: str
@@ -32,16 +32,16 @@ class Batch(NamedTuple):
 
 
 class Rollback(NamedTuple):
-    """The decision to go back to a checkpoint and to go on without some batches.
+    """Decision to go back to a checkpoint and to train on without some batches.
 
     Attributes:
-        number: which one of the run it is, from 1.
+        number: number of the rollback in the run, from 1.
         step: the step that failed.
-        reason: how, in words.
-        first: the first step that had a batch which is now quarantined: nothing from there on is kept.
-        checkpoint: the newest one before that step.
-        batches: the quarantined ones.
-        segment: the start of the run that decided it.
+        reason: how the step failed, in words.
+        first: the first step with a batch that is now quarantined; nothing from this step on is kept.
+        checkpoint: the newest checkpoint before that step.
+        batches: the quarantined batches.
+        segment: number of the start that made the decision.
     """
 
     number: int
@@ -53,27 +53,27 @@ class Rollback(NamedTuple):
     segment: int
 
     def data(self) -> dict[str, Any]:
-        """As the event holds it."""
+        """Return the decision's data as its event holds it."""
         fields = self._asdict()
         del fields["segment"]
         return {"what": KIND, **fields, "batches": [batch._asdict() for batch in self.batches]}
 
     @classmethod
     def among(cls, decisions: Iterable[tuple[dict[str, Any], int]]) -> list[Rollback]:
-        """Those of some decisions that are rollbacks.
+        """List the rollbacks among some decisions.
 
         Args:
-            decisions: the data of each, and the start that decided it.
+            decisions: the data of each decision, and the number of the start that made it.
         """
         return [cls._of(data, segment) for data, segment in decisions if data.get("what") == KIND]
 
     def stored(self) -> list[Any]:
-        """As a checkpoint holds it, beside the journal: the inverse is `among` one."""
+        """Return the rollback as a checkpoint holds it: the pair that `among` takes."""
         return [redacted(self.data()), self.segment]
 
     @classmethod
     def fits(cls, data: dict[str, Any]) -> bool:
-        """Whether a decision has all that one of its kind has."""
+        """Whether a decision has all fields of its kind."""
         try:
             cls.among([(data, 1)])
         except (KeyError, TypeError):
@@ -88,7 +88,11 @@ class Rollback(NamedTuple):
 
 
 def shared_samples(rollbacks: Sequence[Rollback]) -> list[tuple[str, int]]:
-    """(stream, sample) of each that all of two or more rollbacks have quarantined: it may be what is bad."""
+    """Find the samples that each of two or more rollbacks has quarantined: they may be bad.
+
+    Returns:
+        (stream, sample number) of each such sample.
+    """
     quarantined = [
         {(batch.stream, sample) for batch in rollback.batches for sample in batch.samples or ()}
         for rollback in rollbacks

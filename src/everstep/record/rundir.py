@@ -1,4 +1,4 @@
-"""The run directory: what lies where, and `run.json`, which says what run it is."""
+"""Run directory: its layout, and `run.json`, which identifies the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSION = 1
 """Version of the layout of run directories."""
 
 ROOT = "EVERSTEP_ROOT"
-"""The environment variable that moves every run directory of a process below another folder."""
+"""Environment variable that moves every run directory of a process below another folder."""
 
 _COPY = ".run.json"
 _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal", "evaluations")
@@ -38,10 +38,10 @@ _FOLDERS = (
 
 
 def located(path: str | os.PathLike[str]) -> Path:
-    """Where the run directory that a program calls `path` lies: there.
+    """Locate the run directory that a program calls `path`.
 
-    With EVERSTEP_ROOT set, below that folder under its absolute path: so whoever drills a program
-    leaves its runs alone.  A path that lies there already is taken as it is.
+    Without EVERSTEP_ROOT this is `path` itself.  With EVERSTEP_ROOT it lies below that folder, under its
+    absolute path, so that drilling a program leaves its runs alone.  A path below that folder stays as it is.
     """
     root = os.environ.get(ROOT)
     if not root:
@@ -51,19 +51,19 @@ def located(path: str | os.PathLike[str]) -> Path:
 
 
 def to_read(path: str | os.PathLike[str]) -> Path:
-    """Where to read what a program calls `path`: as `located`, but what is only there is read there."""
+    """Locate a run directory for reading: as `located`, or `path` itself if the located one is missing."""
     moved = located(path)
     return moved if moved.exists() else Path(path)
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """One run's directory.  Folders inside are made by those who fill them.
+    """Directory of one run.  The writers of the folders inside create them.
 
     Attributes:
         path: the directory, absolute.
         facts: the content of `run.json`: id, created (seconds since 1970), seed, seed_given, versions.
-        notes: what had to be repaired on the way, in words.
+        notes: the repairs that opening the directory made, in words.
     """
 
     path: Path
@@ -79,17 +79,17 @@ class RunDir:
         seed: int | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> RunDir:
-        """Open a run directory, and make it one where it is missing or empty.
+        """Open a run directory; make a new one where it is missing or empty.
 
         Args:
             path: the directory; missing parents are made.  See `located`.
             create: False to only look: nothing is made, repaired or written.
-            seed: the seed of a new run; drawn if None.  An existing run keeps its own: compare.
-            about: further facts of a new run, which may replace its id.
+            seed: the seed of a new run; drawn if None.  An existing run keeps its own seed: compare.
+            about: further facts of a new run; they may replace its id.
 
         Raises:
-            RunDirError: a file, not writable, on a full disk, something else's directory, damaged, of
-                a newer version; with `create=False` also missing.
+            RunDirError: the path is a file, not writable, on a full disk, a directory of something else,
+                damaged, or of a newer version; with `create=False` also missing.
         """
         folder = located(path).absolute()
         try:
@@ -108,7 +108,7 @@ class RunDir:
         _require_folder(folder, create)
         if create:
             _require_places(folder)
-        seen = os.listdir(folder)  # before run.json is looked for: another process may begin the run just now
+        seen = os.listdir(folder)  # before run.json is read: another process may begin the run at this moment
         facts, damage = _read(folder / "run.json")
         notes: tuple[str, ...] = ()
         if facts is None:
@@ -130,19 +130,19 @@ class RunDir:
 
     @property
     def id(self) -> str:
-        """The run's name and six random hexadecimal digits, unique among runs."""
+        """Name of the run and six random hexadecimal digits, unique among runs."""
         return str(self.facts["id"])
 
     @property
     def seed(self) -> int:
-        """The seed that the run was created with, given or drawn."""
+        """Seed that the run was created with, given or drawn."""
         return int(self.facts["seed"])
 
     def require_same(self) -> None:
-        """Once the lock is held: what was read before it must be this run's still.
+        """Check, once the lock is held, that the directory still holds the run that was read before.
 
         Raises:
-            RunDirError: the run was removed since it was opened, or another one was begun in its place.
+            RunDirError: the run was removed since it was opened, or another run was begun in its place.
         """
         facts, _ = _read(self.path / "run.json")
         if facts is None or facts["id"] != self.id:
@@ -166,7 +166,7 @@ class RunDir:
         return self.path / "logs"
 
     def next_segment(self) -> int:
-        """The number of the segment that a start now would write, from 1."""
+        """Number of the segment that a start would write now, from 1."""
         numbers = [segment_number(path) or 0 for path in self.journal.glob("segment-*.evj")]
         return max(numbers, default=0) + 1
 
@@ -185,7 +185,7 @@ def _require_folder(folder: Path, create: bool) -> None:
 
 
 def _require_places(folder: Path) -> None:
-    """Where the run has a file, nothing but a file, and no link; so for folders."""
+    """Refuse links, folders in the place of the run's files, and files in the place of its folders."""
     for name in (*_FILES, *_FOLDERS):
         path = folder / name
         require_no_link(path, folder)
@@ -199,7 +199,7 @@ def _require_places(folder: Path) -> None:
 
 
 def _require_empty(folder: Path, seen: Collection[str]) -> None:
-    """Refuse a folder without `run.json` that was not empty before that was looked for."""
+    """Refuse a folder without `run.json` that was not empty before `run.json` was looked for."""
     names = sorted(name for name in seen if not name.startswith("."))
     if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
         raise RunDirError(
@@ -224,7 +224,7 @@ def _require_version(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def new_id(folder: Path) -> str:
-    """For a run in `folder`: its name, and six random hexadecimal digits."""
+    """Make an id for a run in `folder`: the folder's name, and six random hexadecimal digits."""
     name = re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "run"
     return f"{name}-{secrets.token_hex(3)}"
 
@@ -239,16 +239,17 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
         **about,
     }
     write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
-    with contextlib.suppress(PermissionError):  # to read it; it may be new as well
+    # The folder may be as new as the file, so its name is made durable too, if its parent may be opened.
+    with contextlib.suppress(PermissionError):
         fsync_folder(folder.parent, "run.json")
-    theirs, damage = _read(folder / "run.json")  # two processes may be here at once: the first one counts
+    theirs, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
     if theirs is None:
         raise RunDirError(damage or f"{folder / 'run.json'} vanished while it was made; start again")
     return theirs
 
 
 def _repair(folder: Path, facts: dict[str, Any], rewrite: bool) -> None:
-    """Keep `run.json` twice: it is small, and without its seed no run is exact."""
+    """Keep a copy of `run.json`, which is small: without its seed no run is exact."""
     data = _encode(facts)
     if rewrite:
         write_whole(folder / "run.json", data, "run.json")
@@ -258,7 +259,7 @@ def _repair(folder: Path, facts: dict[str, Any], rewrite: bool) -> None:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file has this content."""
+    """Whether a file has exactly this content."""
     try:
         return read_regular(path) == data
     except OSError:
@@ -274,7 +275,7 @@ def _checksum(facts: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """The file's facts; or None, and what is wrong with it unless it is missing."""
+    """Read the facts of a file; or return None, and what is wrong with the file unless it is missing."""
     try:
         facts = read_note(path)
         if facts.pop("checksum") == _checksum(facts) and _is_whole(facts):
@@ -290,11 +291,11 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
 
 
 _NO_FILE = (errno.EISDIR, errno.EINVAL, errno.EFBIG)
-"""What `everstep.regular` says of what is no small file."""
+"""Error numbers with which `everstep.regular` refuses anything but a small regular file."""
 
 
 def _is_whole(facts: dict[str, Any]) -> bool:
-    """Whether the facts that every reader needs are there, and what they should be."""
+    """Whether the facts that every reader needs are there, with the right types."""
     kinds = {"id": str, "created": int | float, "seed": int, "versions": dict}
     return (
         all(isinstance(facts.get(name), kind) for name, kind in kinds.items())

@@ -1,13 +1,13 @@
-"""The trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
+"""Trail: the values that each step found, kept where SIGKILL cannot take them, for the next start to compare.
 
-One file per segment, beside its journal.  It is memory-mapped, so a step writes into it without a system
-call: the kernel has the bytes, whatever becomes of the process.  A power cut may lose it; it is never the
-truth.
+One file per segment, beside its journal.  The file is memory-mapped, so a step writes into it without a
+system call: the kernel has the bytes, whatever becomes of the process.  A power cut may lose the trail; it is
+never the truth.
 
 Where a file system gives each written page a new place (Btrfs), or asks a server, writing to a mapping of a
 full disk is SIGBUS, which ends the process.  There, two calls write a step.
 
-The form of the file: `trail_file`.
+`trail_file` has the format of the file.
 """
 
 from __future__ import annotations
@@ -51,22 +51,23 @@ from everstep.record.trail_file import (
 )
 
 SMALLEST = 1 << 18
-"""Bytes of the file at first."""
+"""Bytes of a new file."""
 _OVERWRITING = {0xEF53, 0x58465342, 0x01021994}
-"""Linux's numbers of the file systems that write a page of a file where it is: ext2 to ext4, XFS, tmpfs."""
+"""Linux's numbers of the file systems that overwrite a file's page in place: ext2 to ext4, XFS, tmpfs."""
 _KEYS = 1 << 16
 _LAST_SEQ = (1 << 16) - 1
 
 
 class Trail:
-    """The writer of one segment's trail.  Only the training thread calls it.
+    """Writer of one segment's trail.  Only the training thread calls it.
 
-    Where the disk refuses it, the run goes on without, which is said once, and each boundary tries again.
+    Where the disk refuses the file, the run continues without a trail; the user is told once, and each
+    boundary tries again.
 
     Args:
-        run_dir: the run directory; its folder of the journal is there.
+        run_dir: the run directory; its journal folder exists.
         segment: number of this start.
-        step: the step that it goes on from.
+        step: the step that the start resumes from.
         is_wall: whether a metric depends on the clock, by its name: such values are left out.
         warn: takes sentences for the user.
     """
@@ -82,9 +83,9 @@ class Trail:
         self.path = trail_path(run_dir, segment)
         self._segment, self._is_wall, self._warn = segment, is_wall, warn
         self._keys: dict[tuple[str, str], int] = {}
-        """0 is no key: such records are left out."""
+        """Numbers by (phase, name); 0 is not a key: such records are left out."""
         self._texts: dict[tuple[str, str], bytes] = {}
-        """Of the keys that this file was asked for, whether they found room or not."""
+        """JSON by (phase, name), for all keys that this file was asked for, with or without room for them."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
         self._memory: mmap.mmap | bytearray | None = None
@@ -92,14 +93,14 @@ class Trail:
         self._last = self._whole = step
         self._floors = [step, step]
         self._refused = self._said = False
-        """Whether the disk has taken no file, to be tried again; whether the user knows of a refusal."""
+        """_refused: the disk took no file, and the next boundary tries again; _said: the user was told so."""
         self._make(SMALLEST, [])
         _OPEN.add(self)
 
     # ------------------------------------------------------------------------------ the steps
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
-        """Batch `seq` of `step` is handed out; `digest` is None where nothing of it can be told."""
+        """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
         if seq > _LAST_SEQ:
             self._lacks(step)
         elif key := self._key(step, "batch", stream):
@@ -107,7 +108,7 @@ class Trail:
             self._write(BITS, step, digest or 0, pass_index, 1, key, seq, flags)
 
     def mark(self, step: int, phase: str, name: str, value: int = 0, epoch: int = 0) -> None:
-        """Note something else that is compared."""
+        """Note another value that is compared."""
         if key := self._key(step, phase, name):
             self._write(BITS, step, value, epoch, 1, key, 0, 0)
 
@@ -118,11 +119,11 @@ class Trail:
         pending: Sequence[tuple[int, str, Any]],
         read: Mapping[str, tuple[int, float, int]],
     ) -> None:
-        """A step is complete: publish what it found.
+        """Publish the values of a complete step.
 
         Args:
-            pending: values collected and not read yet; those of this step are the last.
-            read: of metrics that were read in the middle of a step: the step, sum and number of values.
+            pending: values collected and not read yet; the last ones are this step's.
+            read: name -> (step, sum, count of values) of metrics that were read in the middle of a step.
         """
         self._last = step
         if self._memory is None:
@@ -132,7 +133,7 @@ class Trail:
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
-            if type(value) is float:
+            if type(value) is float:  # a tensor may be on a device: reading it would make the step wait
                 found.append((name, value, 1, 0))
             else:
                 self._absent.add(name)
@@ -146,7 +147,7 @@ class Trail:
         self._publish()
 
     def rows(self, block: Block) -> None:
-        """Rows were read: note those that `step` has not seen, or not on the host."""
+        """Note rows that were read, if `step` has not seen them, or not on the host."""
         folded = block.phase == "step"
         if self._memory is None or block.wall or (folded and block.name not in self._absent):
             return
@@ -158,20 +159,20 @@ class Trail:
         self._publish()
 
     def _publish(self) -> None:
-        """Say in the older one of the two states what is there: killed inside, the other one counts."""
+        """Publish the records in the older of the two states: after a kill inside, the other state counts."""
         self._digest.update(self._view[self._sealed : self._at])
         self._sealed, self._turn = self._at, 1 - self._turn
         state = STATE.pack(self._at, self._last, self._whole, self._digest.intdigest())
-        check = xxhash.xxh3_64_intdigest(state)  # no call of `checksum`: each step comes here
+        check = xxhash.xxh3_64_intdigest(state)  # without a call of `checksum`: each step comes here
         STATE.pack_into(self._view, STATES[self._turn], self._at, self._last, self._whole, check)
         if isinstance(self._memory, bytearray):
             try:
                 self._write_out()
-            except OSError as error:  # the next step tries again, with what this one has found
+            except OSError as error:  # the next step tries again, with this step's records
                 self._warn_of(error)
 
     def _write_out(self) -> None:
-        """Bring the file up to date: the new records first, then the header, which counts them."""
+        """Write the new records to the file first, then the header, which makes them count."""
         hazard.reach("trail.write")
         for start, end in ((self._written, self._at), (0, START)):
             if os.pwrite(self._fd, self._view[start:end], start) < end - start:
@@ -186,12 +187,12 @@ class Trail:
             self._lacks(step)
 
     def _lacks(self, step: int) -> None:
-        """Something of this step found no room: of the steps until it not all is there."""
+        """Note that a record of this step found no room: the trail is incomplete up to this step."""
         if self._memory is not None:
             self._whole = max(self._whole, step)
 
     def _key(self, step: int, phase: str, name: str) -> int:
-        """The number of a key, defined in the file if it is new; 0 if it has none."""
+        """Return the number of a key, and define a new key in the file; 0 if the key has no number."""
         found = self._keys.get((phase, name))
         if found is not None or self._memory is None:
             return found or 0
@@ -214,11 +215,11 @@ class Trail:
     # --------------------------------------------------------------------------- the boundaries
 
     def committed(self, step: int) -> None:
-        """A checkpoint is committed: what lies before the one before it is not needed any more."""
+        """Note a committed checkpoint: records up to the checkpoint before it are not needed any more."""
         self._floors = [self._floors[1], step]
 
     def tidy(self) -> None:
-        """At a boundary: make room, if half of it is used; make a file again that is gone."""
+        """Make room, at a boundary, if half of the file is used; make the file again if it is gone."""
         if self._memory is None:
             if self._refused:
                 self._whole = self._last
@@ -243,7 +244,7 @@ class Trail:
         self._make(size, marks)
 
     def _look(self) -> tuple[bool, bool]:
-        """Whether the file still has its bytes, and a name; a mapping of bytes that are gone is SIGBUS."""
+        """Whether the file still has all bytes, and a name; reading a mapping of missing bytes is SIGBUS."""
         size = self._written if isinstance(self._memory, bytearray) else self._end
         try:
             found = os.fstat(self._fd)
@@ -252,16 +253,16 @@ class Trail:
         return found.st_size >= size, found.st_nlink > 0
 
     def _needed(self) -> list[Mark]:
-        """The marks that the next start may compare with."""
+        """List the marks that the next start may compare with."""
         return [mark for mark in published(self._view, self._at) or () if mark.step > self._floors[0]]
 
     def close(self) -> None:
-        """Let go of the file, and of what it has too much.  May be called twice."""
+        """Let go of the file, and cut off its unused bytes.  May be called twice."""
         if self._memory is not None:
             self._let_go(end=self._at)
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Let go of the file without a change, as in a forked child: the file is the parent's."""
         if self._memory is not None:
             os.close(self._fd)
         self._memory, self._end, self._refused = None, 0, False
@@ -272,12 +273,13 @@ class Trail:
             if isinstance(self._memory, mmap.mmap):
                 self._memory.close()
                 if end is not None:
-                    with contextlib.suppress(OSError):  # not by its path: another file may stand there by now
+                    # Not by its path: another file may have the name by now.
+                    with contextlib.suppress(OSError):
                         os.ftruncate(self._fd, end)
         self.forget()
 
     def _make(self, size: int, marks: Sequence[Mark]) -> None:
-        """A new file with these marks, in the place of the old one."""
+        """Make a new file with these marks, and put it in the place of the old file."""
         made = temporary(self.path)
         try:
             self._open(made, size)
@@ -290,7 +292,7 @@ class Trail:
             self._publish()
             if isinstance(self._memory, bytearray):
                 self._write_out()
-            made.replace(self.path)
+            made.replace(self.path)  # last: until then a killed start leaves the old file whole
             self._refused = False
         except (OSError, ValueError) as error:
             self._let_go()
@@ -310,7 +312,7 @@ class Trail:
 
     def _open(self, path: Path, size: int) -> None:
         hazard.reach("trail.create")
-        path.unlink(missing_ok=True)  # of a killed process with our number; or a link, which leads elsewhere
+        path.unlink(missing_ok=True)  # a killed process with the same pid left it; or a link leads elsewhere
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             self._memory = self._map(descriptor, size) if _overwrites(descriptor) else bytearray(size)
@@ -325,18 +327,18 @@ class Trail:
         self._written = 0
 
     def _map(self, descriptor: int, size: int) -> mmap.mmap:
-        if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole, the disk full, is SIGBUS
+        if os.pwrite(descriptor, bytes(size), 0) < size:  # writing to a hole on a full disk would be SIGBUS
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return mmap.mmap(descriptor, size)
 
 
 def _overwrites(descriptor: int) -> bool:
-    """Whether the file system is known to write a page where it is: a full disk cannot refuse that."""
+    """Whether the file system is known to overwrite a page in place: a full disk cannot refuse that."""
     if sys.platform != "linux":
         return False
     import ctypes
 
-    found = ctypes.create_string_buffer(256)  # struct statfs, which begins with the number, has half of that
+    found = ctypes.create_string_buffer(256)  # twice the size of struct statfs, which begins with the number
     refused = ctypes.CDLL(None).fstatfs(descriptor, found)
     return not refused and int.from_bytes(found.raw[: struct.calcsize("l")], sys.byteorder) in _OVERWRITING
 

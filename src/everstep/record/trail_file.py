@@ -1,13 +1,14 @@
-"""The form of a trail's file, and reading one.
+"""Format of a trail's file, and its reader.
 
-    header   magic (8 bytes), version u32, segment u32, then two states, of which the newer whole one counts
-    state    words of 8 bytes: where the published records end, the last complete step, the step after which
-             nothing found no room, and a checksum over those three and all records before that end
+    header   magic (8 bytes), version u32, segment u32, then two states; the newer whole state counts
+    state    words of 8 bytes: the end of the published records, the last complete step, the step after which
+             every record found room, and a checksum over those three and all records before that end
     record   step u64, value u64 or f64, epoch u32, count u32, key u16, seq u16, flags u32 (32 bytes)
 
-One wrong bit would be a divergence that never was, or millions of steps: what no checksum fits is no trail.
-Numbers are in the machine's byte order.  A record counts once it is published, whole steps at a time.  A key
-is a pair (phase, name); a record defines it before the first that uses it, and its text follows.
+A file without a state that fits its checksum is not a trail: a wrong bit would show as a divergence that
+never was, or as millions of steps.  Numbers are in the machine's byte order.  A record counts once it is
+published, whole steps at a time.  A key is a pair (phase, name); a record defines the key before the first
+use, and the pair in JSON follows that record.
 
 | phase | name | value |
 |---|---|---|
@@ -32,13 +33,13 @@ from everstep.regular import open_regular, parse_json, read_regular
 
 VERSION = 2
 LARGEST = 1 << 26
-"""Bytes of the file, at most."""
+"""Largest size of the file, in bytes."""
 
 _STEPS = LARGEST // 32
-"""A forged file may claim more steps than it has room for."""
+"""Limit on the steps that a file may claim: a forged file may claim more than it has room for."""
 
 ABSENT, KEY, FOLDED = 1, 2, 4
-"""Flags: the value is not on the host, or cannot be told; a key's definition; a mean."""
+"""Flags of a record: the value is not on the host, or cannot be told; a key's definition; a mean."""
 
 MAGIC = b"\x89EVT\r\n\x1a\n"
 HEADER = struct.Struct("=8sII")
@@ -47,12 +48,12 @@ FLOAT = struct.Struct("=QdIIHHI")
 SIZE = BITS.size
 STATE = struct.Struct("=4Q")
 STATES = (16, 48)
-"""Where the two states begin."""
+"""Offsets of the two states in the file."""
 START = 96
 
 
 class Mark(NamedTuple):
-    """One record: `value` are the bits of a number, or a digest."""
+    """One record; `value` is the bits of a number, or a digest."""
 
     step: int
     value: int
@@ -65,20 +66,20 @@ class Mark(NamedTuple):
 
 
 def trail_path(run_dir: Path, segment: int) -> Path:
-    """The trail's file of one segment."""
+    """Path of the trail's file of a segment."""
     return segment_path(run_dir, segment).with_suffix(".trail")
 
 
 def definition(text: bytes) -> int:
-    """Bytes of a key's definition."""
+    """Size of a key's definition, in bytes."""
     return SIZE + -(-len(text) // SIZE) * SIZE
 
 
 class Trace(NamedTuple):
-    """What a trail has.
+    """Content of a trail.
 
     Attributes:
-        whole: the steps after this one are all there.
+        whole: all steps after this step are recorded in full.
         last: the last complete step.
         marks: in the order of writing.
     """
@@ -89,7 +90,7 @@ class Trace(NamedTuple):
 
 
 def read_trail(path: Path) -> Trace | None:
-    """What is published in a trail's file; None if there is none, or it is damaged or another version's."""
+    """Read the published records of a trail's file; None if it is missing, damaged or of another version."""
     try:
         data = memoryview(read_regular(path, LARGEST))
     except OSError:
@@ -103,12 +104,12 @@ def read_trail(path: Path) -> Trace | None:
 
 
 def checksum(end: int, last: int, whole: int, digest: int) -> int:
-    """The checksum (xxh3_64) in a state, from its other words and the digest (xxh3_64) of the records."""
+    """Compute a state's checksum (xxh3_64) from its other words and the digest (xxh3_64) of the records."""
     return xxhash.xxh3_64_intdigest(STATE.pack(end, last, whole, digest))
 
 
 def last_step(path: Path) -> int | None:
-    """The last complete step in a trail's file, by its header alone; None where `read_trail` has none."""
+    """Read the last complete step from a trail's header alone; None if the file has no such header."""
     try:
         with open_regular(path) as file:
             states = list(_states(memoryview(file.read(START))))
@@ -118,14 +119,14 @@ def last_step(path: Path) -> int | None:
 
 
 def _states(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """The states in a trail's header, the newer first; none if it is no such header, or another version's."""
+    """Yield the states in a trail's header, the newer first; none for another header or version."""
     if len(data) >= START and HEADER.unpack_from(data)[:2] == (MAGIC, VERSION):
         found = [STATE.unpack_from(data, at) for at in STATES]
         yield from sorted(found, reverse=True)
 
 
 def published(data: memoryview, end: int) -> list[Mark] | None:
-    """The records up to `end`; None if one is none (after a power cut, pages may be missing)."""
+    """List the records up to `end`; None if a record is invalid (after a power cut, pages may be missing)."""
     keys: dict[int, tuple[str, str]] = {}
     marks = []
     at = START

@@ -1,7 +1,7 @@
-"""Which runs this user has made: each start's record bears a mark that only he can make.
+"""Trust in a run's record: each start's record bears a mark that only the run's user can make.
 
-What a run has recorded names code.  Commands that import and call it do so without being asked where the
-mark is right: it is keyed by a secret in the user's own configuration folder, and covers what is named, so
+A run's record names code.  Commands import and call this code only where the mark is right, or the user says
+so (--trust).  The mark is keyed by a secret in the user's own configuration folder, and covers the names, so
 that neither an edited record nor the mark of another run passes.
 """
 
@@ -22,17 +22,17 @@ from everstep.record.reading import RunJournal
 from everstep.record.rundir import RunDir
 
 TRUST_VARIABLE = "EVERSTEP_TRUST"
-"""The environment variable that stands for `--trust`."""
+"""Environment variable that stands for `--trust`."""
 
 MARK = "mark"
-"""The name of a start's mark among its facts."""
+"""Name of a start's mark among its facts."""
 
 _COVERED = ("config", "code")
-"""The facts that say what is imported, with which arguments it is called, and where it lies."""
+"""Facts that say what is imported, with which arguments it is called, and where it lies."""
 
 
 def key_file() -> Path | None:
-    """Where this user's key lies: `everstep/key` in $XDG_CONFIG_HOME or ~/.config; None without a home."""
+    """Locate this user's key: `everstep/key` in $XDG_CONFIG_HOME or ~/.config; None without a home."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         base = Path(given) if os.path.isabs(given) else Path.home() / ".config"
@@ -42,21 +42,21 @@ def key_file() -> Path | None:
 
 
 def mark(run: str, facts: Mapping[str, Any]) -> str | None:
-    """The mark for what a start has recorded; None where this user's key cannot be made.
+    """Make the mark of a start's record; None where this user's key cannot be made.
 
     Args:
         run: the run's id.
-        facts: of `everstep.record.facts`, and "code".
+        facts: the facts of `everstep.record.facts`, and "code".
     """
     key = _key() or _made_key()
     return None if key is None else _mark(key, run, facts)
 
 
 def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
-    """Why a start's facts do not count as this user's, in words; "" if they do, or EVERSTEP_TRUST says so.
+    """Say why a start's facts do not count as this user's; "" if they do, or if EVERSTEP_TRUST is set.
 
     Args:
-        facts: as they stand in the journal of the run in `run_dir`.
+        facts: the facts in the journal of the run in `run_dir`.
     """
     if _is_trusted_anyway():
         return ""
@@ -74,7 +74,7 @@ def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
 
 
 def distrust_config(run_dir: Path, config: Any) -> str:
-    """As `distrust`, of a configuration that one of the run's starts has recorded."""
+    """Say why a configuration does not count as this user's: as `distrust` for the start that recorded it."""
     if _is_trusted_anyway():
         return ""
     why = "no start of it has recorded this configuration"
@@ -107,7 +107,7 @@ def _mark(key: bytes, run: str, facts: Mapping[str, Any]) -> str:
 
 
 def _key() -> bytes | None:
-    """This user's key; None where there is none that only he can read."""
+    """Read this user's key; None where there is no key that only the user can read."""
     path = key_file()
     if path is None:
         return None
@@ -127,7 +127,7 @@ def _key() -> bytes | None:
 
 
 def _made_key() -> bytes | None:
-    """A new key; None where it cannot be written.  Of two that are made at once the first one counts."""
+    """Make a new key; None where it cannot be written.  If two are made at once, the first one counts."""
     path = key_file()
     if path is None or os.path.lexists(path):
         return None
@@ -138,10 +138,11 @@ def _made_key() -> bytes | None:
         try:
             with open(descriptor, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(32) + "\n")
+            # A link fails where the name is taken, so a key that another process made at once is kept.
             with contextlib.suppress(FileExistsError):
                 os.link(new, path)
         finally:
             new.unlink()
-    except OSError:  # the run is not marked: a training needs no key
+    except OSError:  # the run stays without a mark: a training needs no key
         return None
     return _key()
