@@ -1,5 +1,5 @@
-"""Every protocol that somebody can implement, and the few values they exchange, by who reads them.
+"""Protocols that users can implement, and the few values that they exchange, by their readers.
 
 `state`: a user's own objects (`Stateful`) and frameworks (`Backend`).  `data`: streams and cursors.
-`tasks`: the steps of a `Trainer`.  `services`: what happens around steps.
+`tasks`: the steps of a `Trainer`.  `services`: work around steps.  `metrics`: rows of a metric.
 """

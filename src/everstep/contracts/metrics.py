@@ -9,15 +9,15 @@ class Block(NamedTuple):
     """Rows of one metric: columns of equal length, row i has key (epoch, steps[i], phase, name, seqs[i]).
 
     Attributes:
-        epoch: from 1; 0 before the first epoch.
+        epoch: epoch of the rows, from 1; 0 before the first epoch.
         phase: where the values were collected: "head" (in an epoch, before its first steps), "step",
             "tail" (in an epoch, after steps), "eval/SERVICE" (returned by a service); "epoch" for the
             means of an epoch's steps.
         name: the metric's name.
-        wall: True if the values depend on the clock and are no part of equality.
+        wall: True if the values depend on the clock and do not count for equality.
         steps: the step of each row.
         values: float64 values; every bit is kept, also those of a NaN.
-        counts: how many values were folded into each row.
+        counts: number of values folded into each row.
         seqs: ordinal of a row among rows of the same step.
     """
 

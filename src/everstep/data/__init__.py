@@ -1,4 +1,4 @@
-"""Data that can be resumed anywhere: streams, and the adapters that make them of what users have."""
+"""Data that can be resumed anywhere: streams, and the adapters that make streams of a user's data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.lazy import exports
 if TYPE_CHECKING:
     from everstep.backends.torch.loader import loader as loader
 else:
-    # loader needs torch, which only those pay for who use it.
+    # Loaded late, because `loader` imports torch: other users do not pay for that.
     __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.loader": ("loader",)})
 
 __all__ = ["arrays", "as_stream", "checked", "loader", "prefetch", "replay"]

@@ -1,4 +1,4 @@
-"""`as_stream`: from whatever the user has to a `Stream`; `describe`: what a stream is."""
+"""Adapter from a user's data to a `Stream` (`as_stream`), and description of a stream (`describe`)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoade
 
 
 _adapted: WeakValueDictionary[int, AdaptedStream] = WeakValueDictionary()
-"""By the identity of the object that each holds: the same object is the same stream for all who give it."""
+"""Streams by the identity of the objects that they hold: an object given twice is the same stream."""
 
 
 def is_stream(data: Any) -> bool:
-    """Whether it is a `Stream`, or has its method `open`; a path is none, though it can be opened."""
+    """Whether data is a `Stream`, or has a method `open`; a path does not count, though it can be opened."""
     has_method = callable(getattr(data, "open", None)) and not isinstance(data, os.PathLike)
     return isinstance(data, Stream) or has_method
 
 
 def as_stream(data: Any) -> Stream:
-    """The stream over `data`, by the first of these that fits.
+    """Make a stream over `data`, by the first of these rules that fits.
 
-    1. A `Stream` is itself; an object with its method `open` gets the defaults of what it does not have.
-    2. A torch `DataLoader` or torchdata's `StatefulDataLoader`, as the user made it.
-    3. An object with `state_dict` and `load_state_dict` (and `set_epoch`, if it has one).
-    4. A sequence of batches: list, tuple, range.
-    5. Any other iterable; its iterators may have `get_state`/`set_state`.
+    1. A `Stream` is used as it is; an object with a method `open` gets defaults for the members it lacks.
+    2. A torch `DataLoader` or torchdata's `StatefulDataLoader` is used as the user made it.
+    3. An object with `state_dict` and `load_state_dict` (and maybe `set_epoch`) is resumed by its state.
+    4. A sequence of batches (list, tuple, range) is resumed by index.
+    5. Any other iterable is iterated; its iterators may have `get_state`/`set_state`.
 
     Args:
         data: the user's data.
@@ -48,6 +48,7 @@ def as_stream(data: Any) -> Stream:
         return data
     if is_stream(data):
         return _adapted.setdefault(id(data), AdaptedStream(data))
+    # Data that cannot say its place is refused before the adapters, which would take its state_dict's word.
     if (told := refusal(data)) is not None:
         raise DataError(told)
     adapter = _loader_adapter(data)
@@ -63,10 +64,10 @@ def as_stream(data: Any) -> Stream:
 
 
 def named(streams: Any) -> Mapping[str, Any]:
-    """Names to data, as they were given.
+    """Check a mapping of names to data, and return it.
 
     Raises:
-        ConfigError: it is no mapping, or a name is empty or holds "/".
+        ConfigError: `streams` is not a mapping, or a name is empty or holds "/".
     """
     if not isinstance(streams, Mapping):
         raise ConfigError(
@@ -80,9 +81,9 @@ def named(streams: Any) -> Mapping[str, Any]:
 
 
 def describe(stream: Stream, seed: int) -> dict[str, Any]:
-    """What decides which batches a stream gives in a run of this seed, as a dictionary of JSON values.
+    """Describe what decides a stream's batches in a run of this seed, as a dictionary of JSON values.
 
-    Of a stream that does not say it: its type.
+    A stream without a description of its own is described by its type.
     """
     own = stream.describe(seed)
     return {"kind": stream.kind} if own is None else own
@@ -91,12 +92,12 @@ def describe(stream: Stream, seed: int) -> dict[str, Any]:
 def _loader_adapter(data: Any) -> str | None:
     names = class_names(data)
     if is_stateful(data) and _STATEFUL not in names:
-        return None  # a loader whose state is a mystery to the adapter, but not to itself
+        return None  # the loader knows its own state; the adapter would have to guess it
     return next((_LOADERS[name] for name in names if name in _LOADERS), None)
 
 
 def _refusal(data: Any) -> str | None:
-    """What to do instead, for things that Python iterates but that are surely a mistake."""
+    """Say what to give instead of an object that Python iterates but that is surely a mistake."""
     if isinstance(data, str | bytes | bytearray | os.PathLike):
         return "give a list of batches, or an object whose __iter__ reads the file"
     if isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""`arrays`: batches of arrays that lie in memory."""
+"""Stream of batches of arrays in memory (`arrays`)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def arrays(
     seed: int | None = None,
     drop_last: bool = False,
 ) -> Arrays:
-    """A stream of batches from arrays in memory; resumes anywhere, to the bit, at no cost.
+    """Make a stream of batches from arrays in memory; it resumes anywhere, to the bit, at no cost.
 
-    It has a length (batches in a pass), and can be iterated by itself, as for an evaluation: each time
-    the same pass, which no run's position knows of.
+    The stream has a length (batches in a pass).  It can be iterated by itself, as for an evaluation: each
+    time the same pass, and no run's position changes.
 
     Each batch is a tuple with one part per array, for a single array too: `for [x] in ...`.  Parts
     are copies: changing a batch never changes the data.
 
     Args:
-        *arrays: NumPy arrays or torch tensors of shape (samples, ...), all with as many samples.
+        *arrays: NumPy arrays or torch tensors of shape (samples, ...), all with the same number of samples.
         batch_size: samples in a batch; the last batch may be smaller.
-        shuffle: a new order each pass, a pure function of (seed, purpose, pass).
-        seed: None takes the run's seed.
+        shuffle: draw a new order each pass, a pure function of (seed, purpose, pass).
+        seed: seed of the order; None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
 
     Raises:
-        DataError: no array, something that is no array, different lengths, or no samples.
-        ConfigError: `batch_size` or `seed` is no whole number, or `batch_size` is less than 1.
+        DataError: no array, an argument that is not an array, different lengths, or no samples.
+        ConfigError: `batch_size` or `seed` is not an integer, or `batch_size` is less than 1.
     """
     if not arrays:
         raise DataError(
@@ -62,12 +62,12 @@ def _length(array: Any) -> int:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor, told without importing torch."""
+    """Whether a value is a torch tensor; does not import torch."""
     return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__)
 
 
 class Arrays(SampledStream):
-    """The stream that `arrays` makes.  Immutable."""
+    """Stream that `arrays` makes.  Immutable."""
 
     def __init__(self, arrays: tuple[Any, ...], sampling: Sampling) -> None:
         super().__init__(sampling)
@@ -78,7 +78,7 @@ class Arrays(SampledStream):
         return ArraysCursor(self._arrays, plan, 0 if position is None else position["batches"])
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """What decides which batches come, in a run of this seed."""
+        """Describe what decides the batches in a run of this seed."""
         return {**super().describe(seed), "arrays": len(self._arrays)}
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Arrays(SampledStream):
 
 
 class ArraysCursor(PassCursor):
-    """One pass over arrays."""
+    """Cursor of one pass over arrays."""
 
     def __init__(self, arrays: tuple[Any, ...], plan: Plan, start: int) -> None:
         super().__init__(f"data {plan.purpose!r}", _batches(arrays, plan, start), done=start, total=len(plan))
@@ -98,5 +98,5 @@ class ArraysCursor(PassCursor):
 def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:
     for batch in range(start, len(plan)):
         indices = plan.indices(batch)
-        # Indexing with an index array copies, also where the samples are adjacent.
+        # An index array, not a slice: indexing with it copies, even where the samples are adjacent.
         yield tuple(array[indices] for array in arrays)

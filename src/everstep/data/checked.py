@@ -1,4 +1,4 @@
-"""`checked`: a stream whose batches are looked at before anything is made of them."""
+"""Stream that checks its batches before they are used (`checked`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.keywords import checked_keywords, whole
 Policy = Literal["ignore", "warn", "error"]
 
 _LEFT_OUT = ("empty_batch", "wrong_size")
-"""The kinds of batches that no step gets, whatever is said of them."""
+"""Kinds of batches that no step gets, whatever the policy."""
 
 
 @checked_keywords
@@ -31,30 +31,28 @@ def checked(
     unused_source: Policy = "warn",
     wrong_size: Policy = "error",
 ) -> Stream:
-    """The stream over `data`, each batch checked as it is handed out.
+    """Make a stream over `data` that checks each batch as it is handed out.
 
-    What is found is ignored, warned about (once a kind and stream) or a `DataError` at that batch; the
-    message has the stream, the batch's number in its pass, from 1, the keys and their sizes.  A batch
-    that is empty or of a wrong size is left out where that is no error; any other is handed out.
+    A policy says what happens to a kind of problem: "ignore", "warn" (once a kind and stream) or "error" (a
+    `DataError` at that batch).  The message has the stream, the batch's number in its pass, from 1, the keys
+    and their sizes.  A batch that is empty or of a wrong size is left out unless the policy is "error"; any
+    other batch is handed out.
 
-    The parts of a batch are what a mapping, tuple or list holds, also one inside another ("image.left");
-    a list inside is one part, and those without a length are passed over.
+    The parts of a batch are the items of a mapping, tuple or list, also of nested mappings and tuples
+    ("image.left"); a nested list is one part, and parts without a length are passed over.
 
     Args:
         data: anything that `as_stream` takes.
         sources: for batches that are mappings: the keys that the step uses; None checks no keys.
-        fixed_batch_size: how long each part must be, 1 or more; None: any length.
-        empty_batch: a batch without parts, or whose parts all have length 0.
-        empty_stream: a pass without any batch.  Where that is no error, an epoch has no step of it, and
-            an evaluation no metric; an epoch that is a number of steps, and a run without `max_epoch`,
-            would never end: there it is one all the same.
-        unequal_lengths: parts that are not equally long.
-        missing_source: a key of `sources` that a batch lacks.
-        unused_source: a key of a batch that `sources` lacks.
-        wrong_size: a length other than `fixed_batch_size`.
-
-    Raises:
-        ConfigError: a policy is none of the three.
+        fixed_batch_size: length of each part, 1 or more; None: any length.
+        empty_batch: policy for a batch without parts, or with parts that all have length 0.
+        empty_stream: policy for a pass without any batch.  If it is not "error", such an epoch has no step,
+            and such an evaluation has no metric.  It is an error all the same where the run would never end:
+            in an epoch that is a number of steps, and in a run without `max_epoch`.
+        unequal_lengths: policy for parts of different lengths.
+        missing_source: policy for a key of `sources` that a batch lacks.
+        unused_source: policy for a key of a batch that `sources` lacks.
+        wrong_size: policy for a length other than `fixed_batch_size`.
     """
     policies = {
         "empty_batch": empty_batch,
@@ -74,18 +72,18 @@ def checked(
 
 
 class _Checks:
-    """What is asked of each batch."""
+    """Checks of each batch."""
 
     def __init__(
         self, sources: Collection[str] | None, size: int | None, policies: Mapping[str, Policy]
     ) -> None:
         self.sources, self.size, self.policies = sources, size, policies
         self._warned: set[str] = set()
-        """The kinds that were warned about."""
+        """Kinds of problems that were warned about."""
 
     @property
     def leaves_out(self) -> bool:
-        """Whether there may be batches that are not handed out."""
+        """Whether some batches may not be handed out."""
         asked = _LEFT_OUT if self.size is not None else _LEFT_OUT[:1]
         return any(self.policies[kind] != "error" for kind in asked)
 
@@ -93,7 +91,7 @@ class _Checks:
         """Whether the batch is handed out.
 
         Raises:
-            DataError: it is not what was asked for.
+            DataError: the batch has a problem whose policy is "error".
         """
         found = list(self._problems(batch))
         for kind, problem in found:
@@ -101,7 +99,7 @@ class _Checks:
         return not any(kind in _LEFT_OUT for kind, _ in found)
 
     def report(self, kind: str, problem: str) -> None:
-        """Do with what was found what was asked for."""
+        """Apply the policy to a problem."""
         policy = self.policies[kind]
         remedy = "leave such batches out" if kind in _LEFT_OUT else "allow it"
         message = f'{problem}, or pass {kind}="ignore" to everstep.data.checked to {remedy}'
@@ -117,7 +115,7 @@ class _Checks:
         told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
         if not parts or (sizes and not any(sizes.values())):
             yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
-            return
+            return  # an empty batch is reported once, not again for its keys and its size
         if self.sources is not None:
             yield from self._keys(parts)
         if len(set(sizes.values())) > 1:
@@ -156,7 +154,7 @@ def _has_length(part: Any) -> bool:
 
 
 class CheckedStream(StreamAround):
-    """See `checked`."""
+    """Stream that `checked` makes."""
 
     def __init__(self, stream: Stream, checks: _Checks) -> None:
         super().__init__(stream)
@@ -164,7 +162,7 @@ class CheckedStream(StreamAround):
 
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
-        """Whether a pass without a batch is no error."""
+        """Whether a pass may have no batch."""
         return self._checks.policies["empty_stream"] != "error"
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -176,7 +174,7 @@ class CheckedStream(StreamAround):
 
 
 class CheckedCursor(CursorAround):
-    """A cursor that looks at what it hands out."""
+    """Cursor that checks the batches that it hands out."""
 
     def __init__(self, cursor: Cursor, checks: _Checks, what: str, *, fresh: bool) -> None:
         super().__init__(cursor)
@@ -184,7 +182,7 @@ class CheckedCursor(CursorAround):
         self._opened_at = cursor.done or 0
         self._drawn = 0
         self._empty = fresh or cursor.done == 0
-        """Nothing of this pass was handed out, as far as can be told."""
+        """Whether the pass has handed out no batch, as far as can be told."""
 
     def __next__(self) -> Any:
         while True:
@@ -193,7 +191,7 @@ class CheckedCursor(CursorAround):
             except StopIteration:
                 self._report_end()
                 raise
-            self._drawn += 1
+            self._drawn += 1  # before the check: a message counts the batches that were left out, too
             if self._checks.passes(batch, f"{self._what}, batch {self._opened_at + self._drawn}"):
                 self._empty = False
                 return batch
@@ -204,6 +202,6 @@ class CheckedCursor(CursorAround):
             self._checks.report("empty_stream", f"{self._what}: no batch in a whole pass; give it data")
 
     def remaining(self) -> int | None:
-        """As of the data; unknown where batches may be left out."""
+        """Batches left in the source; None where batches may be left out."""
         left = self.cursor.remaining()
         return left if not left or not self._checks.leaves_out else None

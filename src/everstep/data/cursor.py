@@ -1,6 +1,6 @@
-"""What every cursor shares: counting what was handed out, ending once, closing once.
+"""Base of every cursor: counts batches, ends once, closes once.
 
-And what streams over samples share: they can be iterated by themselves, too.
+`SampledStream` is the base of streams over samples, which can also be iterated by themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from everstep.errors import DataError, UsageError
 
 
 class PassCursor(Cursor):
-    """A cursor over an iterator of batches.
+    """Cursor over an iterator of batches.
 
     Attributes:
         what: the data, in words, for messages.
 
     Args:
-        done: batches of the pass before the place at which it is opened.
-        counts: False where that number is not known.
+        done: batches of the pass before the place where the cursor is opened.
+        counts: False where the number of those batches is not known.
         total: batches of the whole pass, None if unknown.
         closer: called once, when the pass is over or left.
     """
@@ -58,7 +58,7 @@ class PassCursor(Cursor):
             self.close()
             raise
         except BaseException as error:
-            # The source may have moved on: whatever it gave next would be the wrong batch.
+            # The source may have moved on, so its next batch would be the wrong batch.
             self._error = error
             self.close()
             raise
@@ -89,7 +89,7 @@ class PassCursor(Cursor):
 
     def close(self) -> None:
         self._batches = None
-        closer, self._closer = self._closer, None
+        closer, self._closer = self._closer, None  # before the call: a closer runs once, even if it raises
         if closer is not None:
             closer()
 
@@ -98,11 +98,11 @@ class PassCursor(Cursor):
 
 
 class SampledStream(Stream):
-    """A stream over samples.  Immutable.
+    """Stream over samples.  Immutable.
 
-    A loop reads it pass by pass.  It can also be iterated by itself, as for an evaluation
-    (`for x, y in valid:`): always the same pass, whatever a run is doing with it, and the global
-    random state stays as it is.
+    A loop reads the stream pass by pass.  It can also be iterated by itself, as for an evaluation
+    (`for x, y in valid:`): always the same pass, whatever a run does with the stream, and the global
+    random state stays unchanged.
     """
 
     on_word = False
@@ -111,11 +111,11 @@ class SampledStream(Stream):
         self._sampling = sampling
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """What decides which batches come in a run of this seed."""
+        """Describe what decides the batches in a run of this seed."""
         return self._sampling.describe(seed)
 
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int]:
-        """The numbers of the samples in one batch of a pass."""
+        """List the numbers of the samples in one batch of a pass."""
         samples: list[int] = self._sampling.plan(purpose, pass_index, seed).indices(index).tolist()
         return samples
 
@@ -124,6 +124,6 @@ class SampledStream(Stream):
         return self._sampling.batches
 
     def __iter__(self) -> Iterator[Any]:
-        """One whole pass, the same at each call: pass 0 of purpose "alone", by its seed, 0 if it has none."""
+        """Yield one whole pass, always the same: pass 0 of purpose "alone", the stream's seed or 0."""
         with closing(self.open("alone", 0, seed=0)) as cursor:
             yield from cursor

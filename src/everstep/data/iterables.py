@@ -1,10 +1,10 @@
-"""Streams over what users already have: sequences, iterables, and whatever can tell its own state.
+"""Streams over data that users already have: sequences, iterables, and objects that know their own state.
 
 | the data | mid-pass resume |
 |---|---|
 | a sequence of batches (list, tuple, range) | exact, by index |
-| has `state_dict`/`load_state_dict` (loaders, HF and streaming datasets) | by its state |
-| its iterator has `get_state`/`set_state` or `state_dict`/`load_state_dict` | by the iterator's state |
+| an object with `state_dict`/`load_state_dict` (loaders, HF and streaming datasets) | by its state |
+| an iterator with `get_state`/`set_state` or `state_dict`/`load_state_dict` | by the iterator's state |
 | `replay(iterable)` | by drawing and discarding, on the user's word |
 | any other iterable | refused when a position is asked for, with the remedy |
 """
@@ -31,7 +31,7 @@ _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
 def length_of(data: Any) -> int | None:
-    """`len(data)`, None where it has no length."""
+    """Return `len(data)`, None where the data has no length."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -39,12 +39,12 @@ def length_of(data: Any) -> int | None:
 
 
 def is_stateful(data: Any) -> bool:
-    """Whether it has `state_dict` and `load_state_dict`."""
+    """Whether data has `state_dict` and `load_state_dict`."""
     return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
 
 
 class SequenceStream(Stream):
-    """A list, tuple or range of ready batches, handed out as they are."""
+    """Stream over a list, tuple or range of ready batches, handed out as they are."""
 
     on_word = False
 
@@ -69,7 +69,7 @@ class _SequenceCursor(PassCursor):
 
 
 class IterableStream(Stream):
-    """Any iterable: a fresh iterator for each pass, or the one pass of an iterator."""
+    """Stream over any iterable: a fresh iterator for each pass, or the single pass of an iterator."""
 
     shareable = False
 
@@ -82,11 +82,11 @@ class IterableStream(Stream):
         self._used = False
         self._keeping = self._failed = False
         self._drawn: list[Any] = []
-        """Of an iterator, what is to be drawn again."""
+        """Batches of an iterator that are to be drawn again."""
 
     @property
     def replays(self) -> bool:
-        """Whether it goes to a place by drawing and discarding."""
+        """Whether a resume goes to its place by drawing and discarding."""
         return self._replay or self.resumes == "replay"
 
     @property
@@ -96,7 +96,7 @@ class IterableStream(Stream):
 
     @contextmanager
     def drawn_again(self) -> Iterator[None]:
-        """What the block draws from an iterator is kept, and drawn again afterwards."""
+        """Keep the batches that the block draws from an iterator, and draw them again afterwards."""
         if self.keeps_place is None or self._used or self._may_rewind():
             yield
             return
@@ -134,7 +134,7 @@ class IterableStream(Stream):
         raise _exhausted(what, pass_index)
 
     def _may_rewind(self) -> bool:
-        """Of a class of the user's own: its `__iter__` may well go back to the start."""
+        """Whether the data's class is the user's own: its `__iter__` may go back to the start."""
         return inspect.isfunction(getattr(type(self._data), "__iter__", None))
 
     def _drawing_again(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -145,7 +145,7 @@ class IterableStream(Stream):
                     self._drawn.append(batch)
                 yield batch
         except Exception:
-            self._failed = True  # what is drawn again would end early
+            self._failed = True  # the pass that is drawn again would end early
             raise
 
     def _go_to(self, what: str, batches: Iterator[Any], state: Accessors | None, position: Any) -> str | None:
@@ -161,7 +161,7 @@ class IterableStream(Stream):
 
 
 def _unsaveable(data: Any) -> str | None:
-    """What is said of things around data that hide its place."""
+    """Say why no run can be saved with a wrapper that hides the data's place; None for other data."""
     kind = type(data)
     if any(cls.__module__.split(".")[0] == "tqdm" for cls in kind.__mro__):
         return (
@@ -184,9 +184,9 @@ def _unsaveable(data: Any) -> str | None:
 
 @checked_keywords
 def replay(iterable: Iterable[Any]) -> IterableStream:
-    """A stream over any iterable, on your word that each iteration gives the same batches again.
+    """Make a stream over any iterable, on your word that each iteration gives the same batches again.
 
-    A resume draws and discards what was handed out before, and says how many batches and how long.
+    A resume draws and discards the batches that were handed out before, and says their number and the time.
     The iterable must not draw from the global random state: give it a generator of its own.
 
     Args:
@@ -199,10 +199,10 @@ def skip(what: str, batches: Iterator[Any], count: int) -> str:
     """Draw and discard `count` batches.
 
     Returns:
-        A sentence that says so.
+        A sentence for the user, with the number of batches and the time.
 
     Raises:
-        DataError: the data ends before.
+        DataError: the data ends before `count` batches.
     """
     start = time.perf_counter()
     for done in range(count):
@@ -241,7 +241,7 @@ def _accessors(owner: Any) -> Accessors | None:
 
 
 def _closer(batches: Any, data: Any) -> Callable[[], object] | None:
-    """How to close an iterator that was made for one pass; the user's own object stays open."""
+    """Find how to close an iterator that was made for one pass; the user's own object stays open."""
     return None if batches is data else getattr(batches, "close", None)
 
 
@@ -279,9 +279,9 @@ class _IterableCursor(PassCursor):
 
 
 class StatefulStream(Stream):
-    """Data that keeps its own position: `state_dict`, `load_state_dict`, and `set_epoch` if it has one.
+    """Stream over data that keeps its own position: `state_dict`, `load_state_dict`, and maybe `set_epoch`.
 
-    The state belongs to the object: use an object of its own for each purpose.
+    The state belongs to the object: use a separate object for each purpose.
     """
 
     shareable = False
@@ -294,12 +294,12 @@ class StatefulStream(Stream):
 
     @property
     def carries_over(self) -> bool:  # type: ignore[override]
-        """Whether the next pass depends on the state that this one leaves behind."""
+        """Whether the next pass depends on the state that this pass leaves behind."""
         return self.resumes == "state" and not begins_anew(self._data)
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """Whatever the block draws, the data stands afterwards where it stood."""
+        """Put the data back to its place after the block, whatever the block draws."""
         before = copy.deepcopy(_state_getter(self._data)(0))
         try:
             yield
@@ -309,7 +309,7 @@ class StatefulStream(Stream):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"
         set_epoch = getattr(self._data, "set_epoch", None)
-        if callable(set_epoch):
+        if callable(set_epoch):  # before the state is loaded, which has the last word
             set_epoch(pass_index)
         if position is None:
             begin_anew(self._data)
@@ -318,11 +318,11 @@ class StatefulStream(Stream):
             return self._replay(what, position)
         self._data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
-            if _is_told(self._data):  # it stands after the last sample, and ends the pass when asked
+            if _is_told(self._data):  # the data stands after the last sample, and ends the pass when asked
                 next(iter(self._data), None)
             return _StatefulCursor(what, self, iter(()), position)
         batches = iter(self._data)
-        if batches is self._data:  # its __iter__ may have gone back to the start
+        if batches is self._data:  # the data's __iter__ may have gone back to the start
             self._data.load_state_dict(copy.deepcopy(position["state"]))
         return _StatefulCursor(what, self, batches, position)
 
@@ -352,12 +352,12 @@ class _StatefulCursor(PassCursor):
         if self._stream.resumes != "state":
             return {**here, "state": None}
         if here.items() <= self._opened.items():
-            return {**self._opened}  # some data goes to its place at the next batch only, and says the start
+            return {**self._opened}  # until its next batch, some data says the start instead of its place
         return {**here, "state": copy.deepcopy(self._state(self._count))}
 
 
 def _is_told(data: Any) -> bool:
-    """Whether its `state_dict` wants to be told how many samples were used (streaming datasets)."""
+    """Whether the data's `state_dict` takes the number of samples used (streaming datasets)."""
     try:
         return {"num_samples", "from_beginning"} <= set(inspect.signature(data.state_dict).parameters)
     except (TypeError, ValueError):
@@ -365,7 +365,7 @@ def _is_told(data: Any) -> bool:
 
 
 def _state_getter(data: Any) -> Callable[[int], Any]:
-    """`state_dict` as a function of the batches done."""
+    """Return `state_dict` as a function of the number of batches done."""
     if _is_told(data):
         return lambda done: data.state_dict(num_samples=done, from_beginning=True)
     return lambda done: data.state_dict()

@@ -1,4 +1,4 @@
-"""What is known of other libraries' data, by the names of its classes: whose `state_dict` does not hold."""
+"""Facts about other libraries' data, by class names: data whose `state_dict` is not the whole place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BUFFERED = "datasets.iterable_dataset.BufferShuffledExamplesIterable"
 
 
 def class_names(data: Any) -> list[str]:
-    """The full names of its class and those above."""
+    """List the full names of an object's class and its base classes."""
     return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__]
 
 
 def refusal(data: Any) -> str | None:
-    """Why data that has a `state_dict` cannot say its place all the same, and what to give instead."""
+    """Say why data with a `state_dict` cannot say its place all the same, and what to give instead."""
     if _ACCELERATE in class_names(data):
         return (
             f"a {type(data).__name__} that accelerate has prepared reads a batch ahead and cannot say its "
@@ -28,31 +28,31 @@ def refusal(data: Any) -> str | None:
 
 
 def begins_anew(data: Any) -> bool:
-    """Whether each of its passes begins at its start, so that what a pass leaves behind says nothing."""
+    """Whether each pass begins at the data's start, so that the state after a pass does not matter."""
     return _HUGGING_FACE in class_names(data)
 
 
 def depends_on_path(data: Any) -> bool:
-    """Whether its `state_dict` says more than the place: also how the place was reached.
+    """Whether the data's `state_dict` holds, beside the place, how the place was reached.
 
-    Hugging Face's `IterableDataset` counts from where it was opened last, in nested chunks, so two equal runs
-    of which one was resumed would seem to differ.
+    Hugging Face's `IterableDataset` counts from where it was opened last, in nested chunks, so a resumed run
+    would seem to differ from an equal run that was not resumed.
     """
     return _HUGGING_FACE in class_names(data)
 
 
 def begin_anew(data: Any) -> None:
-    """Before a pass from the start: Hugging Face's would begin where it was resumed, in the same epoch."""
+    """Make a pass begin at the start: in the same epoch, Hugging Face's begins where it was resumed."""
     if begins_anew(data):
         data._starting_state_dict = None
 
 
 def shuffle_buffers(data: Any) -> dict[str, str]:
-    """Of a Hugging Face `IterableDataset` what its `shuffle(...)` does; no state of it holds such buffers.
+    """Describe the `shuffle(...)` buffers of a Hugging Face `IterableDataset`; its state lacks them.
 
     Returns:
-        Facts for `describe`: the sizes, and where the generators begin, which without a seed is elsewhere at
-        each start.  Empty for any other data.
+        Facts for `describe`: the sizes, and digests of the generators' states, which differ at each start
+        without a seed.  Empty for any other data.
     """
     parts = _parts(getattr(data, "_ex_iterable", None))
     buffers = [part for part in parts if _BUFFERED in class_names(part)]

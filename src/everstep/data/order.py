@@ -1,12 +1,12 @@
-"""Which samples make which batch, and which random key belongs to which sample: pure functions.
+"""Order of samples in batches, and the random key of each sample, as pure functions.
 
 Everything here depends on (seed, purpose, pass, position) and on nothing else: not on workers, not
 on prefetching, not on where a resume starts, not on the versions of Python or NumPy.
 
-- A *pass key* is xxh3 of the JSON text `["everstep", USE, SEED, PURPOSE, PASS]`.
+- A *pass key* is xxh3 of the JSON string `["everstep", USE, SEED, PURPOSE, PASS]`.
 - A *sample key* is xxh3 of the position (8 bytes, little endian), seeded with the pass key.
 - A *permutation* is the stable argsort of raw 64-bit Philox output under a 128-bit pass key.  NumPy
-  promises raw bit streams for ever; `Generator.permutation` it may change.
+  promises raw bit streams for ever; it may change `Generator.permutation`.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ def _text(use: str, seed: int, purpose: str, pass_index: int) -> bytes:
 
 
 def pass_key(use: str, seed: int, purpose: str, pass_index: int) -> int:
-    """A 64-bit key for one use ("sample", "collate" ...) in one pass."""
+    """Return the 64-bit key of one use ("sample", "collate" ...) in one pass."""
     return xxhash.xxh3_64_intdigest(_text(use, seed, purpose, pass_index))
 
 
 def key_at(key: int, position: int) -> int:
-    """The 64-bit key of one position under a pass key."""
+    """Return the 64-bit key of one position under a pass key."""
     return xxhash.xxh3_64_intdigest(position.to_bytes(8, "little"), seed=key)
 
 
 def permutation(length: int, seed: int, purpose: str, pass_index: int) -> Indices:
-    """The order of one shuffled pass.
+    """Return the order of one shuffled pass.
 
     Returns:
         int64, shape (length,): each of 0 .. length-1 once.
     """
     key = xxhash.xxh3_128_intdigest(_text("order", seed, purpose, pass_index))
     raw = np.random.Philox(key=key).random_raw(length)
+    # Stable, so that equal raw numbers have a fixed order under every version of NumPy.
     return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How samples are chosen and grouped.
+    """Choice and grouping of samples.
 
     Attributes:
-        kind: what kind of stream uses it, for the position.
+        kind: kind of the stream, for its description.
         length: number of samples.
-        batch_size: samples in a batch; the last one may be smaller.
-        shuffle: a new order each pass, else 0 .. length-1.
-        seed: None takes the run's seed.
+        batch_size: samples in a batch; the last batch may be smaller.
+        shuffle: draw a new order each pass, else 0 .. length-1.
+        seed: seed of the order and the keys; None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
         keyed: the samples themselves depend on the seed (augmentation), even unshuffled.
     """
@@ -85,7 +86,7 @@ class Sampling:
         return whole + (1 if rest and not self.drop_last else 0)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """What decides which samples make which batch, in a run of this seed."""
+        """Describe what decides the samples of each batch in a run of this seed."""
         seeded = self.shuffle or self.keyed
         return {
             "kind": self.kind,
@@ -97,7 +98,7 @@ class Sampling:
         }
 
     def plan(self, purpose: str, pass_index: int, seed: int) -> Plan:
-        """The batches of one pass."""
+        """Make the plan of one pass."""
         return Plan(self, purpose, pass_index, self._seed(seed))
 
     def _seed(self, run_seed: int) -> int:
@@ -105,7 +106,7 @@ class Sampling:
 
 
 class Plan:
-    """The batches of one pass, by index."""
+    """Batches of one pass, by index."""
 
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
@@ -122,6 +123,6 @@ class Plan:
         return self._batches
 
     def indices(self, batch: int) -> Indices:
-        """The samples of a batch: int64, shape (batch size,) or shorter for the last."""
+        """Return the samples of a batch: int64, shape (batch size,) or shorter for the last batch."""
         start = batch * self.batch_size
         return self._order[start : start + self.batch_size]

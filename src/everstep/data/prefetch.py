@@ -1,4 +1,4 @@
-"""`prefetch`: a thread that makes the next batches while the step runs."""
+"""Thread that makes the next batches while the step runs (`prefetch`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from everstep.keywords import checked_keywords, whole
 
 @checked_keywords
 def prefetch(data: Any, buffer: int = 2) -> Prefetched:
-    """A stream whose batches are made ahead of time by one thread; same batches, same order.
+    """Make a stream whose batches one thread makes ahead of time; same batches, same order.
 
-    An error in the source arrives, as itself, at the batch where it belongs.  The position counts
-    batches handed out; those that wait in the buffer do not count.
+    An error in the source is raised, as itself, at the batch where it belongs.  The position counts
+    the batches handed out, not the batches that wait in the buffer.
 
     The source must not draw from the global random state of Python, NumPy or torch: the thread would
     mix its draws with the step's.  Give it a generator of its own.
 
     Args:
         data: a stream, or anything `as_stream` takes.
-        buffer: how many batches may wait, 1 or more.
+        buffer: batches that may wait, 1 or more.
 
     Raises:
         ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
@@ -42,7 +42,7 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
 
 
 class Prefetched(StreamAround):
-    """The stream that `prefetch` makes.  Immutable."""
+    """Stream that `prefetch` makes.  Immutable."""
 
     def __init__(self, stream: Stream, buffer: int) -> None:
         super().__init__(stream)
@@ -53,7 +53,7 @@ class Prefetched(StreamAround):
         return PrefetchCursor(f"data {purpose!r}", cursor, self._buffer)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """That of the source: fetching ahead changes no batch."""
+        """Describe the source: fetching ahead changes no batch."""
         return describe(self.stream, seed)
 
     def __repr__(self) -> str:
@@ -62,12 +62,12 @@ class Prefetched(StreamAround):
 
 class _Made(NamedTuple):
     batch: Any
-    position: Any  # or the NotResumableError that asking for it raised
-    error: BaseException | None = None  # the end of the pass, if set
+    position: Any  # the position after the batch, or the NotResumableError that asking for it raised
+    error: BaseException | None = None  # the end of the pass (StopIteration) or an error of the source
 
 
 class _Buffer:
-    """What the two threads share: at most `size` batches, and whether to stop."""
+    """State that the two threads share: at most `size` batches, and whether to stop."""
 
     def __init__(self, size: int) -> None:
         self._made: deque[_Made] = deque()
@@ -75,7 +75,7 @@ class _Buffer:
         self._changed = threading.Condition()
 
     def put(self, made: _Made) -> bool:
-        """Wait for room; False if nobody wants more."""
+        """Wait for room and add an item; False if no more are wanted."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._made) < self._size)
             self._made.append(made)
@@ -105,15 +105,16 @@ def _position(cursor: Cursor) -> Any:
 def _produce(cursor: Cursor, buffer: _Buffer) -> None:
     try:
         for batch in cursor:
+            # The position goes with its batch: the cursor runs ahead of the batches handed out.
             if not buffer.put(_Made(batch, _position(cursor))):
                 return
         buffer.put(_Made(None, _position(cursor), StopIteration()))
-    except BaseException as error:  # whatever it is, it belongs to the thread that asks for the batch
+    except BaseException as error:  # any error belongs to the thread that asks for the batch
         buffer.put(_Made(None, None, error))
 
 
 class PrefetchCursor(PassCursor):
-    """One pass, made ahead by a thread."""
+    """Cursor of one pass; a thread makes its batches ahead."""
 
     def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
         self._cursor, self._buffer = cursor, _Buffer(buffer)
@@ -126,7 +127,7 @@ class PrefetchCursor(PassCursor):
         self._thread = threading.Thread(
             target=_produce, args=(cursor, self._buffer), name=f"everstep prefetch {what}", daemon=True
         )
-        # The thread holds the buffer, not this cursor: one that is dropped unclosed stops it too.
+        # The thread holds the buffer, not this cursor, so that dropping an unclosed cursor stops the thread.
         weakref.finalize(self, self._buffer.stop)
         self._thread.start()
 
@@ -148,5 +149,5 @@ class PrefetchCursor(PassCursor):
 
     def _stop(self) -> None:
         self._buffer.stop()
-        self._thread.join()
+        self._thread.join()  # before the source is closed: the thread may still be drawing from it
         self._cursor.close()

@@ -1,4 +1,4 @@
-"""Streams and cursors around other objects: what they do not say themselves is the other's."""
+"""Streams and cursors around other objects, which supply the members that the wrapper lacks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MISSING = object()
 
 
 def around(attribute: str) -> Callable[[_Kind], _Kind]:
-    """Give a class its base's public members from the object in `attribute`.
+    """Forward a base's public members to the object in `attribute`; a class decorator.
 
-    What the class defines itself stays.  What the other object lacks has the base's default.
+    Members that the class defines stay.  Members that the other object lacks have the base's default.
     """
 
     def add(kind: _Kind) -> _Kind:
@@ -40,17 +40,17 @@ def _forwarded(kind: type, attribute: str, name: str) -> property:
 
 @around("stream")
 class StreamAround(Stream):
-    """A stream around another, which has the rest: `generators`, `keeps_place` and the like."""
+    """Stream around another stream, which supplies `generators`, `keeps_place` and the like."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
-    kind = Stream.kind  # what is around the data is part of what the run reads
+    kind = Stream.kind  # not forwarded: the wrapper is part of what the run reads
 
 
 @around("cursor")
 class CursorAround(Cursor):
-    """A cursor around another, which has the position."""
+    """Cursor around another cursor, which knows the position."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
@@ -61,7 +61,7 @@ class CursorAround(Cursor):
 
 @around("given")
 class AdaptedStream(Stream):
-    """Somebody's object with the methods of a stream, and the defaults of what it does not have."""
+    """Stream over a user's object with a stream's methods; members that it lacks have the defaults."""
 
     source = Stream.source
     shareable = Stream.shareable
@@ -83,7 +83,7 @@ class AdaptedStream(Stream):
 
 @around("given")
 class AdaptedCursor(Cursor):
-    """Somebody's object with the methods of a cursor, and the defaults of what it does not have."""
+    """Cursor over a user's object with a cursor's methods; members that it lacks have the defaults."""
 
     def __init__(self, given: Any) -> None:
         self.given = given

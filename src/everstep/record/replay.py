@@ -103,7 +103,7 @@ class Replay:
         """Compare the end of a pass: the pass gave its last batch.
 
         Args:
-            step: the last step that drew from the stream.
+            step: the last complete step, or the open step if it drew from the stream.
         """
         was = self._was
         end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
