@@ -1,4 +1,4 @@
-"""What happens around steps: a `Service`, the `Boundary` it sees, the `Outcome` it returns."""
+"""Work around steps: a `Service`, the `Boundary` that it sees, the `Outcome` that it returns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Moment(enum.Enum):
-    """The moments of a run at which something can happen.
+    """Moments of a run at which services run.
 
-    BEFORE_STEP, AFTER_EVAL_STEP and the four data events (METRICS_COLLECTED and below) are synchronous
-    observers: they may look, not act.
+    BEFORE_STEP, AFTER_EVAL_STEP and the four data events (METRICS_COLLECTED and below) are announced at once,
+    in the middle of other work: services may look then, not act.
     """
 
     ENTER_LOOP = "enter_loop"
@@ -41,7 +41,7 @@ class Moment(enum.Enum):
 
 
 SCHEDULED = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
-"""The moments that are boundaries: state is consistent there, and services are due or not."""
+"""Moments that are boundaries: state is consistent there, and schedules say which services are due."""
 
 SYNCHRONOUS = frozenset(
     {
@@ -53,14 +53,14 @@ SYNCHRONOUS = frozenset(
         Moment.TIME_METRIC_STATS_PRINTED,
     }
 )
-"""The moments that are announced at once, to observers that only look."""
+"""Moments that are announced at once, to observers that only look."""
 
 OBSERVED = SYNCHRONOUS | {Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP}
-"""The moments at which nobody may act."""
+"""Moments at which nobody may act."""
 
 
 class Stage(enum.IntEnum):
-    """The order in which the due services of one boundary run."""
+    """Order in which the due services of one boundary run."""
 
     MEASURE = 1
     GUARD = 2
@@ -74,10 +74,10 @@ class EvalStep(NamedTuple):
     """One batch of an evaluation, to look at.
 
     Attributes:
-        stream: which stream is evaluated.
-        number: of the batch in this evaluation, from 1; one that an interruption left begins again at 1.
-        batch: what `Task.eval_step` got.
-        outputs: what it returned, with the logs of `Task.next_eval_inputs`.
+        stream: name of the stream that is evaluated.
+        number: number of the batch in this evaluation, from 1; an interrupted evaluation begins again at 1.
+        batch: the argument of `Task.eval_step`.
+        outputs: the step's result, with the logs of `Task.next_eval_inputs`.
     """
 
     stream: str
@@ -91,10 +91,10 @@ class Stop:
     """Action: end the loop's iterators; the tail runs.
 
     Attributes:
-        reason: in words.
+        reason: why, in words.
         failed: the state is bad and is not saved; the exit status is 1.
-        code: another exit status after the clean end, which a restart of the run has too.
-        step: of a failure, the step that is at fault; None: the last one.
+        code: another exit status after the clean end; a restart of the run has the same status.
+        step: the step that is at fault, if `failed`; None: the last step.
     """
 
     reason: str
@@ -113,7 +113,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Save:
-    """Action: a checkpoint at this boundary."""
+    """Action: save a checkpoint at this boundary."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,9 @@ class SaveBest:
     """Action: keep this boundary's user state among the best by `metric`, apart from the checkpoints.
 
     Attributes:
-        metric, value: which, and what it reached.
-        beside: names of those kept before that stay.
+        metric: the metric's name.
+        value: the metric's value here.
+        beside: names of the best weights kept before that stay.
     """
 
     metric: str
@@ -134,17 +135,17 @@ class SaveBest:
 class SetValue:
     """Action: give a number in the state another value, from the next step on.
 
-    The new value is a row of the record, under the target's name.  Give `value` or `times`.
+    The record gets a row with the new value, under the target's name.  Give `value` or `times`.
 
     Attributes:
         target: "optimizer.lr" is option "lr" of every group of state entry "optimizer"; "settings.beta"
             is a key of a dictionary; "beta" alone is the value of a `Slot`.
         value: the new value.
-        times: what the value, of each group, is multiplied by.
-        least: `times` lowers no value below it.
+        times: factor for the value, in each group.
+        least: limit below which `times` lowers no value.
 
     Raises:
-        ConfigError: both or none of `value` and `times` is given, or it is no finite number.
+        ConfigError: both or none of `value` and `times` are given, or the number is not finite.
     """
 
     target: str
@@ -159,10 +160,10 @@ class SetValue:
             raise ConfigError(f"{self}: give a finite number")
 
     def applied(self, old: float) -> float:
-        """What becomes of one number.
+        """Return the new value of one number.
 
         Raises:
-            ConfigError: it would not be finite.
+            ConfigError: the new value would not be finite.
         """
         if self.times is None:
             assert self.value is not None
@@ -185,12 +186,12 @@ Action: TypeAlias = Stop | Interrupt | Save | SaveBest | SetValue
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a service may return.
+    """Result of a service.
 
     Attributes:
-        metrics: to add to the record.
-        actions: for the supervisor to take.
-        wall: whether the metrics depend on the clock, and so are no part of exact equality.
+        metrics: metrics to add to the record.
+        actions: actions for the supervisor to take.
+        wall: whether the metrics depend on the clock, and so do not count for exact equality.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -199,19 +200,19 @@ class Outcome:
 
 
 class Readings(Protocol):
-    """One service's own metric window: its reads clear it for nobody else."""
+    """Metric window of one service: its reads clear no other window."""
 
     def stats(self, name: str) -> Stats | None:
-        """Statistics of `name` since this service last cleared its window; None if nothing came."""
+        """Return statistics of `name` since this service last cleared its window; None without values."""
 
     def values(self, name: str) -> list[float]:
-        """The values of `name` collected outside steps since the last clear, in order."""
+        """Return the values of `name` collected outside steps since the last clear, in order."""
 
     def names(self) -> list[str]:
-        """Names with anything in the window."""
+        """List the names with values in the window."""
 
     def nonfinite(self, name: str) -> tuple[int, float] | None:
-        """(step, value) of the first NaN or infinity of `name` since the last clear, None if none."""
+        """Return (step, value) of the first NaN or infinity of `name` since the last clear, else None."""
 
     def clear(self) -> None:
         """Start a new window."""
@@ -219,22 +220,22 @@ class Readings(Protocol):
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a service sees at one moment.  Immutable; metrics are read only when asked for.
+    """View of the run at one moment, for a service.  Immutable; metrics are read only when asked for.
 
     Attributes:
-        moment: which moment this is.
+        moment: the moment.
         step: the last completed step, from 0.
         epoch: the current epoch, from 1; 0 before the first.
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
-        payload: of BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data, and
+        payload: at BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data, and
             where a resume closes a boundary that an interruption had left in an evaluation; in a
-            `Supervisor` the newest that was drawn, with several streams by their names); of
-            AFTER_EVAL_STEP, an `EvalStep`; of AFTER_EVALUATION, the metrics that were found; of a
-            data event, what was collected, added or printed; of AFTER_CHECKPOINT, the checkpoint's
-            name; of EXIT_LOOP, the `Ending` (None in `Service.finish`, which comes before); else None.
-        outputs: at AFTER_STEP, of what the step returned or collected, whatever services look at
-            (`Service.outputs`), by name; to look at.
+            `Supervisor` the newest batch that was drawn, with several streams a mapping by their names); at
+            AFTER_EVAL_STEP, an `EvalStep`; at AFTER_EVALUATION, the evaluation's metrics; at a data
+            event, the values that were collected, added or printed; at AFTER_CHECKPOINT, the checkpoint's
+            name; at EXIT_LOOP, the `Ending` (None in `Service.finish`, which comes before); else None.
+        outputs: at AFTER_STEP, values that the step returned or collected, by name, if a service looks at
+            them (`Service.outputs`); to look at.
     """
 
     moment: Moment
@@ -247,7 +248,7 @@ class Boundary:
 
 
 class RunView(Protocol):
-    """What a service sees of the run when it opens: read-only facts and two ways to speak."""
+    """View of the run for a service that opens: read-only facts, ways to speak, and a few requests."""
 
     @property
     def run_dir(self) -> Any: ...
@@ -257,17 +258,17 @@ class RunView(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asks the run to end: who waits for something, waits no more."""
+        """Whether a signal asks the run to end: a service that waits should stop waiting."""
 
     @property
     def tainted(self) -> bool:
-        """Whether a guard has found the state bad: it is not saved."""
+        """Whether a guard has found the state bad: such a state is not saved."""
 
     def live_object(self, entry: str) -> Any:
-        """The live object of a state entry, to look at.
+        """Return the live object of a state entry, to look at.
 
         Raises:
-            ConfigError: there is no such entry; names the nearest.
+            ConfigError: no entry has this name; names the nearest.
         """
 
     @property
@@ -291,15 +292,15 @@ class RunView(Protocol):
     def clock(self) -> float: ...
 
     def spent(self) -> dict[str, float]:
-        """Seconds of this start by part; together, all since it was opened.
+        """Return the seconds of this start by part; their sum is all the time since the run was opened.
 
         "data" (waiting for batches to train on), "evaluation" (`evaluation()` blocks, a Trainer's
         evaluations), "services" (all else that runs at boundaries and before epochs), "step" (the rest:
-        the program's own lines, and what the device does for them).
+        the program's own lines, and the device's work for them).
         """
 
     def call_soon(self, action: Action) -> None:
-        """From any thread: apply `action` at the next boundary."""
+        """Apply `action` at the next boundary; may be called from any thread."""
 
     def watch(self, metric: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `metric` collected outside steps, at once."""
@@ -312,35 +313,35 @@ class RunView(Protocol):
 
 
 class Service:
-    """Something that happens around steps.  Subclass it, override what you need.
+    """Work around steps.  Subclass it, override what you need.
 
     Class attributes:
-        stage: where in a boundary it runs.
-        moments: the moments it wants; a moment nobody wants costs nothing.
-        controller: True if its outcome may change training; observers must obey law 2.
+        stage: the service's place in the order of a boundary.
+        moments: the moments at which the service runs; a moment without services costs nothing.
+        controller: True if the service's outcome may change training; observers must obey law 2.
 
     Attributes:
-        name: unique in a run; the key of its state in the checkpoint.
-        schedule: when it is due at AFTER_STEP and AFTER_EPOCH; other moments always run it.
-        watches: names of the metrics that it is there for; one of which no value comes is warned about.
-        sets: targets of the `SetValue`s that it may return; each must be there when the loop opens.
-        outputs: names of what steps return or collect that it looks at, in `Boundary.outputs` at AFTER_STEP,
-            in the `EvalStep` at AFTER_EVAL_STEP: numbers, or what else a step has for it (arrays of each
-            sample's values, say), which is no metric then.
+        name: unique in a run; the key of the service's state in the checkpoint.
+        schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments it always runs.
+        watches: names of the metrics that the service needs; a metric without values is warned about.
+        sets: targets of the `SetValue`s that the service may return; each must exist when the loop opens.
+        outputs: names of values that steps return or collect, for the service to look at: in
+            `Boundary.outputs` at AFTER_STEP, in the `EvalStep` at AFTER_EVAL_STEP.  Numbers, or other values
+            for the service alone (arrays of each sample's values, say), which are then not metrics.
     """
 
     stage: Stage = Stage.REPORT
     moments: frozenset[Moment] = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
     controller: bool = False
     isolate: ClassVar[bool] = True
-    """Whether global random state is put back after it ran; built-in services draw none."""
+    """Whether global random state is put back after the service ran; built-in services draw none."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
     default_schedule: ClassVar[Schedule] = Never()
-    """Its schedule where none is given."""
+    """Schedule where none is given."""
     window: Literal["saved", "unsaved", "none"] = "saved"
-    """Its metric window: part of the checkpoint (unless its schedule depends on the clock), free, or none."""
+    """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
@@ -356,18 +357,18 @@ class Service:
                 f"every={schedule!r} of service {self.name!r} is no schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
-        # A copy: one in seconds remembers when it was due last, and another service may be given the same.
+        # A copy, because a schedule in seconds remembers when it was due, and two services may share one.
         self.schedule = copy.deepcopy(self.default_schedule if schedule is None else schedule)
 
     def config(self) -> Json:
-        """What of its arguments changes training, for comparison on resume (controllers only)."""
+        """Return the arguments that change training, for comparison on resume (controllers only)."""
         return None
 
     def open(self, run: RunView) -> None:
-        """The loop was entered; state is restored."""
+        """Prepare for the loop, which was entered; state is restored."""
 
     def due(self, when: Instant) -> bool:
-        """Whether it runs at this AFTER_STEP or AFTER_EPOCH boundary."""
+        """Whether the service runs at this AFTER_STEP or AFTER_EPOCH boundary."""
         return self.schedule.due(when)
 
     def run(self, boundary: Boundary) -> Outcome | None:
@@ -375,28 +376,28 @@ class Service:
         raise NotImplementedError(f"{type(self).__name__}.run")
 
     def finish(self, boundary: Boundary) -> Outcome | None:
-        """The loop has come to a clean end, and the last state is committed; called once.
+        """Do the last work after a clean end, with the last state committed; called once.
 
-        Whatever came since `run` was due last is in `boundary.readings`.
+        `boundary.readings` has the values since `run` was last due.
         """
         return None
 
     def close(self) -> None:
-        """The loop ends, in whatever way: stop threads, close files."""
+        """Stop threads and close files: the loop ends, in whatever way."""
 
     def state_dict(self) -> Any:
-        """State that must survive a restart; None for nothing.  Part of law 1."""
+        """Return the state that must survive a restart; None for no state.  Part of law 1."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a result of `state_dict`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, schedule={self.schedule!r})"
 
 
 class Clock(Protocol):
-    """Monotonic seconds; `everstep.testing.ManualClock` is one that tests can set."""
+    """Monotonic seconds; tests can set `everstep.testing.ManualClock`."""
 
     def __call__(self) -> float: ...
 

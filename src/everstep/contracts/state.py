@@ -1,4 +1,4 @@
-"""State: what a user's own object needs to be saved (`Stateful`), and what a framework gives (`Backend`)."""
+"""Protocols of state: objects that can be saved (`Stateful`) and frameworks (`Backend`)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
-"""A value that JSON can hold (tuples, int keys, bytes ... are the state codec's business)."""
+"""Value that JSON can hold (the state codec handles tuples, integer keys, bytes ...)."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything whose state can be taken and given back: models, optimizers, schedulers, your own."""
+    """Object whose state can be taken and given back: a model, optimizer, scheduler, or your own."""
 
     def state_dict(self) -> Any:
-        """The state: nested dicts, lists, tuples of arrays and plain values."""
+        """Return the state: nested dicts, lists, tuples of arrays and plain values."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Become what `state_dict` described."""
+        """Take the state that `state_dict` returned."""
 
 
 @dataclass
 class HostArray:
-    """An array's bytes in host memory, and how to make the array again.
+    """Bytes of an array in host memory, and how to make the array again.
 
     Attributes:
         dtype: safetensors' name of the element type ("F32", "BF16", "I64", "BOOL" ...); "U8" with
             `extra["dtype"]` set where safetensors has no name for it.
         shape: the array's shape.
-        data: its bytes in C order, uint8, 1-D, contiguous and writable.
-        backend: name of the backend that made it and makes the array again ("numpy", "torch").
-        extra: what else the backend needs for that, JSON only (device, memory order ...).
+        data: the array's bytes in C order, uint8, 1-D, contiguous and writable.
+        backend: name of the backend that copied the array and makes it again ("numpy", "torch").
+        extra: further facts that the backend needs to make the array, JSON only (device, memory order ...).
     """
 
     dtype: str
@@ -47,7 +47,7 @@ class HostArray:
 
 
 class Mismatch(NamedTuple):
-    """How a saved tree differs from what an entry expects, as names ("layer.weight (4, 2) -> (8, 2)")."""
+    """Difference between a saved tree and an entry's expectation: names ("layer.weight (4, 2) -> (8, 2)")."""
 
     missing: list[str]
     unexpected: list[str]
@@ -55,55 +55,55 @@ class Mismatch(NamedTuple):
 
 
 BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes"})
-"""Keys under which the tree of a model has what is none of its weights."""
+"""Keys of a model's tree under which there are no weights."""
 
 
 class Entry(ABC):
-    """One named entry of the user's state, whatever object is behind it."""
+    """Named entry of the user's state, whatever object is behind it."""
 
     is_random: ClassVar[bool] = False
-    """Whether it is a generator of random numbers."""
+    """Whether the object is a generator of random numbers."""
 
     def as_seeded(self) -> bool:
-        """Of a generator: whether it is known that nothing was drawn since it was seeded."""
+        """Whether the object is a generator that surely drew nothing since it was seeded."""
         return False
 
     @abstractmethod
     def save(self) -> Any:
-        """A tree (dicts, lists, tuples, arrays, plain values) that refers to live arrays: copied at once."""
+        """Return a tree (dicts, lists, tuples, arrays, plain values) of live arrays, to be copied at once."""
 
     def check(self, tree: Any) -> Mismatch:
-        """What of `tree` would not fit, without changing anything.  Empty lists where it cannot be told."""
+        """Find what does not fit in `tree`, without any change.  Empty lists where this cannot be told."""
         return Mismatch([], [], [])
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """`check` for the object as it is now, to be asked later: training may add parts to the object."""
+        """Return `check` for the object as it is now, to be called after training added parts to it."""
         return self.check
 
     @abstractmethod
     def load(self, tree: Any) -> None:
-        """Become what `save` described; the object stays the same object."""
+        """Take the state that `save` returned; the object stays the same object."""
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether the array at `path` in `save()`'s tree must be finite (parameters, moments)."""
         return False
 
     def inner(self) -> Iterator[tuple[Any, Entry]]:
-        """Of a container, the entries of what is in it, by key."""
+        """Yield (key, entry) for each item of a container."""
         return iter(())
 
     def enter(self) -> None:  # noqa: B027
-        """A loop is entered: what the object has now is what the program gives."""
+        """Note that a loop is entered: the object's values now are the program's."""
 
     def leave(self) -> None:  # noqa: B027
-        """The loop is left: what the object has now is what training made of it."""
+        """Note that the loop is left: the object's values now are training's."""
 
     def options(self) -> dict[str, str]:
-        """How the program made the object, where that changes training: name to value, as texts.
+        """Return the options of the object that change training: name to value, as strings.
 
-        The checkpoint keeps it, for comparison on resume; a learning rate, for example, is saved state
-        too, and what the program gives for it would else be overruled in silence.  Functions are described
-        by `everstep.backends.described`.
+        The checkpoint keeps the options, for comparison on resume.  A learning rate, for example, is saved
+        state too, and would otherwise silently overrule the value that the program gives.
+        `everstep.backends.described` describes functions.
         """
         return {}
 
@@ -112,134 +112,135 @@ class Entry(ABC):
         return False
 
     def use_options(self, names: Collection[str]) -> None:  # noqa: B027
-        """After `load`: go on with these options as the program gave them."""
+        """Use these options as the program gave them; called after `load`."""
 
 
 class OutsideWatch(Protocol):
-    """Looks at objects of the framework that the state does not save."""
+    """Watch on objects of the framework that the state does not save."""
 
     def changed(self, epoch: int) -> list[str]:
-        """Classes of those that changed since the last call; called after each step, of this epoch."""
+        """Return the classes of objects that changed since the last call; called after each step."""
 
     def skip(self) -> None:
-        """What has changed until now was changed by no step."""
+        """Forget the changes until now: no step made them."""
 
 
 class UpdateWatch(Protocol):
-    """Counts the updates that really happen (optimizer steps), and knows open accumulation windows."""
+    """Counter of the updates that really happen (optimizer steps); knows open accumulation windows."""
 
     updates: int
-    """How many optimizer steps happened."""
+    """Count of optimizer steps."""
     optimizers: int
-    """How many optimizers the state has; 0 where only strangers are looked out for."""
+    """Count of the state's optimizers; 0 where the watch looks for strangers only."""
 
     @property
     def outside(self) -> OutsideWatch:
-        """What looks at objects that the state does not save."""
+        """Watch on objects that the state does not save."""
 
     def gradients(self) -> Any:
-        """The gradients as a tree, or None where the state needs none (no window is open)."""
+        """Return the gradients as a tree, or None where the state needs none (no window is open)."""
 
     def load_gradients(self, tree: Any) -> None:
         """Put saved gradients back; None clears them."""
 
     def left_out(self) -> bool:
-        """Whether updates that were due were left out, their gradients not being finite."""
+        """Whether due updates were left out because their gradients were not finite."""
 
     def strangers(self) -> list[str]:
-        """Descriptions of optimizers that training depends on without their being part of the state."""
+        """Describe the optimizers that training depends on and that are not part of the state."""
 
     def unsaved(self, user: Any) -> list[str]:
-        """Descriptions of parameters that the state's optimizers step and that no entry of it saves.
+        """Describe the parameters that the state's optimizers step and that no entry saves.
 
         Args:
-            user: the saved tree of each entry by its name.
+            user: entry name to saved tree.
         """
 
     def recomputing(self, owner: str, option: str) -> list[str]:
-        """Descriptions of schedulers that compute an option of optimizer `owner` anew at each step."""
+        """Describe the schedulers that compute an option of optimizer `owner` anew at each step."""
 
     def unscheduled(self) -> list[str]:
-        """Names of the state's optimizers whose learning rate has a schedule that the state lacks."""
+        """List the state's optimizers whose learning rate has a schedule that the state lacks."""
 
     def close(self) -> None:
         """Remove every hook."""
 
 
 class Backend(Protocol):
-    """A framework (NumPy, torch ...): the only code that touches its arrays and its random state."""
+    """Framework (NumPy, torch ...): the only code that touches its arrays and its random state."""
 
     name: str
     array_types: tuple[type, ...]
 
     def random_state(self) -> Any:
-        """The framework's global random state as a tree."""
+        """Return the framework's global random state as a tree."""
 
     def set_random_state(self, state: Any) -> None:
-        """Restore what `random_state` returned."""
+        """Restore a result of `random_state`."""
 
     def seed(self, seed: int) -> None:
         """Seed the framework's global generators."""
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy an array to host memory, into `reuse`'s buffer where that fits."""
+        """Copy an array to host memory, into `reuse`'s buffer where the buffer fits."""
 
     def from_host(self, host: HostArray) -> Any:
-        """The array again, equal in type, dtype, shape and memory order, on the host or its device."""
+        """Make the array again, equal in type, dtype, shape and memory order, on the host or its device."""
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """A value that is no dense array (a dtype, a NumPy scalar ...) as (kind, tree), None if foreign."""
+        """Pack a value that is not a dense array (a NumPy scalar ...) as (kind, tree); None if foreign."""
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """The value again, equal in type and bits."""
+        """Make the value again, equal in type and bits."""
 
     def scalar(self, value: Any) -> Any:
-        """A metric value kept for later: a float where that needs no waiting, else a detached copy.
+        """Keep a metric value for later: a float where that needs no waiting, else a detached copy.
 
         Raises:
             MetricError: more than one element, or not a real number.
         """
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """The floats of what `scalar` kept, in one transfer."""
+        """Return the floats of values that `scalar` kept, in one transfer."""
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
-        """The elements of an array in host memory, shared and not copied; None where they are not there.
+        """View an array's elements in host memory, without a copy; None where they are elsewhere.
 
-        It never waits.  An element type that NumPy lacks may be given as integers of its size.
+        Never waits.  An element type that NumPy lacks may be given as integers of its size.
         """
 
     def is_deterministic(self) -> bool:
-        """Whether the same operations on the same values give the same bits, as far as the settings tell."""
+        """Whether, by the settings, the same operations on the same values give the same bits."""
 
     def entry(self, value: Any) -> Entry | None:
-        """The entry for one of this framework's own objects, None for anything else."""
+        """Make the entry for one of this framework's own objects; None for any other object."""
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
         """Watch the optimizers among the state's objects, and strangers that should be among them.
 
-        None for a framework without optimizers.
+        Returns None for a framework without optimizers.
         """
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """(name, shape, trainable) of each parameter of the state's models, for the summary table."""
+        """List (name, shape, trainable) of each parameter of the state's models, for the summary table."""
 
     def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Switch the state's models to evaluation inside the block; afterwards every flag is as before."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was asked of it; of what nobody has used yet, nothing."""
+        """Wait until the device has done all its work; a device that nobody has used is left alone."""
 
     def processes(self) -> int:
-        """How many processes compute together by the framework's own means, this one included."""
+        """Count the processes that compute together by the framework's own means, this process included."""
 
     def describe(self) -> dict[str, str]:
-        """Version and devices, for the run's record."""
+        """Describe the version and the devices, for the run's record."""
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """What decides the last bits of what the framework computes here and now, as texts by name.
+        """Return what decides the last bits of the framework's results here and now, as strings by name.
 
-        Its version and those of its libraries, the processor's features that it uses, threads, flags, and
-        the devices on which the state's `objects` lie.  Two processes in which it is equal compute equal
-        bits from equal input, as far as the framework promises that.  What only changes speed is left out.
+        The versions of the framework and its libraries, the processor's features in use, threads, flags, and
+        the devices on which the state's `objects` lie.  Two processes with equal fingerprints compute equal
+        bits from equal input, as far as the framework promises.  Settings that only change speed are left
+        out.
         """

@@ -1,4 +1,4 @@
-"""The steps of a `Trainer`: a `Task`."""
+"""Steps of a `Trainer`: a `Task`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from everstep.errors import ConfigError
 
 
 class Task:
-    """Your steps, for a `Trainer`.  Subclass it; only `train_step` must be there to train.
+    """Your steps, for a `Trainer`.  Subclass it; training needs only `train_step`.
 
-    It knows no framework.  Carries on the tasks of Model Garden and Orbit.
+    A task knows no framework.  The idea comes from the tasks of Model Garden and Orbit.
 
     Attributes:
-        model: what `build_model` returned; or assign it yourself, then nothing is built.
-        optimizer: the same of `build_optimizer`.
-        is_built: whether a Trainer has called `build`, which no other one does again.
+        model: the result of `build_model`; or assign a model yourself, then none is built.
+        optimizer: the result of `build_optimizer`, or your own, likewise.
+        is_built: whether a Trainer has called `build`; no other Trainer calls it again.
     """
 
     model: Any = None
@@ -27,7 +27,7 @@ class Task:
     def build(
         self, *, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] | None = None
     ) -> None:
-        """Make what is not there yet; called once, however many Trainers the task has.
+        """Make the model and the optimizer, if missing; called once, however many Trainers the task has.
 
         Args:
             model: makes the model, instead of `build_model`.
@@ -50,23 +50,23 @@ class Task:
         """Start from other weights than `build_model` made; called only where the run has no checkpoint."""
 
     def state(self) -> Mapping[str, Any]:
-        """Name to object: everything that training changes.  Default: the model and the optimizer."""
+        """Map names to all objects that training changes.  Default: the model and the optimizer."""
         parts = {"model": self.model, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        """Train on one batch; returns metrics, one real number each (a tensor may stay on its device)."""
+        """Train on one batch; return metrics, one real number each (a tensor may stay on its device)."""
         raise _lacks(self, "train_step")
 
     def train_loop_begin(self) -> None:
-        """Before the steps of each epoch; of one that a resume enters again, again."""
+        """Prepare the steps of an epoch; called again for an epoch that a resume enters again."""
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
-        """After them; may return metrics of the epoch."""
+        """End an epoch, after its steps; may return metrics of the epoch."""
         return None
 
     def next_train_inputs(self, batches: Iterator[Any]) -> Any:
-        """What the next `train_step` gets; may draw several batches, or end the pass by `StopIteration`."""
+        """Return the next argument of `train_step`; may draw several batches, or raise `StopIteration`."""
         return next(batches)
 
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
@@ -74,15 +74,15 @@ class Task:
 
         Returns:
             Names to values.  Numbers are averaged over the evaluation, weighted by `batch_size`;
-            others (arrays of each sample's values, say) are for `eval_reduce`.
+            other values (arrays of each sample's values, say) are for `eval_reduce`.
         """
         raise _lacks(self, "eval_step")
 
     def batch_size(self, batch: Any) -> float:
-        """How many samples a batch has: the weight of its metrics in the mean.
+        """Count the samples in a batch: the weight of its metrics in the mean.
 
-        A number above 0.  Default: the length of the batch, or of its first part if it is a tuple, list or
-        mapping; what has no length is one sample.
+        A number above 0.  Default: the length of the batch, or of its first part if the batch is a tuple,
+        list or mapping; an object without a length is one sample.
         """
         while isinstance(batch, tuple | list | Mapping) and batch:
             batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
@@ -92,30 +92,35 @@ class Task:
             return 1.0
 
     def eval_begin(self) -> Any:
-        """Before an evaluation: the state that `eval_reduce` is first called with."""
+        """Begin an evaluation; return the first state for `eval_reduce`."""
         return None
 
     def eval_reduce(self, state: Any, outputs: Mapping[str, Any]) -> Any:
-        """Take in one batch: what `eval_step` returned and the logs of `next_eval_inputs`; the new state."""
+        """Take in one batch; return the new state.
+
+        Args:
+            state: the state after the batch before, or the result of `eval_begin`.
+            outputs: the result of `eval_step` and the logs of `next_eval_inputs`.
+        """
         return state
 
     def eval_end(self, state: Any) -> Mapping[str, Any] | None:
-        """After an evaluation: metrics made of the last state, instead of means of the same name."""
+        """End an evaluation; return metrics of the last state, instead of means of the same name."""
         return None
 
     def next_eval_inputs(self, batches: Iterator[Any]) -> tuple[Any, Mapping[str, Any]]:
-        """What the next `eval_step` gets, and logs (file names, ids) that it does not need.
+        """Return the next argument of `eval_step`, and logs (file names, ids) that the step does not need.
 
-        The logs are merged with what the step returns, for `eval_reduce`.
+        The logs are merged with the step's result, for `eval_reduce`.
         """
         return next(batches), {}
 
     def inference_step(self, batch: Any) -> Any:
-        """The predictions for one batch, in evaluation mode."""
+        """Return the predictions for one batch, in evaluation mode."""
         raise _lacks(self, "inference_step")
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """Surrounds each evaluation and prediction; what it changes it puts back, also after an error."""
+        """Return a context for each evaluation and prediction; it undoes its changes, even after an error."""
         return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""Metrics: running statistics of a window of values, and how they look as text."""
+"""Metrics: running statistics of a window of values, and their format as strings."""
 
 from everstep.metrics.formatting import (
     MetricFormatter,

@@ -1,7 +1,7 @@
 """Statistics of an evaluation's values: exact means and sums, running spreads, quantiles of a sample.
 
-Everything takes memory that does not grow with the number of values.  Sums are exact (Shewchuk's
-expansions, through `math.fsum`), so the order of the batches counts for nothing.
+Memory does not grow with the number of values.  Sums are exact (Shewchuk's expansions, through
+`math.fsum`), so the order of the batches does not matter.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from everstep.errors import ConfigError, nearest
 from everstep.metrics.statistics import Window
 
 KEPT = 1 << 22
-"""Values up to which quantiles are exact (32 MiB).  Of more, a uniform sample of that size is kept: the rank
-of the q-quantile then has a standard error of sqrt(q (1 - q) / KEPT), at most 0.025 %."""
+"""Number of values up to which quantiles are exact (32 MiB).  Of more values, a uniform sample of this size is
+kept: the rank of the q-quantile then has a standard error of sqrt(q (1 - q) / KEPT), at most 0.025 %."""
 
 _SPREADS = ("std", "var", "min", "max")
 _NAMES = ("mean", "sum", *_SPREADS, "median", "q50")
@@ -52,7 +52,7 @@ def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _quantile(name: Any) -> float | None:
-    """The quantile that a name means, 0 to 1."""
+    """Parse the quantile in a statistic's name, 0 to 1; None for other statistics."""
     bare = str(name).removeprefix("nan")
     if bare == "median":
         return 0.5
@@ -61,7 +61,7 @@ def _quantile(name: Any) -> float | None:
 
 
 class ExactSum:
-    """A sum that is rounded once, when it is read; of what is not finite, the sum that floats have."""
+    """Sum that is rounded once, when it is read; with values that are not finite, their float sum."""
 
     def __init__(self) -> None:
         self._parts: list[float] = []
@@ -85,7 +85,7 @@ class ExactSum:
 
 
 def _expansion(values: Sequence[float]) -> list[float]:
-    """A few floats with exactly the same sum."""
+    """Return a few floats with exactly the same sum."""
     parts: list[float] = []
     try:
         while rest := math.fsum([*values, *(-part for part in parts)]):
@@ -96,7 +96,7 @@ def _expansion(values: Sequence[float]) -> list[float]:
 
 
 class Mean:
-    """The mean of (value, weight) pairs; NaN if all weights are 0."""
+    """Mean of (value, weight) pairs; NaN if all weights are 0."""
 
     def __init__(self) -> None:
         self.products, self._weights = ExactSum(), ExactSum()
@@ -112,7 +112,7 @@ class Mean:
 
 
 class Sample:
-    """Values for quantiles: all of them up to `KEPT`, then a uniform sample that depends on nothing else."""
+    """Values for quantiles: all values up to `KEPT`, then a uniform sample that only the values decide."""
 
     def __init__(self) -> None:
         self._values: NDArray[np.float64] = np.empty(1024)
@@ -140,12 +140,12 @@ class Sample:
 
 
 class Aggregate:
-    """The statistics of one metric of an evaluation.
+    """Statistics of one metric of an evaluation.
 
     Means, sums and spreads are weighted (a batch's mean by its samples); quantiles take each value once.
 
     Args:
-        names: what was asked for, besides the mean: as `checked_statistics` returned.
+        names: the requested statistics, besides the mean, from `checked_statistics`.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -153,7 +153,7 @@ class Aggregate:
         self._all = _Moments(names)
         nan = [name.removeprefix("nan") for name in names if name.startswith("nan")]
         self._finite = _Moments(nan) if nan else None
-        """Of the values that are not NaN, where that is asked for."""
+        """Statistics of the values that are not NaN, if requested."""
         self._count = self._nans = 0
 
     def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
@@ -165,7 +165,7 @@ class Aggregate:
             self._finite.add([v for v, _ in kept], [w for _, w in kept])
 
     def read(self, metric: str) -> dict[str, float]:
-        """The mean under the metric's own name, each statistic that was asked for as METRIC/STATISTIC."""
+        """Return the mean under the metric's own name, and each requested statistic as METRIC/STATISTIC."""
         found = {metric: self._all.mean.value}
         for name in self.names:
             found[f"{metric}/{name}"] = self._read(name)
@@ -183,7 +183,7 @@ class Aggregate:
 
 
 class _Moments:
-    """Only what some statistics need."""
+    """Running values that the requested statistics need, and no others."""
 
     def __init__(self, names: Iterable[str]) -> None:
         names = set(names)

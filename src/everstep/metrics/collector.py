@@ -1,7 +1,7 @@
 """Path of a metric: from the collected values to the rows of the record and every consumer's window.
 
-Inside steps a value is only appended to a list; it is read (on a device: with one transfer for all)
-when something is due.  What a window holds does not depend on when that happens.
+Inside steps a value is only appended to a list; all values are read together (on a device: with one
+transfer) when something is due.  The content of a window does not depend on the time of reading.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from everstep.metrics.statistics import Stats, Window
 
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
-"""By phase and name: at which step, and how many rows there are already."""
+"""Phase -> name -> (step, number of rows at that step)."""
 
 
 _PROGRAM = ("head", "step", "tail", "epoch")
-"""The phases in which the program collects."""
+"""Phases in which the program collects."""
 
 
 def is_wall(name: str) -> bool:
@@ -58,7 +58,7 @@ def _converter(kind: type, name: str, value: Any) -> Convert:
 
 
 def _of_several(name: str, value: Any) -> str:
-    """The remedy for a list of values, with weights maybe, as other libraries take them."""
+    """Return the remedy for a list of values, maybe with weights, as other libraries take them."""
     if not isinstance(value, list | tuple):
         return ""
     return (
@@ -68,10 +68,10 @@ def _of_several(name: str, value: Any) -> str:
 
 
 def to_scalar(name: str, value: Any) -> Any:
-    """A metric value as a float, or as a detached copy on its device.
+    """Convert a metric value to a float, or to a detached copy on its device.
 
     Raises:
-        MetricError: it is not one real number; says which metric.
+        MetricError: the value is not one real number; names the metric.
     """
     convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
     try:
@@ -90,7 +90,7 @@ def is_scalar(name: str, value: Any) -> bool:
 
 
 def resolve(values: list[Any]) -> list[float]:
-    """The floats of what `to_scalar` returned, in one transfer from each device."""
+    """Return the floats of values from `to_scalar`, in one transfer from each device."""
     resolved = list(values)
     by_backend: dict[str, list[int]] = {}
     for index, value in enumerate(values):
@@ -106,7 +106,7 @@ def resolve(values: list[Any]) -> list[float]:
 
 
 class Reader:
-    """Windows of one consumer: reading or clearing them changes nobody else's."""
+    """Windows of one consumer: reading or clearing them changes no other consumer's windows."""
 
     def __init__(self, *, outside: bool = True) -> None:
         self.saved = True
@@ -160,7 +160,7 @@ class Reader:
         self._windows, self._values, self._nonfinite = {}, {}, {}
 
     def state(self) -> dict[str, Any]:
-        """Everything that does not depend on the clock, as plain values."""
+        """Return all that does not depend on the clock, as plain values."""
         return {
             "windows": {n: w.state() for n, w in self._windows.items() if not is_wall(n)},
             "values": {n: list(v) for n, v in self._values.items() if not is_wall(n)},
@@ -168,24 +168,25 @@ class Reader:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore a result of `state`."""
         self._windows = {n: Window.from_state(w) for n, w in state["windows"].items()}
         self._values = {n: list(v) for n, v in state["values"].items()}
         self._nonfinite = {n: (v[0], v[1]) for n, v in state["nonfinite"].items()}
 
 
 class Collector:
-    """All metric values of a run pass through here.
+    """Collector of all metric values of a run.
 
     Attributes:
-        pending: (step, name, value) of values collected inside steps and not read yet.  The engine
-            appends to it.
-        step_times: seconds of each step that were not read yet; the loop appends to it, too.
-        emit: where finished rows go; set when the journal is open.
-        open_rows: of each metric that was read in the middle of a step: the step, the sum and the number of
-            its values; the row follows when the step is over.
-        open_step: the step whose body is running, 0 outside; set by the loop.  Its rows wait for its end.
-        epoch: tells the epoch of a row.
+        pending: (step, name, value) of values collected inside steps and not read yet; the engine
+            appends.
+        step_times: seconds of each step, not read yet; the loop appends.
+        emit: takes finished rows; set when the journal is open.
+        open_rows: metrics that were read in the middle of a step: name -> (step, sum, count of values); the
+            row follows when the step is over.
+        open_step: the step whose body is running, 0 outside; set by the loop.  Rows of this step wait for
+            its end.
+        epoch: returns the epoch of a row.
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
@@ -197,7 +198,7 @@ class Collector:
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
-        """The names of the epoch whose steps have ended, until the next begins."""
+        """Names of the epoch whose steps have ended, until the next epoch begins."""
         self.open_rows: dict[str, tuple[int, float, int]] = {}
         self._seqs: Ordinals = {}
         self._wall_seqs: Ordinals = {}
@@ -217,19 +218,19 @@ class Collector:
         return reader
 
     def drop_reader(self, name: str) -> None:
-        """The consumer is gone."""
+        """Forget a consumer."""
         del self._readers[name]
 
     def outside(self, phase: str, step: int, name: str, value: Any, *, wall: bool = False) -> None:
-        """Take a value collected outside steps: read at once, one row of its own.
+        """Take a value collected outside steps: the value is read at once, and gets a row of its own.
 
-        Rows of one phase and name at one step of an epoch are told apart by `seq`, their ordinal.
+        The ordinal `seq` tells apart rows of the same phase, name, epoch and step.
 
         Args:
-            wall: it depends on the clock though its name does not say so: recorded, and kept out of
-                whatever is saved or decides.
+            wall: whether the value depends on the clock though its name does not say so; such a value is
+                recorded, but not saved in a window, and no service decides by it.
         """
-        self.read()
+        self.read()  # first: the windows take values in the order of collection
         number = value if type(value) is float else resolve([value])[0]
         for reader in self._readers.values():
             if not (wall and reader.saved):
@@ -244,15 +245,15 @@ class Collector:
             seen(number)
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
-        """Refuse a second writer of one name at one moment: best values and early stops would mix the two.
+        """Refuse a second writer of a name at the same moment: best values and early stops would mix the two.
 
         The program may collect a name as often as it likes: its values fold.
 
         Args:
-            writer: the phase of what is about to be written.
+            writer: the phase of the row that is about to be written.
 
         Raises:
-            MetricError: somebody else has written the name; names both.
+            MetricError: another writer has written the name; names both.
         """
         for ordinals in (self._seqs, self._wall_seqs):
             for phase, names in ordinals.items():
@@ -262,18 +263,18 @@ class Collector:
             raise _second_writer(name, step, "step", writer)
 
     def note_epoch_time(self, seconds: float) -> None:
-        """Add the duration of an epoch to the windows of those who look outside steps, without a row."""
+        """Add the duration of an epoch to the windows that take values outside steps, without a row."""
         for reader in self._readers.values():
             reader.add_outside("epoch_time", 0, seconds)
 
     def begin_epoch(self) -> None:
-        """Ordinals outside steps start at 0 again."""
+        """Start ordinals outside steps at 0 again."""
         self._seqs.clear()
         self._wall_seqs.clear()
         self._ended.clear()
 
     def given(self) -> set[str]:
-        """The names that the program has collected in this epoch, in and outside steps."""
+        """Return the names that the program has collected in this epoch, in and outside steps."""
         outside = (self._seqs.get(phase, {}) for phase in ("head", "tail"))
         return self._in_steps().union(*outside)
 
@@ -281,8 +282,8 @@ class Collector:
         return self._ended.union(self._epoch.names())
 
     def read(self) -> None:
-        """Read everything pending into windows and rows."""
-        if self.step_times:  # without rows: times are recorded per range of steps
+        """Read all pending values into windows and rows."""
+        if self.step_times:  # without rows, because the journal has times per range of steps
             seconds = self.step_times[:]
             self.step_times.clear()
             for reader in self._readers.values():
@@ -306,7 +307,7 @@ class Collector:
         self._close_rows(self.open_step)
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
-        """Fold to a row per step; the last row stays open, since its step may collect the name again."""
+        """Fold values to a row per step; the last row stays open: its step may collect the name again."""
         previous = self.open_rows.pop(name, None)
         if previous is None and len(set(steps)) == len(steps):
             done, means, counts = steps[:-1], values[:-1], [1] * (len(steps) - 1)
@@ -346,7 +347,7 @@ class Collector:
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def abandon_step(self) -> None:
-        """Read everything; the step whose body is running is not completed, and has no rows."""
+        """Read all pending values, and leave the running step: it is not completed."""
         try:
             self.read()
         finally:
@@ -363,7 +364,7 @@ class Collector:
         self._epoch.clear()
 
     def state(self) -> dict[str, Any]:
-        """The open windows (read first) and the ordinals, as plain values."""
+        """Return the open windows (after a read) and the ordinals, as plain values."""
         self.read()
         return {
             "epoch": self._epoch.state(),
@@ -372,7 +373,7 @@ class Collector:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`; a window waits for its consumer, which may come while the loop runs."""
+        """Restore a result of `state`; a window waits for its consumer, which may come during the loop."""
         self._epoch.load(state["epoch"])
         self._seqs = {phase: dict(ordinals) for phase, ordinals in state["seqs"].items()}
         self._unclaimed = dict(state["readers"])
@@ -382,7 +383,7 @@ class Collector:
 
 
 def _writer(phase: str) -> str:
-    """Name the writer of a phase's rows, in words."""
+    """Name the writer of a phase's rows."""
     return "the program" if phase in _PROGRAM else f"service {phase.removeprefix('eval/')!r}"
 
 

@@ -1,4 +1,4 @@
-"""Statistics, progress and parameters as text: the log line and the summary tables."""
+"""Formats of statistics, progress and parameters: the log line and the summary tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from everstep.metrics.collector import is_wall
 from everstep.metrics.statistics import Stats
 
 Parameter: TypeAlias = tuple[str, tuple[int, ...], bool]
-"""Name, shape, and whether it is trained."""
+"""Name, shape, and whether the parameter is trained."""
 
 
 def humanize_duration(seconds: float) -> str:
-    """Seconds as "1d 2h 3m 4.5s": four digits for the seconds, parts that are 0 left out."""
+    """Format seconds as "1d 2h 3m 4.5s": four digits for the seconds, parts that are 0 left out."""
     if not math.isfinite(seconds):
         return str(seconds)
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
@@ -58,9 +58,9 @@ def log_tag(
     max_step: int | None,
     eta: float | None,
 ) -> str:
-    """Format the place of the run, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
+    """Format the run's progress, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
 
-    The epoch is dropped where there is only one, a limit or the ETA (seconds) where it is None.
+    The epoch is left out in a run of one epoch; a limit or the ETA (seconds) is left out if it is None.
     """
     parts = [] if max_epoch == 1 else [_counter("Epoch", epoch, max_epoch)]
     parts.append(_counter("Step", step, max_step))
@@ -79,21 +79,21 @@ def log_line(
     best: Collection[str] = (),
     formatter: MetricFormatter | None = None,
 ) -> str:
-    """The log line: `tag`, then every metric; those named in `best` are marked as a new best."""
+    """Format the log line: `tag`, then every metric; metrics named in `best` are marked as a new best."""
     formatter = formatter or MetricFormatter()
     items = [formatter.format(name, stats[name], name in best) for name in formatter.sort(stats)]
     return " ".join(filter(None, (tag, "; ".join(items))))
 
 
 def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequence[str] = ()) -> str:
-    """The parameters with shape and size, in the order given; headings count those that are trained.
+    """Format the parameters with shape and size, in the order given; headings count trained parameters.
 
     Args:
         title: heading of the whole table.
-        parameters: (name, shape, trainable) of each.
-        groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each gets
-            a table of its own, the first that fits takes the parameter, what is left goes to "Other
-            Parameters".  None: one table.
+        parameters: (name, shape, trainable) of each parameter.
+        groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each group gets
+            a table of its own.  The first group that fits takes the parameter; the others go to "Other
+            Parameters".  Empty: one table.
 
     Raises:
         ConfigError: no parameter's name starts with one of the groups.
@@ -138,7 +138,7 @@ def _grouped(title: str, rows: list[_Row], groups: Sequence[str]) -> list[tuple[
 
 
 def _prefixes(rows: list[_Row], group: str) -> set[str]:
-    """List candidates for a mistyped group: the parts of the names as deep as `group`."""
+    """List candidates for a mistyped group: the names' first parts, as many as `group` has."""
     depth = group.strip("./").count(".") + 1
     return {".".join(row.name.split(".")[:depth]) for row in rows}
 
@@ -153,7 +153,7 @@ def _heading(title: str, rows: Sequence[_Row], rule: str) -> str:
 
 
 def environment_table(facts: Mapping[str, str]) -> str:
-    """Facts about the machine and the packages, one a line, in the order given."""
+    """Format facts about the machine and the packages, one per line, in the order given."""
     title = "Execution Environment"
     width = max(map(len, facts), default=0)
     return "\n".join(

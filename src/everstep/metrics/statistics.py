@@ -1,4 +1,4 @@
-"""Running statistics of one metric: one pass, constant memory, the same bits however it was fed.
+"""Running statistics of one metric: one pass, constant memory, the same bits however values arrive.
 
 Values are folded strictly one after another, so neither the grouping into calls nor a save and
 restore between two values can change a bit of the result.  (Folding exact chunks and merging them
@@ -19,10 +19,10 @@ from everstep.errors import MetricError
 
 
 class Stats(NamedTuple):
-    """Statistics of the values of one window.  Nothing is ignored: NaN and infinities show.
+    """Statistics of the values of one window.  NaN and infinities are not ignored.
 
     Attributes:
-        count: number of values, those of weight 0 included.
+        count: number of values, including values of weight 0.
         weight: sum of the weights.
         mean: weighted mean; infinite if values are, all with one sign; NaN if any value is NaN, if there
             are infinities of both signs, or if all weights are 0.
@@ -43,7 +43,7 @@ class Stats(NamedTuple):
 
 
 class Window:
-    """A running window of one metric's values."""
+    """Running window of one metric's values."""
 
     __slots__ = ("_count", "_first", "_last", "_max", "_mean", "_min", "_spread", "_weight")
 
@@ -51,10 +51,10 @@ class Window:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all values."""
         self._count = 0
         self._weight = 0.0
-        self._first = 0.0  # the shift
+        self._first = 0.0  # the shift: the first value with a weight
         self._mean = 0.0  # weighted mean of x - first
         self._spread = 0.0  # sum of w (x - mean)^2
         self._min = math.inf
@@ -77,10 +77,10 @@ class Window:
             weights: one per value, finite and not negative; None for all 1.
 
         Raises:
-            MetricError: a weight is negative or not finite, or there are not as many weights as
-                values.  Nothing was added then.
+            MetricError: a weight is negative or not finite, or the numbers of weights and values differ.
+                No value was added then.
         """
-        if weights is not None:
+        if weights is not None:  # before any value is folded: an error leaves the window unchanged
             _check(values, weights)
         if not values:
             return
@@ -111,7 +111,7 @@ class Window:
         self._weight, self._mean, self._spread, self._min, self._max = weight, mean, spread, low, high
 
     def _fold_weighted(self, values: Sequence[float], weights: Sequence[float]) -> None:
-        """Bit-equal to `_fold` where the weights are 1."""
+        """Fold values with weights; bit-equal to `_fold` where the weights are 1."""
         first, weight, mean, spread = self._first, self._weight, self._mean, self._spread
         low, high = self._min, self._max
         for x, w in zip(values, weights, strict=True):
@@ -134,7 +134,7 @@ class Window:
         self._min, self._max = low, high
 
     def stats(self) -> Stats | None:
-        """Statistics of everything added since the last `clear`, None if nothing was."""
+        """Return statistics of all values since the last `clear`, None if there are none."""
         if self._count == 0:
             return None
         mean = std = math.nan
@@ -142,19 +142,19 @@ class Window:
             mean = self._first + self._mean
             std = math.sqrt(max(self._spread / self._weight, 0.0))  # max(nan, 0.0) is nan
         elif self._weight > 0.0 and (math.isinf(self._min) or math.isinf(self._max)):
-            mean = self._min + self._max  # NaN where they are infinities of both signs
+            mean = self._min + self._max  # NaN where min and max are infinities of both signs
         return Stats(self._count, self._weight, mean, std, float(self._min), float(self._max), self._last)
 
     def state(self) -> dict[str, float]:
-        """Everything the window holds, as eight numbers by name (floats may be NaN or infinite)."""
+        """Return the window's content, as eight numbers by name (floats may be NaN or infinite)."""
         return {slot[1:]: getattr(self, slot) for slot in self.__slots__}
 
     @classmethod
     def from_state(cls, state: Mapping[str, float]) -> Window:
-        """The window that `state` described; it goes on bit-equal to the one that was saved.
+        """Make the window that `state` returned; it continues bit-equal to the saved window.
 
         Raises:
-            KeyError, ValueError: one of the eight is missing, or is no number that it can be.
+            KeyError, ValueError: one of the eight numbers is missing, or has an impossible value.
         """
         window = cls()
         for slot in cls.__slots__:
@@ -166,7 +166,7 @@ class Window:
 
 
 _AMOUNTS = ("_count", "_weight")
-"""Numbers of a window that are 0 or more."""
+"""Numbers of a window that are never negative."""
 
 
 def _check(values: Sequence[float], weights: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""Services that not every run has; the others are in `everstep`."""
+"""Optional services; the common ones are in `everstep`."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ Mode = Literal["min", "max"]
 def direction(
     metric: str, mode: str | None, remedy: str = 'give mode="min" or mode="max"'
 ) -> tuple[Mode, bool]:
-    """Which way `metric` is better, and whether that was inferred from its name.
+    """Find in which direction `metric` is better, and whether the name alone tells.
 
     Args:
-        remedy: what to do where it cannot be.
+        remedy: remedy for the message, where the direction cannot be inferred.
 
     Raises:
         ConfigError: `mode` is neither "min" nor "max", or it is None and the name does not tell.
@@ -43,7 +43,7 @@ def direction(
 
 
 def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
-    """Whether `value` beats `best` by more than `min_delta`; NaN and infinities never do."""
+    """Whether `value` beats `best` by more than `min_delta`; NaN and infinities never beat it."""
     if not math.isfinite(value):
         return False
     if best is None:
@@ -52,7 +52,7 @@ def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0)
 
 
 def reaches(value: float, goal: float, mode: Mode) -> bool:
-    """Whether `value` is `goal` or better; NaN and infinities never are."""
+    """Whether `value` is `goal` or better; NaN and infinities never count."""
     return math.isfinite(value) and (value <= goal if mode == "min" else value >= goal)
 
 
@@ -68,7 +68,7 @@ def _entries(restore_at_end: Any) -> tuple[str, ...]:
 
 
 def latest(readings: Readings, metric: str) -> list[float]:
-    """What a deciding service judges: each value collected outside steps, else the steps' mean."""
+    """Return the values that a deciding service judges: those from outside steps, else the steps' mean."""
     if values := readings.values(metric):
         return values
     stats = readings.stats(metric)
@@ -77,7 +77,7 @@ def latest(readings: Readings, metric: str) -> list[float]:
 
 @dataclass
 class Place:
-    """A place among the best values; `name` is that of the folder with its weights, once they are kept."""
+    """Place among the best values; `name` is the name of the folder with its weights, once they are kept."""
 
     value: float
     step: int
@@ -86,20 +86,21 @@ class Place:
 
 
 class Best(Service):
-    """Tracks the best values of a metric and keeps the user state that reached them in `best/METRIC/`.
+    """Track the best values of a metric, and keep the user state that reached them in `best/METRIC/`.
 
     A value collected outside steps (an evaluation) is compared at once, and counts for the weights
     of the boundary that follows.  A metric collected only inside steps is judged by its mean at the
-    service's boundary.  NaN and infinities are never best; of equal values the earlier one is.
+    service's boundary.  NaN and infinities are never best; if values are equal, the earlier one is best.
 
     Args:
-        metric: its name.
-        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy, and says so.
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy, and says so.
         save: whether to keep the weights on disk.
-        keep: of how many of the best, 1 or more; `everstep.best` and `loop.best` speak of the first.
+        keep: number of best weights to keep, 1 or more; `everstep.best` and `loop.best` return the first.
         restore_at_end: after a clean end, when the last state is committed, load the best weights
-            into the live objects (the checkpoints keep the last state); where they are lost, the next
-            best that is kept, or none, with a warning.  Names of entries of the state: only of these.
+            into the live objects (the checkpoints keep the last state).  If these weights are lost, load the
+            next best that are kept, or none, with a warning.  A list of entries of the state: load only
+            these.
         every: when the steps' mean is judged; default each epoch.
     """
 
@@ -123,29 +124,29 @@ class Best(Service):
         self.save, self.keep = save, whole("keep", keep)
         self.restore_at_end = restore_at_end is not False
         self.part = None if isinstance(restore_at_end, bool) else _entries(restore_at_end)
-        """The entries of the state that are restored; None for all."""
+        """Entries of the state that are restored; None for all."""
         self._is_new = False
-        """Whether a best came outside steps since the last printed line."""
+        """Whether a new best value came outside steps since the last printed line."""
         self._top: list[Place] = []
-        """The best first; one place a step."""
+        """Best values, the best first; one place per step."""
         self._waiting: int | None = None
-        """The step at which a value came that has a place and no weights yet."""
+        """Step of a value that has a place and no weights yet."""
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     @property
     def value(self) -> float | None:
-        """The best value so far; None before the first."""
+        """Best value so far; None before the first."""
         return self._top[0].value if self._top else None
 
     @property
     def step(self) -> int:
-        """When it came."""
+        """Step of the best value."""
         return self._top[0].step if self._top else 0
 
     @property
     def epoch(self) -> int:
-        """In which epoch it came."""
+        """Epoch of the best value."""
         return self._top[0].epoch if self._top else 0
 
     @property
@@ -155,12 +156,12 @@ class Best(Service):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The best values, with their weights as far as they are kept; the best first."""
+        """Best values, with their weights as far as they are kept; the best first."""
         return tuple(self._top)
 
     @property
     def kept(self) -> list[str]:
-        """The names of all folders that it keeps, the best first."""
+        """Names of all folders with kept weights, the best first."""
         return [place.name for place in self._top if place.name is not None]
 
     def open(self, run: RunView) -> None:
@@ -168,14 +169,14 @@ class Best(Service):
         run.watch(self.metric, self._came)
 
     def is_on_line(self, readings: Readings, when: Instant) -> bool:
-        """Whether a line of these readings shows a new best value (the mark ` (*)`); asked once a line.
+        """Whether a line of these readings shows a new best value (the mark ` (*)`); called once per line.
 
-        The mean of steps is judged at the boundary that follows the line; here it is only compared, so
-        that no line decides what is judged.
+        The mean of steps is judged at the boundary that follows the line.  Here the mean is only compared,
+        so that printing a line changes no judgement.
 
         Args:
-            readings: what the line shows.
-            when: the boundary that follows it.
+            readings: the readings that the line shows.
+            when: the boundary that follows the line.
         """
         stats, values = readings.stats(self.metric), readings.values(self.metric)
         if stats is None:
@@ -183,7 +184,7 @@ class Best(Service):
         came, self._is_new = self._is_new, False
         if values:
             return came and self.value in values
-        is_judged = deepcopy(self.schedule).due(when)  # the schedule itself is asked at boundaries alone
+        is_judged = deepcopy(self.schedule).due(when)  # a copy: only a boundary may ask the schedule itself
         return is_judged and better(stats.mean, self.value, self.mode)
 
     def _came(self, value: float) -> None:
@@ -209,7 +210,7 @@ class Best(Service):
         self._waiting = step
 
     def look(self, boundary: Boundary) -> Place | None:
-        """The place of what came since the last look and is among the best."""
+        """Find the place of the values since the last look; None if none of them is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
                 self._seen(value)
@@ -230,7 +231,7 @@ class Best(Service):
         return None
 
     def keep_as(self, name: str, step: int) -> None:
-        """Of the value that came at `step`, the weights are kept under this name."""
+        """Note that the weights of the value at `step` are kept under this name."""
         for place in self._top:
             if place.step == step:
                 place.name = name
@@ -239,7 +240,7 @@ class Best(Service):
         return {"top": [list(vars(place).values()) for place in self._top], "waiting": self._waiting}
 
     def load_state_dict(self, state: Any) -> None:
-        if "top" not in state:  # of an everstep that kept one
+        if "top" not in state:  # the state of an older everstep, which kept a single best value
             one = [state["value"], state["step"], state["epoch"], state["saved_as"]]
             waiting = state["step"] if state["unsaved"] else None
             state = {"top": [] if state["value"] is None else [one], "waiting": waiting}

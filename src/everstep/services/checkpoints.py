@@ -1,4 +1,4 @@
-"""When to save, and which checkpoints to keep."""
+"""Schedule of checkpoints, and which of them to keep."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from everstep.schedule import Every, Schedule
 
 
 class Checkpoints(Service):
-    """Saves the whole state on a schedule; the writing happens in the background.
+    """Save the whole state on a schedule; the writing happens in the background.
 
-    Besides its schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
+    Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
 
     Args:
-        every: when; default `Every(epochs=1) | Every(seconds=600)`.
-        keep_last: how many of the newest stay (1 or more), None for all.
+        every: when to save; default `Every(epochs=1) | Every(seconds=600)`.
+        keep_last: number of the newest checkpoints that stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
-        keep_best: (metric, "min" or "max", how many): the best by a metric's value at their own step: one
-            from outside steps, or the mean of an epoch's steps; in a loop without epochs, the step's.  A
-            checkpoint at whose step there is none is not among them.
+        keep_best: (metric, "min" or "max", number): the checkpoints that stay, by the metric's value at the
+            checkpoint's own step: a value from outside steps, or the mean of an epoch's steps; in a loop
+            without epochs, the step's value.  A checkpoint whose step has no value does not count.
     """
 
     stage = Stage.SAVE

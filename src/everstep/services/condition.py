@@ -1,4 +1,4 @@
-"""Whether it is time: a schedule, a new best value of a metric, or a function of the boundary."""
+"""Conditions for actions: a schedule, a new best value of a metric, or a function of the boundary."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from everstep.services.best import Best, direction
 class OnBest:
     """Condition: a metric has a new best value.
 
-    Which value counts for which weights, NaN and ties are as in `Best`.  The best so far is part of the
-    checkpoint: after a restart, no worse value is a new best.
+    Values count for weights as in `Best`, and NaN and ties are treated as there.  The best value so far is
+    part of the checkpoint: after a restart, no worse value is a new best.
 
     Args:
-        metric: its name.
-        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
 
     Raises:
         ConfigError: as `Best`.
@@ -41,14 +41,14 @@ Condition: TypeAlias = Schedule | OnBest | Callable[[Boundary], Any]
 
 
 class Trigger:
-    """A condition, for the service that acts under it.
+    """Condition, for the service that acts under it.
 
     Args:
-        condition: what the user gave.
+        condition: the user's argument.
         every: when to ask, unless the condition is a schedule; default each epoch.
 
     Raises:
-        ConfigError: it is no condition, or `every` does not go with it.
+        ConfigError: the argument is not a condition, or `every` does not go with it.
     """
 
     def __init__(self, condition: Condition, every: Schedule | None) -> None:
@@ -60,7 +60,7 @@ class Trigger:
         self._condition = condition
         known = isinstance(condition, Schedule | OnBest)
         self.described: Json = repr(condition) if known else described(condition, "condition")
-        """For comparison on resume."""
+        """Description of the condition, for comparison on resume."""
         self._best: Best | None = None
         if isinstance(condition, Schedule):
             if every is not None:
@@ -79,12 +79,12 @@ class Trigger:
 
     @property
     def watches(self) -> tuple[str, ...]:
-        """The metrics that it waits for."""
+        """Metrics that the condition waits for."""
         return () if self._best is None else (self._best.metric,)
 
     @property
     def name(self) -> str:
-        """A text for names of services, the same in every process."""
+        """Name of the condition, for names of services; the same in every process."""
         text = str(getattr(self._condition, "__name__", self))
         return re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
 
@@ -97,7 +97,7 @@ class Trigger:
             self._best.open(run)
 
     def asked(self, boundary: Boundary) -> int | None:
-        """Asked where the service is due: the step whose state the condition speaks of, if it holds."""
+        """Return the step whose state meets the condition, else None; called where the service is due."""
         if self._best is not None:
             place = self._best.look(boundary)
             return None if place is None else place.step

@@ -1,10 +1,10 @@
-"""The run on the screen: one live line in a terminal, plain lines elsewhere, and a log file of them.
+"""Screen output of a run: one live line in a terminal, plain lines elsewhere, and a log file of all lines.
 
 The live line is redrawn on the main thread, at this service's boundaries (each second) and below
 every line that is printed.  No thread, no cursor hidden, no terminal mode changed: a run that is
 killed with SIGKILL leaves the terminal as it was.
 
-Why not `rich.live`: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
+`rich.live` cannot be used: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
 markup (a stray "[/x]" raises inside the training loop), wraps long lines, and swallows prompts.
 """
 
@@ -40,17 +40,17 @@ _ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-"})
 
 
 class Console(Service):
-    """Shows progress and prints lines; every printed line also goes to `logs/run.log`, with the time.
+    """Show progress and print lines; every printed line also goes to `logs/run.log`, with the time.
 
     In a terminal a live line shows epoch, step, a bar, steps per second, ETA and the latest metrics;
-    what is printed meanwhile, by the user's own `print` too, scrolls above it.  Elsewhere (a file, a
-    pipe, CI, SLURM, a notebook) a progress line is printed now and then, in the middle of an epoch, too:
-    its means are those of a window of its own, "since step N".  A terminal that goes away, a broken pipe
-    or a full disk costs output, never the run.
+    printed lines, also from the user's own `print`, scroll above it.  Elsewhere (a file, a pipe, CI,
+    SLURM, a notebook) a progress line is printed now and then, in the middle of an epoch, too: its means
+    cover a separate window, "since step N".  A terminal that goes away, a broken pipe or a full disk costs
+    output, never the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
-        sink: takes every line instead of standard output (`logger.info`, say); no live line then.
+        sink: takes every line instead of standard output (`logger.info`, say); then there is no live line.
         plain_seconds: seconds between two progress lines where there is no live line.
 
     Raises:
@@ -72,11 +72,11 @@ class Console(Service):
     ) -> None:
         super().__init__(name, every)
         self._plain_seconds: float | None = number("plain_seconds", plain_seconds)
-        """None for no progress lines."""
+        """Seconds between progress lines; None for no progress lines."""
         self._sink = sink
         self._lock = threading.RLock()
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
         self._log: _LogFile | None = None
         self._line: _LiveLine | None = None
         self._speed = _Speed()
@@ -84,7 +84,7 @@ class Console(Service):
         self._best: dict[str, float] = {}
         self._next_plain: float | None = None
         self._since = 0
-        """The step after which the window of the next progress line begins."""
+        """Step after which the window of the next progress line begins."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
@@ -92,7 +92,7 @@ class Console(Service):
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
-        taken = isinstance(sys.stdout, _Above)  # by another console: one draws
+        taken = isinstance(sys.stdout, _Above)  # another console draws already, and only one can
         if self._sink is None and not taken and is_live_terminal(sys.stdout):
             self._line = _LiveLine(sys.stdout, self._lock, self.live_lines)
             self._line.open()
@@ -129,7 +129,7 @@ class Console(Service):
             self._emit(text)
 
     def mark_best(self, name: str, value: float) -> None:
-        """From now on the metric `name` is marked as best wherever it shows this `value`."""
+        """Mark the metric `name` as best, from now on, wherever its last value is this `value`."""
         self._best[name] = value
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Console(Service):
             self._guarded(lambda: _write(stream, text + "\n"))
 
     def _guarded(self, output: Callable[[], None]) -> None:
-        """Training does not end because nobody can see it: say once, in the log, that output is lost."""
+        """Run an output that may fail: say once, in the log, that output is lost; training continues."""
         try:
             output()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
@@ -174,7 +174,7 @@ class Console(Service):
         return " ".join(filter(None, (tag, items)))
 
     def live_lines(self, columns: int, color: bool) -> list[str]:
-        """What is drawn in a terminal: lines of at most `columns` cells."""
+        """Return the lines to draw in a terminal, of at most `columns` cells."""
         metrics = [
             _metric(name, self._latest[name], self._is_best(name, self._latest[name]), rank)
             for rank, name in enumerate(self.names, start=5)
@@ -182,7 +182,7 @@ class Console(Service):
         return [layout(self.counters(bar=20) + metrics, columns, color)]
 
     def counters(self, bar: int = 0) -> list[Part]:
-        """Where the run stands, from left to right; with a bar of so many cells."""
+        """Return the run's progress, from left to right; with a bar of `bar` cells."""
         run = self._run
         parts = [] if run.max_epoch == 1 else [_counter("Epoch", run.epoch, run.max_epoch, rank=2)]
         parts.append(_counter("Step", run.step, run.max_step, rank=0))
@@ -197,12 +197,12 @@ class Console(Service):
 
     @property
     def progress(self) -> float | None:
-        """The part of the run that is done, 0 to 1; None if it is unbounded."""
+        """Done part of the run, 0 to 1; None if the run is unbounded."""
         return self._run.get_progress()
 
     @property
     def names(self) -> list[str]:
-        """Metrics by name, times last: the line has the speed already."""
+        """Names of the metrics in order, times last: the line has the speed already."""
         return sorted(self._latest, key=lambda name: (is_wall(name), name))
 
 
@@ -210,7 +210,7 @@ class Console(Service):
 
 
 class Part(NamedTuple):
-    """A piece of the live line; where it is too long, pieces of the highest rank go first."""
+    """Piece of the live line; where the line is too long, pieces of the highest rank go first."""
 
     rank: int
     spans: tuple[tuple[str, str], ...]  # text and SGR style ("" for none)
@@ -226,7 +226,7 @@ def _counter(word: str, value: int, limit: int | None, rank: int) -> Part:
 
 
 def progress_bar(progress: float, width: int, rank: int = 0) -> Part:
-    """A bar of `width` cells, and five more for the percentage."""
+    """Make a bar of `width` cells, and five more for the percentage."""
     halves = int(progress * width * 2)
     done = "━" * (halves // 2) + "╸" * (halves % 2)
     return Part(rank, ((done, _CYAN), ("─" * (width - len(done)), _DIM), (f" {int(progress * 100):3d}%", "")))
@@ -237,24 +237,24 @@ def _metric(name: str, stats: Stats, best: bool, rank: int) -> Part:
 
 
 def label(name: str) -> str:
-    """A metric's name as it is shown."""
+    """Format a metric's name."""
     return name.replace("_", " ")
 
 
 def shown(name: str, stats: Stats) -> str:
-    """Its mean, as it is shown."""
+    """Format a metric's mean."""
     return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
 
 
 def cells(text: str) -> int:
-    """Terminal cells that `text` takes: East Asian wide characters take two."""
+    """Count the terminal cells that `text` takes: East Asian wide characters take two."""
     if text.isascii():
         return len(text)
     return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def layout(parts: list[Part], columns: int, color: bool) -> str:
-    """One line of at most `columns` cells."""
+    """Join parts to one line of at most `columns` cells."""
     parts = list(parts)
     while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
         parts.remove(max(parts))
@@ -276,9 +276,9 @@ def _crop(text: str, room: int) -> str:
 
 
 class _LiveLine:
-    """The terminal's last line, or lines.  While it is open, `sys.stdout` and `sys.stderr` write above it.
+    """Last line, or lines, of the terminal.  While open, `sys.stdout` and `sys.stderr` write above it.
 
-    After drawing the cursor stands at its start, so that whatever writes to the terminal without asking
+    After drawing, the cursor stands at the start of the live line, so that any other output to the terminal
     starts there.  A line that the user has begun and not ended is left alone.
     """
 
@@ -291,7 +291,7 @@ class _LiveLine:
         self.open_ = False
         self._lines = lines
         self._drawn = 0
-        """How many lines stand there."""
+        """Number of lines drawn now."""
         self._midline = False
         self._color = "NO_COLOR" not in os.environ
 
@@ -305,10 +305,9 @@ class _LiveLine:
 
     def close(self) -> None:
         self.open_ = False
+        # A foreign stand-in that holds ours stays: ours passes its text on, because open_ is False.
         for name, stand_in in self._stand_ins.items():
-            if (
-                getattr(sys, name) is stand_in
-            ):  # else somebody else's stand-in holds ours, which now passes on
+            if getattr(sys, name) is stand_in:
                 setattr(sys, name, stand_in.stream)
         self.erase()
         self.stream.flush()
@@ -327,7 +326,7 @@ class _LiveLine:
             erase = self._erasing()
             self._drawn = 0
             self.stream.write(erase)
-            self.stream.flush()  # standard error may be what writes next
+            self.stream.flush()  # standard error may write next, through another buffer
 
     def _erasing(self) -> str:
         return _ERASE if self._drawn <= 1 else _ERASE_BELOW
@@ -336,7 +335,7 @@ class _LiveLine:
         self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
 
     def above(self, stream: TextIO, text: str) -> None:
-        """Write `text` to `stream` where the live line is, and draw that again below."""
+        """Write `text` to `stream` in the place of the live line, and draw the live line again below."""
         self.erase()
         _write(stream, text)
         self._midline = not text.endswith(("\n", "\r"))
@@ -344,7 +343,7 @@ class _LiveLine:
 
 
 class _Above:
-    """Stands for `sys.stdout` or `sys.stderr`: the same stream, writing above the live line."""
+    """Stand-in for `sys.stdout` or `sys.stderr`: the same stream, writing above the live line."""
 
     def __init__(self, stream: TextIO, line: _LiveLine) -> None:
         self.stream = stream
@@ -367,7 +366,7 @@ class _Above:
             self.write(text)
 
     def flush(self) -> None:
-        """Also clears the live line's place: before a prompt (`input`, pdb) Python flushes."""
+        """Flush, and clear the live line's place: Python flushes before a prompt (`input`, pdb)."""
         line = self._line
         if line.open_ and os.getpid() == line.pid:
             with line.lock:
@@ -404,7 +403,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _discard_output(stream: TextIO) -> None:
-    """Nobody reads `stream` any more: let it lead nowhere, so that no flush fails at Python's exit."""
+    """Let a `stream` that nobody reads lead nowhere, so that no flush fails at Python's exit."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -414,7 +413,7 @@ def _discard_output(stream: TextIO) -> None:
 
 
 class _Speed:
-    """Steps per second over the last calls of `update`."""
+    """Speed in steps per second over the last calls of `update`."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=20)
@@ -424,7 +423,7 @@ class _Speed:
             self._samples.append((now, step))
 
     def text(self) -> str:
-        """As "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
+        """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
         if len(self._samples) < 2:
             return ""
         (start, first), (end, last) = self._samples[0], self._samples[-1]
@@ -439,15 +438,15 @@ def _three_digits(value: float) -> str:
 
 
 _LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-"""A pipe in the file's place keeps nobody waiting."""
+"""Flags of the log file; O_NONBLOCK, so that a pipe in the file's place keeps nobody waiting."""
 
 
 class _LogFile:
-    """Lines with a time stamp, each appended by one write: whole after a kill, and gone on with later.
+    """Lines with a time stamp, each appended by one write: whole after a kill; a later start appends more.
 
     Args:
-        path: made with its folder.
-        complain: told once that the file cannot be written; later lines try again.
+        path: the file, which is made with its folder.
+        complain: called once if the file cannot be written; later lines try again.
     """
 
     def __init__(self, path: Path, complain: Print) -> None:

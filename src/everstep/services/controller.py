@@ -1,4 +1,4 @@
-"""The base of the services that act on training."""
+"""Base of the services that act on training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from everstep.schedule import Schedule
 
 
 class Controller(Service):
-    """A service whose outcome may change training.
+    """Service whose outcome may change training.
 
-    Its settings are the parameters of `__init__`, each kept as the attribute of the same name, as
-    scikit-learn's estimators have them; `every` is kept as `schedule`.  `config()` and `repr` follow.
+    The settings are the parameters of `__init__`, each kept as the attribute of the same name, as in
+    scikit-learn's estimators; `every` is kept as `schedule`.  `config()` and `repr` use the settings.
 
     Attributes:
-        settings: names of the parameters, without `name`.  A class derived from a controller has those of
+        settings: names of the parameters, without `name`.  A subclass of a controller has the settings of
             that controller, whatever its own `__init__` takes.
     """
 
@@ -31,7 +31,7 @@ class Controller(Service):
             cls.settings = tuple(name for name in parameters if name not in ("self", "name"))
 
     def _given(self) -> dict[str, Any]:
-        """The settings by name; those that are None are left out, so that a new one changes no run."""
+        """Map names to settings; settings that are None are left out, so that a new one changes no run."""
         values = {name: self.schedule if name == "every" else getattr(self, name) for name in self.settings}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""What an evaluation made of each example, in files."""
+"""Files with an evaluation's outputs for each example."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Format = Literal["jsonl", "csv"]
 
 
 class Dump(Service):
-    """Writes what each evaluation of a stream made of each example: `dumps/NAME/step-00000120.jsonl`.
+    """Write an evaluation's outputs for each example of a stream: `dumps/NAME/step-00000120.jsonl`.
 
         Dump(["name", "label", "prediction"], stream="valid")
 
     One file for each evaluation in the loop, one line for each example, in the order of the stream, with the
-    variables by name: `pandas.read_json(path, lines=True)`.  They are what `eval_step` returns, and the logs
-    of `next_eval_inputs`: arrays, tensors or lists, whose first axis is the examples of the batch; they are
-    no metrics, and need no `eval_reduce`.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a
-    value that is a list is JSON.
+    variables by name: `pandas.read_json(path, lines=True)`.  Variables are results of `eval_step` and logs
+    of `next_eval_inputs`: arrays, tensors or lists, whose first axis is the examples of the batch.  They are
+    not metrics, and need no `eval_reduce`.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a
+    list is JSON.
 
-    A file is there whole or not at all, and before the checkpoint that comes after its evaluation.  Killed
-    anywhere and started again, the folder ends as if the run had never been killed.
+    A file is there whole or not at all, and before the checkpoint that comes after its evaluation.  After a
+    kill at any place and a new start, the folder ends as if the run had never been killed.
 
     Args:
-        variables: names of what is written, in this order.
-        stream: of which the evaluations are.
+        variables: names of the variables to write, in this order.
+        stream: name of the stream that is evaluated.
         format: "jsonl" or "csv".
-        keep: how many of the newest files stay, 1 or more; None for all.
-        name: of the folder, and of the service; default "dump STREAM".
+        keep: number of the newest files that stay, 1 or more; None for all.
+        name: name of the folder and of the service; default "dump STREAM".
 
     Raises:
-        ConfigError: an argument is out of its range; in the first evaluation, there is no such variable.
-        MetricError: variables have different lengths, or one is a single value for its batch.
+        ConfigError: an argument is out of its range; in the first evaluation, a variable does not exist.
+        MetricError: variables have different lengths, or a variable is a single value for its batch.
     """
 
     stage = Stage.MEASURE
@@ -72,22 +72,22 @@ class Dump(Service):
         self.keep = whole("keep", keep, none="for all")
         self._file: IO[str] | None = None
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     @property
     def folder(self) -> Path:
-        """Where the files are, while the loop is open."""
+        """Folder of the files, while the loop is open."""
         return Path(self._run.run_dir) / "dumps" / self.name
 
     def open(self, run: RunView) -> None:
-        """What was written after the step at which this start begins is going to be written again."""
+        """Delete files from after the step at which this start begins: they will be written again."""
         self._run = run
         for path in self._written():
             if run.step == 0 or CheckpointName.parse(path.stem).step > run.step:
                 files.unlink(path)
 
     def _written(self) -> list[Path]:
-        """The files, oldest first."""
+        """List the files, oldest first."""
         require_no_link(self.folder, Path(self._run.run_dir))
         found = self.folder.glob(f"*.{self.format}")
         return sorted(path for path in found if CheckpointName.matches(path.stem))
@@ -100,7 +100,7 @@ class Dump(Service):
             self._take(boundary.payload)
 
     def _take(self, step: EvalStep) -> None:
-        if step.number == 1:  # of an evaluation that was left nothing stays
+        if step.number == 1:  # a new evaluation: the file of an interrupted one goes
             self.close()
             require_no_link(self.folder, Path(self._run.run_dir))
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class Dump(Service):
         return temporary(self.folder / "unfinished")
 
     def _place(self, name: str) -> None:
-        """Durable before the boundary's checkpoint, which does not evaluate again."""
+        """Make the file durable before the boundary's checkpoint: a resume from there does not evaluate."""
         assert self._file is not None
         file, self._file = self._file, None
         file.flush()
@@ -135,7 +135,7 @@ class Dump(Service):
 
 
 def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]:
-    """The values of each example of a batch."""
+    """List the values of each example of a batch."""
     columns = [_column(name, step) for name in variables]
     lengths = {name: len(column) for name, column in zip(variables, columns, strict=True)}
     if len(set(lengths.values())) > 1:
@@ -162,7 +162,7 @@ def _column(name: str, step: EvalStep) -> list[Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Arrays and tensors, also inside lists, as lists of plain values."""
+    """Convert arrays and tensors, also inside lists, to lists of plain values."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -185,7 +185,7 @@ def _cell(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinities."""
+    """Convert NaN and infinities, which JSON lacks, to None and strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Stop when a metric has not improved for a while, or is good enough."""
+"""Early stop: a metric has not improved for a while, or is good enough."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from everstep.services.controller import Controller
 
 
 class EarlyStop(Controller):
-    """Stops the run after a while without a better value, or at a value that is good enough.
+    """Stop the run after a while without a better value, or at a value that is good enough.
 
-    It judges the metric at its own boundaries (default: each epoch's end), value by value if it was
-    collected outside steps, by the mean if inside.  Its memory is part of the checkpoint.
+    The service judges the metric at its own boundaries (default: each epoch's end): value by value if the
+    metric was collected outside steps, by the mean if inside.  The memory is part of the checkpoint.
 
     Args:
-        metric: its name.
-        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
-        patience: stop after so many evaluations in a row without improvement, 1 or more.
-        patience_steps: stop at the first evaluation so many steps after the last improvement, 1 or more.
-        threshold: stop at the first value that is this or better.
-        baseline: only a better value than this counts as an improvement.
-        min_delta: a smaller improvement counts as none, 0 or more.
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
+        patience: stop after n evaluations in a row without improvement, 1 or more.
+        patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
+        threshold: stop at the first value that reaches the threshold.
+        baseline: only a better value than the baseline counts as an improvement.
+        min_delta: an improvement must be larger than this, 0 or more.
         min_steps: no stop before this step, 0 or more.
         every: when to judge; default `Every(epochs=1)`.
 
@@ -68,7 +68,7 @@ class EarlyStop(Controller):
         self.best = baseline
         self.waited = 0
         self._improved: int | None = None
-        """The step of the last improvement, or of the first value; None before."""
+        """Step of the last improvement, or of the first value; None before the first value."""
 
     def run(self, boundary: Boundary) -> Outcome | None:
         values = latest(boundary.readings, self.metric)
@@ -103,4 +103,4 @@ class EarlyStop(Controller):
 
     def load_state_dict(self, state: Any) -> None:
         self.best, self.waited = state["best"], state["waited"]
-        self._improved = state.get("improved")  # not in checkpoints of format 3
+        self._improved = state.get("improved")  # checkpoints of format 3 lack this key

@@ -1,4 +1,4 @@
-"""One line at each epoch's end, with what was evaluated there, and one of the baseline."""
+"""Log line at each epoch's end, with its evaluations, and a line for the baseline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from everstep.services.best import Best
 
 
 class EpochLine(Service):
-    """Prints the means of the epoch's steps and what its evaluations found; before the first, the baseline.
+    """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
-    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this runs after.
+    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
+    after them.
 
     Attributes:
-        bests: whose new best values are marked ` (*)`.
+        bests: services whose new best values are marked ` (*)`.
     """
 
     stage = Stage.REPORT
@@ -28,9 +29,9 @@ class EpochLine(Service):
         super().__init__("epoch line")
         self.bests: Sequence[Best] = ()
         self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
-        """Told what stood on the line."""
+        """Called with the statistics on the line."""
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -40,7 +41,7 @@ class EpochLine(Service):
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
-            return  # an epoch that a resume enters again has its values since its beginning
+            return  # a baseline comes before step 1 only; a resumed epoch keeps its window
         readings, run = boundary.readings, self._run
         stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
         when = Instant(boundary.step, boundary.epoch, True, run.clock())

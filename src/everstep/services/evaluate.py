@@ -1,4 +1,4 @@
-"""Evaluation of one of a Trainer's streams, when it is due."""
+"""Evaluation of a Trainer's stream, on a schedule."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from everstep.metrics.aggregation import checked_statistics
 from everstep.schedule import Every, Instant, Schedule
 
 Evaluator = Callable[["Evaluate"], Mapping[str, float]]
-"""What is to be evaluated to metrics, their names with the stream's prefix."""
+"""Function from the evaluation service to metrics; their names have the stream's prefix."""
 
 
 class Evaluate(Service):
-    """Evaluates a stream of the `Trainer`; what decides and saves at the same boundary sees the result.
+    """Evaluate a stream of the `Trainer`; services that decide and save at the same boundary see the result.
 
     Metrics get the stream's name as prefix: "valid/loss".
 
     Args:
-        stream: its name among the Trainer's streams.
-        every: when; default each epoch.
-        num_steps: batches to evaluate, 1 or more; -1: until the stream ends (one without an end needs a
+        stream: name of the stream among the Trainer's streams.
+        every: when to evaluate; default each epoch.
+        num_steps: batches to evaluate, 1 or more; -1: until the stream ends (an endless stream needs a
             number).
         validate_first: whether to evaluate before the first step, too: the baseline, recorded at step 0.
-        stats: by metric, statistics besides its mean, as in `{"loss": ["std", "q90"]}`, recorded as
+        stats: metric -> statistics besides the mean, as in `{"loss": ["std", "q90"]}`, recorded as
             "valid/loss/q90": mean, sum, std, var, min, max, median, a percentile q0 to q100; nanmean and
             so on, which leave NaN out; nancount, nanfraction.  A metric named here may be an array of
-            each sample's values, and must be one for a quantile over samples.
+            each sample's values; a quantile over samples needs such an array.
         online_agg_func: (current, new, step) -> current, for each batch's outputs, step from 0 and current
-            None at first; default: append to a list.  It and `agg_func` stand for the task's `eval_begin`,
-            `eval_reduce` and `eval_end`.
-        agg_func: what `online_agg_func` has made -> metrics; default: that itself.
-        name: default the stream's name.
+            None at first; default: append to a list.  This function and `agg_func` replace the task's
+            `eval_begin`, `eval_reduce` and `eval_end`.
+        agg_func: last result of `online_agg_func` -> metrics; default: that result itself.
+        name: name of the service; default the stream's name.
 
     A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.
 
@@ -64,13 +64,13 @@ class Evaluate(Service):
         self.stats = checked_statistics(stats or {})
         self.online_agg_func, self.agg_func = online_agg_func, agg_func
         self.evaluator: Evaluator | None = None
-        """What evaluates; the Trainer sets it."""
+        """Function that evaluates; the Trainer sets it."""
         self.ends: Callable[[], bool] | None = None
-        """Whether the run ends at this epoch's end, if the end is to be evaluated in any case."""
+        """Whether the run ends at this epoch's end; None unless the end is evaluated in any case."""
         self.is_default = False
-        """Whether nobody asked for it; then what the program evaluates itself is left to the program."""
+        """Whether nobody asked for this service; then an evaluation by the program replaces it."""
         self.left_out_at = -1
-        """The step at which the program has done so."""
+        """Step at which the program evaluated by itself; -1 for none."""
         if validate_first:
             self.moments |= {Moment.BEFORE_EPOCH}
 
@@ -99,5 +99,5 @@ class Evaluate(Service):
 
 
 def steps(num_steps: int) -> int:
-    """`num_steps`, which is -1 or more than 0."""
+    """Check `num_steps`, which is -1 or more than 0."""
     return -1 if num_steps == -1 else whole("num_steps", num_steps)

@@ -1,4 +1,4 @@
-"""Compute values at the end of a run."""
+"""Values computed at the end of a run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from everstep.metrics.collector import to_scalar
 
 
 class FinalValues(Service):
-    """Calls a function at the clean end, keeps what it returns in `values`, and records it as metrics.
+    """Call a function at the clean end, keep its result in `values`, and record it as metrics.
 
-    A function that fails is warned about; the training and its last checkpoint are complete by then.
+    A function that fails causes a warning; the training and its last checkpoint are complete by then.
 
     Args:
         compute: returns names and real numbers; must not change the state.
 
     Attributes:
-        values: what it returned; empty before the end.
+        values: result of `compute`; empty before the end.
     """
 
     stage = Stage.REPORT
@@ -29,7 +29,7 @@ class FinalValues(Service):
         self.values: dict[str, float] = {}
 
     def run(self, boundary: Boundary) -> None:
-        """Nothing before the end."""
+        """Do nothing before the end."""
 
     def finish(self, boundary: Boundary) -> Outcome:
         self.values = {name: float(to_scalar(name, value)) for name, value in self.compute().items()}

@@ -1,4 +1,4 @@
-"""A plain function as a service: what `loop.on` makes."""
+"""Plain function as a service, made by `loop.on`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from everstep.schedule import Every, Schedule
 
 
 class FunctionService(Service):
-    """Calls `fn(boundary)` at one moment.
+    """Call `fn(boundary)` at one moment.
 
     Args:
         every: for AFTER_STEP and AFTER_EPOCH: a schedule, or n for every n steps or epochs.

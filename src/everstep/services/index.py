@@ -1,4 +1,4 @@
-"""Keeps the index over runs up to date while this one trains."""
+"""Updates of the index over runs while this run trains."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from everstep.index.writer import IndexWriter
 
 
 class Index(Service):
-    """Has the journal shipped to the index, by a thread of its own.
+    """Ship the journal to the index, on a separate thread.
 
-    Every run has one.  The service asks for no moment, so it costs the training thread nothing.  Without
-    SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one of the journals at
+    Every run has this service.  It asks for no moment, so it costs the training thread nothing.  Without
+    SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index; `everstep sync` makes one from the journals at
     any time.
 
     Args:
-        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.  What
-            EVERSTEP_INDEX names counts instead.  The password in a URL is not recorded: who goes on with a
-            run by what it has recorded names the index again.
+        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
+            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded: to resume a run
+            from its recorded settings, name the index again.
 
     Raises:
         ConfigError: a URL of anything but PostgreSQL.
