@@ -64,6 +64,7 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
     try:
         files.make_dir(new)
         size = write(new)
+        # Only now is room made: until the new folder is durable, the old one keeps its name.
         _swap_in(new, target, make_room())
     except BaseException:
         files.discard(new)
@@ -87,6 +88,7 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int
         return trash
 
     size = place(target, write, make_room)
+    # Only after the swap: a swap that fails puts the old folder back.
     if trash is not None:
         files.discard(trash)
     return size
@@ -169,6 +171,7 @@ def save_apart(
             "segment": 0,
         }
         size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts), top=top)
+    # Last: older weights stay until the new ones are durable.
     retire_others(folder, {target.name, *keep}, top=top)
     return CommittedCheckpoint(name, target, size, kept)
 

@@ -35,7 +35,7 @@ def make_dir(path: Path) -> None:
     if not path.is_dir():
         reach("checkpoint.mkdir")
         path.mkdir()
-        fsync_folder(path.parent)
+        fsync_folder(path.parent)  # a power cut may take a name that was not synced
 
 
 def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
@@ -52,6 +52,7 @@ def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
         count += 1
         target = folder / f"{name}.{count}"
     rename(source, target)
+    # The new name is synced first: a power cut in between leaves two names, not none.
     try:
         fsync_folder(folder)
         fsync_folder(source.parent)
@@ -83,6 +84,7 @@ def retire(folder: Path, *, top: Path) -> None:
     require_no_link(folder, top)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    # The rename is durable before anything is deleted: a kill leaves trash, not half a checkpoint.
     trash = to_trash(folder)
     fsync_folder(folder.parent)
     reach("checkpoint.rmtree")

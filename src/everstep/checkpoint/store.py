@@ -152,11 +152,11 @@ class Store:
             CheckpointError: the values cannot be written in this format.
             OSError: the disk failed; nothing of this checkpoint is left.
         """
-        require_finite(name, arrays, guarded)
+        require_finite(name, arrays, guarded)  # first: a bad state leaves the directory as it was
         require_no_link(self.path(name), self.run_dir)
         held = self._whole(name)
         if held is not None and held.digest == digest:
-            self._point_to(name)
+            self._point_to(name)  # a kill may have come between the folder and the pointer
             return CommittedCheckpoint(name, self.path(name), 0, kept=True)
         moved: Path | None = None
 
@@ -171,7 +171,7 @@ class Store:
         write = writing(name, structure, arrays, meta=meta, segment=self.segment, **facts)
         size = place(self.path(name), write, make_room)
         self._forget(name)
-        self._point_to(name)
+        self._point_to(name)  # after the folder is in place: the pointer names what is there
         if moved is not None and held is not None and _is_open(held):
             with contextlib.suppress(OSError):
                 files.retire(moved, top=self.run_dir)  # the same boundary, closed, has taken its place
@@ -191,9 +191,8 @@ class Store:
         """
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
-        self._adopt_best(
-            checkpoint
-        )  # first: a kill in between leaves no checkpoint that names what is not here
+        # First: a kill in between leaves no checkpoint that names weights that are not here.
+        self._adopt_best(checkpoint)
         self.commit(
             checkpoint.name,
             checkpoint.structure,
@@ -424,7 +423,7 @@ class Store:
                 f"{self._pointer} names {last!r}, but there is no checkpoint in {self._folder}: bring it "
                 f"back, or delete {self._pointer} to start from nothing"
             )
-        return max(held, key=lambda path: path.stat().st_ctime_ns)
+        return max(held, key=lambda path: path.stat().st_ctime_ns)  # a rename sets ctime: the last one moved
 
     def _bring_back(self, held: Path, last: str, notes: list[str]) -> CheckpointName:
         name = CheckpointName.parse(last)
@@ -508,6 +507,7 @@ class Store:
             pointer.write(self._pointer, name, as_edit=True)
         for other in reversed(later):
             self._set_aside(other, "damaged" if other in self._damaged else "superseded")
+        # Last: until all have moved, the edited pointer makes every start choose `name`.
         if self._pointed()[:2] != (Kind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
@@ -529,6 +529,7 @@ class Store:
                 f"{self._folder}: bring one back, or start over with resume=False"
             )
         found = self._pointed()
+        # Before the moves: a pointer to a checkpoint that has moved would be reported as a loss.
         if found.kind is Kind.OURS and found.text in map(str, gone):
             pointer.write(self._pointer, rest[-1])
         for name in reversed(gone):
@@ -575,7 +576,7 @@ class Store:
             pinned = self.pins()
         except CheckpointError as error:
             self._say(f"no old checkpoint is deleted: {error}")
-            return []
+            return []  # without the pins nobody knows which checkpoints must stay
         present = self.facts()
         named = self._name_in(self._pointed().text)
         pointed = {facts.name for facts in present if str(facts.name) == named}

@@ -59,7 +59,7 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="everstep-writer", daemon=True)
             self._thread.start()
-        self._idle.clear()
+        self._idle.clear()  # before the job is queued: nobody may see an idle writer in between
         self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
 
     def wait(self) -> None:
@@ -82,7 +82,7 @@ class Writer:
         """Let the running job end, then end the thread; raises as `poll`.  May be called twice."""
         self._closed = True
         if self._thread is not None:
-            self._jobs.put(None)
+            self._jobs.put(None)  # behind the running job, which ends first
             self._thread.join()
             self._thread = None
         self.poll()
@@ -105,7 +105,7 @@ class Writer:
             if not disk_failed(error):
                 raise
             failed(error)
-        else:
+        else:  # outside the try: an error of `done` is a bug, not a failed save
             done(result)
 
     def _say_failed(self, error: OSError | MemoryError) -> None:

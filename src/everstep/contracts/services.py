@@ -71,7 +71,7 @@ class Stage(enum.IntEnum):
 
 
 class EvalStep(NamedTuple):
-    """One batch of an evaluation, to look at.
+    """Batch of an evaluation, to look at.
 
     Attributes:
         stream: name of the stream that is evaluated.

@@ -18,8 +18,11 @@ from everstep.errors import ConfigError, nearest
 from everstep.metrics.statistics import Window
 
 KEPT = 1 << 22
-"""Number of values up to which quantiles are exact (32 MiB).  Of more values, a uniform sample of this size is
-kept: the rank of the q-quantile then has a standard error of sqrt(q (1 - q) / KEPT), at most 0.025 %."""
+"""Number of values up to which quantiles are exact (32 MiB).
+
+More values are cut to a uniform sample of this size: the rank of the q-quantile then has a standard error of
+sqrt(q (1 - q) / KEPT), at most 0.025 %.
+"""
 
 _SPREADS = ("std", "var", "min", "max")
 _NAMES = ("mean", "sum", *_SPREADS, "median", "q50")

@@ -43,7 +43,7 @@ _CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
 
 
 class Row(NamedTuple):
-    """One value of one metric, with the segment that holds it."""
+    """Value of a metric, with its key and the segment that holds it."""
 
     segment: int
     epoch: int

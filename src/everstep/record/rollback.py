@@ -12,7 +12,7 @@ KIND = "rollback"
 
 
 class Batch(NamedTuple):
-    """One batch of a run's stream.
+    """Batch of a run's stream.
 
     Attributes:
         stream: the stream's name.

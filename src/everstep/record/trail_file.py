@@ -53,7 +53,7 @@ START = 96
 
 
 class Mark(NamedTuple):
-    """One record; `value` is the bits of a number, or a digest."""
+    """Record of a trail; `value` is the bits of a number, or a digest."""
 
     step: int
     value: int

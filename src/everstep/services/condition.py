@@ -92,7 +92,7 @@ class Trigger:
         return self.described if isinstance(self.described, str) else "a function"
 
     def open(self, run: RunView) -> None:
-        """See `Service.open`."""
+        """Open the condition, as `Service.open`."""
         if self._best is not None:
             self._best.open(run)
 
@@ -107,10 +107,10 @@ class Trigger:
         return boundary.step if self._condition(boundary) else None
 
     def state_dict(self) -> Any:
-        """See `Service.state_dict`."""
+        """Return the condition's state, as `Service.state_dict`."""
         return None if self._best is None else self._best.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """See `Service.load_state_dict`."""
+        """Restore the condition's state, as `Service.load_state_dict`."""
         if self._best is not None and state is not None:
             self._best.load_state_dict(state)

@@ -305,7 +305,7 @@ class _LiveLine:
 
     def close(self) -> None:
         self.open_ = False
-        # A foreign stand-in that holds ours stays: ours passes its text on, because open_ is False.
+        # A foreign stand-in around ours stays: ours passes the output on, because open_ is False.
         for name, stand_in in self._stand_ins.items():
             if getattr(sys, name) is stand_in:
                 setattr(sys, name, stand_in.stream)

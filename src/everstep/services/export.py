@@ -1,4 +1,4 @@
-"""Weights for others: in files that need no everstep."""
+"""Exports of weights, in files that need no everstep."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from everstep.state import Encoded, array_name, array_paths, digest, encode, mak
 
 FORMATS = ("safetensors", "torch.export")
 ABOUT = "export.json"
-"""Which run, step and metrics an export is of; JSON."""
+"""Name of the file with an export's run, step and metrics; JSON."""
 
 
 class Export(Service):
-    """Writes weights out in `exports/NAME/step-00000120/`, for programs that know nothing of everstep.
+    """Export weights to `exports/NAME/step-00000120/`, for programs that know nothing of everstep.
 
         Export(OnBest("valid_loss"), entry="ema", keep=2)
         Export(Every(epochs=1), format="torch.export", inputs=(torch.zeros(1, 3, 32, 32),))
         Export()  # at the end of the training
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
-    `torch.export.load`.  Beside it lies `export.json`: run, step, epoch, entry, the last metrics, and the
-    name that a checkpoint of that moment has.  An export is there whole or not at all; killed anywhere and
-    started again, the folder ends as if the run had never been killed.  A state with NaN or infinity in
-    its parameters is not exported.
+    `torch.export.load`.  Beside this file lies `export.json`: run, step, epoch, entry, the last metrics, and
+    the name of a checkpoint at that moment.  An export is there whole or not at all; after a kill at any
+    place and a new start, the folder ends as if the run had never been killed.  A state with NaN or infinity
+    in its parameters is not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
-        entry: which entry of the state; of an average of weights, the averaged model.
+        entry: name of the state's entry; an average of weights exports the averaged model.
         format: "safetensors" or "torch.export".
         inputs: for torch.export: the model's example inputs, a tuple.
-        dynamic_shapes: for torch.export: which of their sizes may vary, as it takes them.
-        keep: how many of the newest stay, 1 or more; None for all.
+        dynamic_shapes: for torch.export: the sizes of the inputs that may vary, as torch.export takes them.
+        keep: number of the newest exports that stay, 1 or more; None for all.
         every: when a function is asked, or a best value judged; default each epoch.
-        name: of the folder, and of the service.
+        name: name of the folder and of the service.
 
     Raises:
         ConfigError: an argument is out of its range, or does not go with another; on entering the loop,
@@ -87,11 +87,11 @@ class Export(Service):
         self._kept: list[str] = []
         self._metrics: dict[str, float] = {}
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     @property
     def folder(self) -> Path:
-        """Where the exports are, while the loop is open."""
+        """Folder of the exports, while the loop is open."""
         return Path(self._run.run_dir) / "exports" / self.name
 
     def open(self, run: RunView) -> None:
@@ -100,7 +100,7 @@ class Export(Service):
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
             importlib.import_module("everstep.backends.torch.exporting").require_module(self.entry, obj)
-        if self.schedule.wall:  # what depends on the clock is no part of the state
+        if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
             self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
         self._trigger.open(run)
 
@@ -160,7 +160,7 @@ class Export(Service):
         retire_others(self.folder, self._kept, top=Path(self._run.run_dir))
 
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
-        """What writes the weights' file into a folder."""
+        """Return a function that writes the weights' file into a folder."""
         if self.format == "safetensors":
             return weights(arrays)
         exporting = importlib.import_module("everstep.backends.torch.exporting")
@@ -178,7 +178,7 @@ class Export(Service):
 
 
 def _plain(obj: Any) -> Any:
-    """The model inside what training wraps around it."""
+    """Return the model inside the wrappers of training."""
     if "torch" not in sys.modules:
         return obj
     return importlib.import_module("everstep.backends.torch.exporting").unwrapped(obj)
@@ -187,29 +187,29 @@ def _plain(obj: Any) -> Any:
 def description(
     arrays: Mapping[str, HostArray], metrics: Mapping[str, float], **facts: Any
 ) -> dict[str, Any]:
-    """What an export says of itself."""
+    """Describe an export, for its `export.json`."""
     told = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
     return {**facts, "metrics": told, "digest": digest(Encoded(list(arrays), dict(arrays)))}
 
 
 def weights(arrays: Mapping[str, HostArray]) -> Callable[[Path], object]:
-    """What writes arrays into a folder, as safetensors."""
+    """Return a function that writes arrays into a folder, as safetensors."""
     return lambda folder: write_arrays(folder / "model.safetensors", arrays)
 
 
 def write_export(
     target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path
 ) -> None:
-    """Make an export, whole or not at all; one that is there is replaced.
+    """Make an export, whole or not at all; replace an existing export.
 
     Raises:
-        RunDirError: a link below `top` leads to it.
+        RunDirError: a link below `top` leads to the target.
     """
     place_apart(target, partial(_write, contents=contents, about=about), top=top)
 
 
 def about_export(folder: Path) -> Any:
-    """What an export says of itself; None if there is none."""
+    """Read an export's description; None if there is no whole description."""
     try:
         return json.loads((folder / ABOUT).read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Print some metrics on a schedule of their own."""
+"""Lines of chosen metrics, on a separate schedule."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from everstep.schedule import Every, Schedule
 
 
 def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names or patterns that were given, and those among them that are names.
+    """Check names or patterns; return all of them, and those that are names.
 
     Raises:
-        ConfigError: it is a text.
+        ConfigError: `metrics` is a string.
     """
     if isinstance(metrics, str):
         raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
@@ -23,17 +23,17 @@ def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...
 
 
 class LogVariables(Service):
-    """Prints a line with the metrics collected since its last line; at the end, with what is left.
+    """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
 
-    Its window is its own: it takes nothing from `print_logs()`, nor from another `LogVariables`.
+    The service has a separate window: it takes nothing from `print_logs()`, nor from another `LogVariables`.
 
     Args:
         metrics: names or patterns.
-        every: when; default `Every(epochs=1)`.
-        formatter: how metrics are written.
+        every: when to print; default `Every(epochs=1)`.
+        formatter: format of the metrics.
 
     Raises:
-        ConfigError: `metrics` is a text.
+        ConfigError: `metrics` is a string.
     """
 
     stage = Stage.REPORT
@@ -52,7 +52,7 @@ class LogVariables(Service):
         self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
         self.formatter = formatter or MetricFormatter()
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""No step's loss is above a bound."""
+"""Guard against a loss above a bound."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from everstep.services.controller import Controller
 
 
 class LossBound(Controller):
-    """Ends the run at a loss that is too large (or NaN), before its state is saved.
+    """End the run at a loss that is too large (or NaN), before its state is saved.
 
-    It judges the largest single value since it last looked, never a mean; by default it looks, and so
-    waits for the device, after every step.  Its memory is part of the checkpoint.
+    The service judges the largest single value since its last look, never a mean.  By default it looks, and
+    so waits for the device, after every step.  The memory is part of the checkpoint.
 
     Args:
-        metric: its name.
+        metric: name of the metric.
         bound: the largest value allowed.
-        times: the largest value allowed is so many times the median of the last `last` looks (of their
-            means, where a look has several values), as soon as there are as many; more than 1.
-        last: how many, 1 or more.
+        times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
+            means, where a look has several values); judged after `last` looks; more than 1.
+        last: number of looks for the median, 1 or more.
         policy: "raise" a `LossBoundError`, or "stop": the loop ends as written, exit status 1.
             In both cases the state is not saved and the last good checkpoint stays.
-        every: when to look; default `Every(steps=1)`.  What is saved between two looks is not judged.
+        every: when to look; default `Every(steps=1)`.  A save between two looks is not judged.
 
     Raises:
         ConfigError: no bound is given, or an argument is out of its range.
@@ -71,7 +71,7 @@ class LossBound(Controller):
         if stats is None:
             return None
         broken = self._broken(stats)
-        if self.times is not None:
+        if self.times is not None:  # after the judgement: a value is not part of its own median
             self._last.append(stats.mean)
         if broken is None:
             return None
@@ -85,7 +85,7 @@ class LossBound(Controller):
         return Outcome(actions=(Stop(message, failed=True, step=boundary.step),))
 
     def _broken(self, stats: Stats) -> str | None:
-        """The bound that the largest value is not below, in words."""
+        """Describe the bound that the largest value exceeds; None if it exceeds none."""
         if self.bound is not None and not stats.max <= self.bound:
             return f"its bound {self.bound:g}"
         if self.times is not None and len(self._last) == self.last:

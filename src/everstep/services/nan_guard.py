@@ -1,4 +1,4 @@
-"""No non-finite state is committed as good."""
+"""Guard against NaN and infinities in a committed state."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from everstep.schedule import Instant
 
 
 class NaNGuard(Service):
-    """Watches losses, parameters and optimizer moments for NaN and infinities.
+    """Watch losses, parameters and optimizer moments for NaN and infinities.
 
-    It costs nothing per step: metrics are checked when they are read, which is forced before every
-    save, and named with the exact step; parameters and moments are checked in the background on the
+    The guard costs nothing per step.  Metrics are checked when they are read, at the latest before every
+    save, and are named with the exact step.  Parameters and moments are checked in the background, on the
     very bytes that would be committed.
 
     Args:
         policy: "raise" a `NonFiniteError`, or "stop": the loop ends as written, exit status 1.
             In both cases the state is not saved and the last good checkpoint stays.
         metrics: names or patterns of the metrics that must be finite.  Default: losses, and the norm of the
-            gradients; where a gradient scaler of your own lets that overflow, name the others.
-        parameters: whether parameters and optimizer moments must be.
+            gradients; if your own gradient scaler lets the norm overflow, name the other metrics.
+        parameters: whether parameters and optimizer moments must be finite.
     """
 
     stage = Stage.GUARD

@@ -1,4 +1,4 @@
-"""Act when a metric gets no better any more: lower the learning rate, or stop."""
+"""Action when a metric gets no better any more: lower the learning rate, or stop."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from everstep.services.controller import Controller
 
 
 class Plateau(Controller):
-    """Acts where the mean of a metric's last `short` values is no better than that of the last `long`.
+    """Act where the mean of a metric's last `short` values is not better than the mean of the last `long`.
 
         Plateau("valid_loss", then=SetValue("optimizer.lr", times=0.1, least=1e-6))
 
-    It judges like `EarlyStop`, at its own boundaries (default: each epoch's end), value by value if the
-    metric was collected outside steps, by the mean if inside; NaN and infinities are passed over.  Its
-    memory is part of the checkpoint.  A scheduler of the state that computes the learning rate anew
-    would undo the change: take one of the two.
+    The service judges like `EarlyStop`, at its own boundaries (default: each epoch's end): value by value if
+    the metric was collected outside steps, by the mean if inside.  NaN and infinities are passed over.  The
+    memory is part of the checkpoint.  A scheduler of the state that computes the learning rate anew would
+    undo the change: take one of the two.
 
     Args:
-        metric: its name.
-        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+        metric: name of the metric.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         then: `SetValue` or `Stop`.
-        long: how many values the long mean has; before, nothing is judged.
-        short: how many the short one has, 1 or more and less than `long`.
-        cooldown: how many values after an action cannot be the reason for the next; default `long`.
+        long: number of values in the long mean; with fewer values nothing is judged.
+        short: number of values in the short mean, 1 or more and less than `long`.
+        cooldown: number of values after an action that cannot cause the next; default `long`.
         every: when to judge; default `Every(epochs=1)`.
 
     Raises:
@@ -68,7 +68,7 @@ class Plateau(Controller):
         self._values: deque[float] = deque(maxlen=self.long)
         self._resting = 0
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Traces of where the time inside steps goes."""
+"""Traces of the time inside steps."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from everstep.schedule import Every, Instant, Schedule
 
 
 class Profile(Service):
-    """Records a few steps with torch.profiler, again and again, as Chrome traces.
+    """Record a few steps with torch.profiler, again and again, as Chrome traces.
 
-    They lie in `logs/profile/` of the run, named by the step after which they begin; Perfetto
+    The traces lie in `logs/profile/` of the run, named by the step after which they begin; Perfetto
     (ui.perfetto.dev) and chrome://tracing show them.  A window that the run's end cuts short is dropped.
 
     Args:
-        every: after which step or epoch, or how many seconds, a window begins.
-        steps: how many steps it has, 1 or more.
-        keep: how many of the newest traces stay, 1 or more; None for all.
+        every: when a window begins (steps, epochs or seconds); default `Every(steps=1000)`.
+        steps: number of steps in a window, 1 or more.
+        keep: number of the newest traces that stay, 1 or more; None for all.
     """
 
     stage = Stage.REPORT
@@ -40,7 +40,7 @@ class Profile(Service):
         self._windows = _Windows(Every(steps=1000) if every is None else every)
         super().__init__(name or "profile", self._windows)
         assert isinstance(self.schedule, _Windows)
-        self._windows = self.schedule  # a service has a copy of its own
+        self._windows = self.schedule  # Service.__init__ has copied the schedule
         self.steps, self.keep = whole("steps", steps), whole("keep", keep, none="for all")
         self._trace: Any = None
         self._begun = 0
@@ -81,12 +81,12 @@ class Profile(Service):
 
 
 class _Windows(Schedule):
-    """Due where a window begins, and where the one that is open ends."""
+    """Schedule that is due where a window begins, and where the open window ends."""
 
     def __init__(self, begin: Schedule) -> None:
         self.begin = begin
         self.until: int | None = None
-        """The step after which the open window ends."""
+        """Step after which the open window ends; None if no window is open."""
 
     def due(self, when: Instant) -> bool:
         return self.begin.due(when) if self.until is None else when.step >= self.until

@@ -1,4 +1,4 @@
-"""Progress over several lines of a terminal, and nothing anywhere else."""
+"""Progress on several lines of a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ROWS = 12
 
 
 class ProgressBar(Console):
-    """A bar as wide as the terminal, with epoch, step, speed and ETA above it and the metrics below.
+    """Show a bar as wide as the terminal, with epoch, step, speed and ETA above and the metrics below.
 
-    It takes the place of `Console`, and works as it does: it is drawn on the main thread, what is printed
-    scrolls above it, and every line is in `logs/run.log`.  Each metric has a line: the mean since the last
-    redraw, or its last one, and the best value of one that is tracked.  Where standard output is no
-    terminal, nothing but printed lines appears.
+    The bar takes the place of `Console`, and works the same way: it is drawn on the main thread, printed
+    lines scroll above it, and every line is in `logs/run.log`.  Each metric has a line: the newest mean
+    between two redraws, and the best value if it is tracked.  Where standard output is not a terminal, only
+    printed lines appear.
 
     Args:
-        every: how often it is redrawn and its metrics are read; default each second.
+        every: how often the bar is redrawn and its metrics are read; default each second.
     """
 
     def __init__(self, every: Schedule | None = None, *, name: str | None = None) -> None:

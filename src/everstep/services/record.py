@@ -1,4 +1,4 @@
-"""Keeps the journal written: every row reaches it at the latest 1,000 steps or 30 seconds later."""
+"""Flushes of the journal: every row reaches the file at the latest 1,000 steps or 30 seconds later."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from everstep.schedule import Every
 
 
 class Record(Service):
-    """Hands the rows that were read at this boundary to the operating system.
+    """Hand the rows that were read at this boundary to the operating system.
 
-    They become durable inside the next checkpoint's commit, with which they agree.
+    The rows become durable inside the next checkpoint's commit, and agree with that checkpoint.
     """
 
     stage = Stage.REPORT

@@ -1,4 +1,4 @@
-"""A failed step is undone: back to a checkpoint, and on without the batch that spoilt it."""
+"""Rollback of a failed step: back to a checkpoint, then on without the batch that caused the failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.record import Rollback
 
 
 class Drawn(NamedTuple):
-    """A batch that was handed out, and for which step."""
+    """Batch that was handed out, and its step."""
 
     step: int
     stream: str
@@ -22,26 +22,27 @@ class Drawn(NamedTuple):
 
 
 class Recovery(Service):
-    """Goes back to the last good checkpoint where a step fails, and on without that step's batches.
+    """Go back to the last good checkpoint where a step fails, and train on without that step's batches.
 
-    What fails is said by others: `NaNGuard`, `LossBound`, a service's `Stop(failed=True)`, a
-    `BadStepError` raised in the loop.  The loop is then left through `RolledBack`, exit status 3: started
-    again (a `Trainer` and `everstep.recovering` do so by themselves) the run resumes before the failed
-    step, and the quarantined batches are drawn and passed over: they cost no step.  Rollbacks are decisions
-    in the journal: no resume forgets one, nor the quarantine, not even without this service.
+    Other services and errors report a failed step: `NaNGuard`, `LossBound`, a service's
+    `Stop(failed=True)`, a `BadStepError` raised in the loop.  The loop is then left through `RolledBack`,
+    exit status 3.  The next start (a `Trainer` and `everstep.recovering` start again by themselves) resumes
+    before the failed step, and draws and passes over the quarantined batches: they cost no step.  Rollbacks
+    are decisions in the journal: no resume forgets a rollback or its quarantine, not even without this
+    service.
 
-    Which batches: those of the failed step.  Fails that step, or one before it, again after the k-th
-    rollback for it, so the fault may lie further back (a NaN shows one step after the update that made it):
-    then those of the last k + 1 steps that read data, the failed one included.  So the batches follow from
-    the decisions and the step alone.
+    The quarantine has the batches of the failed step.  If that step, or an earlier step, fails again after
+    the k-th rollback, the fault may lie further back (a NaN shows one step after the update that made it):
+    then the quarantine has the batches of the last k + 1 steps that read data, the failed step included.  So
+    the decisions and the step alone determine the batches.
 
-    If the tries are used up, or there is no checkpoint or no batch to blame, the failure stands as if this
-    service were not there; so it does at every start after it, until `max_rollbacks` is raised.  So it does
-    in a `Trainer` over a generator or another iterator, which can be read only once.
+    The failure stands, as without this service, if the tries are used up, or if there is no checkpoint or no
+    batch to blame; it stands at every later start, until `max_rollbacks` is raised.  It also stands in a
+    `Trainer` over a generator or another iterator, which can be read only once.
 
     Args:
-        max_rollbacks: how many there may be, 1 or more: in all, or in a row.
-        reset_after: after so many steps without a failure, 1 or more, the tries count anew; None: never.
+        max_rollbacks: limit of rollbacks, 1 or more: in all, or in a row (`reset_after`).
+        reset_after: after n steps without a failure, 1 or more, the tries count anew; None: never.
     """
 
     stage = Stage.GUARD
@@ -61,18 +62,18 @@ class Recovery(Service):
         self._drawn.append(Drawn(step, stream, pass_index, batch_index))
 
     def used(self, before: Iterable[Rollback], step: int) -> int:
-        """How many tries the rollbacks so far have used, where `step` fails."""
+        """Count the tries that the rollbacks so far have used, where `step` fails."""
         count, last, number = 0, None, 0
         for failed, which in [*((each.step, each.number) for each in before), (step, None)]:
             if last is not None and self.reset_after is not None and failed - last >= self.reset_after:
                 count = 0
-            if which is not None:  # a number that is left out is of one that the record has lost
+            if which is not None:  # a gap in the numbers: the record has lost a rollback, which counts too
                 count, number = count + which - number, which
             last = failed
         return count
 
     def blamed(self, before: Sequence[Rollback], step: int) -> list[Drawn]:
-        """The batches to quarantine where `step` fails; none if it and those before it read no data."""
+        """List the batches to quarantine where `step` fails; none if no step up to `step` read data."""
         reach = 1
         for each in reversed(before):
             if each.step < step:
@@ -81,7 +82,7 @@ class Recovery(Service):
         return _of_last_steps([drawn for drawn in self._drawn if drawn.step <= step], reach)
 
     def run(self, boundary: Boundary) -> None:
-        """What lies too far before a checkpoint is never blamed."""
+        """Forget batches too far before a checkpoint: they are never blamed."""
         step = CheckpointName.parse(boundary.payload).step
         old = [drawn for drawn in self._drawn if drawn.step <= step]
         for _ in range(len(old) - len(_of_last_steps(old, self.max_rollbacks))):
@@ -95,7 +96,7 @@ class Recovery(Service):
 
 
 def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
-    """Those of the last so many steps that read data; `drawn` is in the order of steps."""
+    """List the batches of the last `count` steps that read data; `drawn` is in the order of steps."""
     found: list[Drawn] = []
     steps: set[int] = set()
     for each in reversed(list(drawn)):

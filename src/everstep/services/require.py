@@ -1,4 +1,4 @@
-"""A metric must reach a value in time, else the process fails: for tests of a training."""
+"""Requirement on a metric, for tests of a training: it reaches a value in time, or the process fails."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from everstep.services.best import Mode, better, direction, latest, reaches
 from everstep.services.controller import Controller
 
 NOT_MET = 4
-"""The exit status of a run that does not meet a requirement."""
+"""Exit status of a run that does not meet a requirement."""
 
 
 class Require(Controller):
-    """Ends the run with exit status 4 where a metric has not reached a value by a step or an epoch.
+    """End the run with exit status 4 where a metric has not reached a value by a step or an epoch.
 
-    The loop ends as written and its state is saved; starting the run again ends it in the same way, until
-    the requirement is changed or taken away.  A run that is over before the deadline fails, too, with its
-    own reason for the end recorded: with a raised limit it goes on.  To stop as soon as the value is
-    reached, add `EarlyStop(..., threshold=)`.
+    The loop ends as written and its state is saved; a new start ends in the same way, until the requirement
+    is changed or taken away.  A run that ends before the deadline fails, too; the record has the run's own
+    reason for the end, and with a raised limit the run continues.  To stop as soon as the value is reached,
+    add `EarlyStop(..., threshold=)`.
 
     Args:
-        metric: its name.
-        value: what at least one value of it must reach.
-        mode: "min" or "max"; None infers it for names ending in loss, acc or accuracy.
+        metric: name of the metric.
+        value: the value that the metric must reach at least once.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         step, epoch: the deadline; exactly one of them, 1 or more.
-        every: when to look; default each epoch.  Value by value if the metric was collected outside
-            steps, at its mean since the last look if inside.
+        every: when to look; default each epoch.  A metric from outside steps is judged value by value, a
+            metric from inside steps by its mean since the last look.
 
     Raises:
         ConfigError: an argument is out of its range, or not exactly one deadline is given.
@@ -67,7 +67,7 @@ class Require(Controller):
         self.step, self.epoch = step, epoch
         self.best: float | None = None
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run
@@ -87,7 +87,7 @@ class Require(Controller):
         return None
 
     def _judge_end(self, boundary: Boundary) -> None:
-        """A run that is over, and was not stopped for this, will not reach it any more."""
+        """Fail a run that is over and that this requirement did not stop: it will not reach the value."""
         ending = boundary.payload
         if ending.finished and not ending.reason.startswith(self._unmet):
             reason = f"{self._unmet}, {self._found} ({ending.reason})"

@@ -1,4 +1,4 @@
-"""Errors that pass by themselves: what failed is tried again."""
+"""Retries after errors that pass by themselves."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from everstep.keywords import number, whole
 
 
 class Retry(Service):
-    """Tries again, in the same process, what a listed error has ended: reading data, a step, a save.
+    """Try again, in the same process, after a listed error: reading data, a step, a save.
 
         Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
 
-    A step, its data or an evaluation: the loop is left through `TriedAgain`, exit status 3, and the run goes
-    on from its newest checkpoint, random state included, as after a kill; a `Trainer` and
-    `everstep.recovering` do so by themselves, anything else by starting the program again.  So the run ends
-    in the bits of one in which nothing failed.  A save is tried again where it failed, behind the training.
+    After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
+    and the run resumes from its newest checkpoint, random state included, as after a kill.  A `Trainer` and
+    `everstep.recovering` resume by themselves; any other program is started again.  So the run ends in the
+    same bits as a run without a failure.  A save is tried again where it failed, behind the training.
 
-    A try counts until the run has come past the furthest step that failed.  After the last one the error
-    stands, and says how often it was tried.  Each try is a decision in the journal.  A signal ends the wait,
-    and the run, which the next start goes on with.
+    A try counts until the run has passed the furthest step that failed.  After the last try the error
+    stands, and says how many tries there were.  Each try is a decision in the journal.  A signal ends the
+    wait and the run; the next start resumes it.
 
-    Not tried again: what a `Trainer` reads from a generator or another iterator, which can be read only once.
+    A `Trainer` over a generator or another iterator, which can be read only once, is not tried again.
 
     Args:
         errors: classes of errors that pass by themselves.
-        times: how often in a row something is tried again, 1 or more.
-        backoff: seconds before the first try, 0 or more; twice as many before each further one.
+        times: limit of tries in a row, 1 or more.
+        backoff: seconds before the first try, 0 or more; doubled before each further try.
 
     Raises:
-        ConfigError: one of the errors is no class of exceptions, or a number is out of its range.
+        ConfigError: an item of `errors` is not an exception class, or a number is out of its range.
     """
 
     stage = Stage.GUARD
@@ -57,12 +57,12 @@ class Retry(Service):
         self.backoff = number("backoff", backoff, of="seconds", zero=True)
 
     def takes(self, error: BaseException) -> bool:
-        """Whether an error is a listed one."""
+        """Whether an error is listed."""
         return isinstance(error, self.errors)
 
     def seconds(self, attempt: int) -> float:
-        """How long to wait before a try, counted from 1."""
+        """Compute the wait before a try, in seconds; tries count from 1."""
         return float(self.backoff * 2 ** (attempt - 1))
 
     def run(self, boundary: Boundary) -> None:
-        """Nothing at a boundary."""
+        """Do nothing at a boundary."""

@@ -1,4 +1,4 @@
-"""Hyper-parameters that follow the step: pure functions of it, and the service that sets them."""
+"""Hyper-parameters as pure functions of the step, and the service that sets them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from everstep.services.controller import Controller
 @checked_init
 @dataclass(frozen=True)
 class Annealing:
-    """A value that is multiplied by `ratio` every so many steps, or epochs: call it with the step's number.
+    """Value that is multiplied by `ratio` every n steps, or epochs: call it with the step's number.
 
         temperature = Annealing(1.0, 0.5, every=1000, least=0.1)
         for step, batch in loop.iter_steps(train):
             temperature(step)  # 1.0 at steps 1 to 1000, 0.5 at steps 1001 to 2000
 
-    It depends on nothing but that number, so step k has the same value in a fresh and in a resumed run.
-    After TFSnippet's AnnealingScalar.
+    The value depends on that number alone, so step k has the same value in a fresh and in a resumed run.
+    The idea comes from TFSnippet's AnnealingScalar.
 
     Args:
         initial: the value of the first `every` steps, or epochs.
-        ratio: what it is multiplied by.
-        every: after how many, 1 or more.
-        least, most: what it is kept between.
+        ratio: factor of the value.
+        every: number of steps, or epochs, between two multiplications, 1 or more.
+        least, most: limits of the value.
 
     Raises:
         ConfigError: `every` is out of its range, or `initial` is not between `least` and `most`.
@@ -45,30 +45,30 @@ class Annealing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", whole("every", self.every))
-        if not self.least <= self.initial <= self.most:  # which NaN is not
+        if not self.least <= self.initial <= self.most:  # also true for NaN
             raise ConfigError(
                 f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "
                 "give bounds with the initial value between them"
             )
 
     def __call__(self, number: int) -> float:
-        """The value of a step, or of an epoch, by its number: from 1; at 0, before the first, that of 1."""
+        """Return the value of a step, or of an epoch, by its number from 1; number 0 has the value of 1."""
         value: float = self.initial * self.ratio ** (max(number - 1, 0) // self.every)
         return min(max(value, self.least), self.most)
 
 
 class Scheduled(Controller):
-    """Sets a number of the state to a function of the step: step k runs with `value(k)`.
+    """Set a number of the state to a function of the step: step k runs with `value(k)`.
 
         Scheduled("optimizer.lr", lambda step: 0.1 * min(1, step / 1000))
 
     Each change is a row of the record.  A scheduler of the state that computes the same learning rate
-    would undo it: take one of the two.
+    would undo the change: take one of the two.
 
     Args:
-        target: what to set, as in `SetValue`.
-        value: of the number of a step, from 1; it must depend on nothing else.
-        every: after which steps to look; default `Every(steps=1)`.  Between, the value stays.
+        target: the number to set, as in `SetValue`.
+        value: function of a step's number, from 1; it must depend on nothing else.
+        every: steps after which the value is set; default `Every(steps=1)`.  In between, the value stays.
 
     Raises:
         ConfigError: `value` cannot be called.

@@ -1,8 +1,8 @@
-"""What all services that write the record out have in common.
+"""Base of the services that write the record to other files.
 
-The journal is the truth, and what they write follows from it alone: at the start of a process everything
-is brought in agreement with the rows that are valid now, whatever a kill, a resume from an older
-checkpoint or a full disk has left; from then on, what is new is appended.
+The journal is the truth, and alone decides what the files hold.  At the start of a process the files are made
+to agree with the rows that are valid now, whatever a kill, a resume from an older checkpoint or a full disk
+has left; from then on, new rows are appended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everstep.record import Follower, Item
 from everstep.schedule import Every, Schedule
 
 Parts = Iterator[tuple[int, list[Item]]]
-"""What is valid of each earlier start of the run: its number, and its rows and events."""
+"""Valid part of each earlier start of the run: its number, and its rows and events."""
 
 
 _RUNS = {
@@ -30,20 +30,20 @@ _LOGS = {Path("logs/run.log"), Path("logs/media")}
 
 
 def _is_the_runs(place: Path) -> bool:
-    """Whether a path in the run directory is, or lies in, what the run cannot do without; or is hidden."""
+    """Whether a path in the run directory is, or lies in, a place that the run needs; or is hidden."""
     first = place.parts[0]
     return first in _RUNS or first.startswith(".") or not _LOGS.isdisjoint((place, *place.parents))
 
 
 class Sink(Service, ABC):
-    """Follows the journal and writes what it holds to another place.
+    """Follow the journal and write its content to another place.
 
     Args:
-        path: where, inside the run directory.
-        every: when; default as often as the journal itself, and at the end in any case.
+        path: the place, inside the run directory.
+        every: when to write; default as often as the journal itself, and at the end in any case.
 
     Raises:
-        ConfigError: `path` leads out of the run directory, or is a place of the run's own.
+        ConfigError: `path` leads out of the run directory, or is a place that the run itself uses.
     """
 
     stage = Stage.REPORT
@@ -65,13 +65,13 @@ class Sink(Service, ABC):
                 'as in "logs/mine"'
             )
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
         self._follower: Follower | None = None
         self._said = False
 
     @property
     def path(self) -> Path:
-        """Where it writes, while its loop is open."""
+        """Place of the files, while the loop is open."""
         return Path(self._run.run_dir) / self._place
 
     def open(self, run: RunView) -> None:
@@ -92,8 +92,8 @@ class Sink(Service, ABC):
             self._release()
 
     def _catch_up(self) -> None:
-        """Write what the journal holds and the files do not; after a failure, or damage, all of it anew."""
-        self._run.flush()
+        """Write the journal's new rows to the files; after a failure, or damage, all rows anew."""
+        self._run.flush()  # first: the follower reads the journal's file
         try:
             if self._follower is None or not self._append_to(self._follower):
                 self._begin_anew()
@@ -103,10 +103,10 @@ class Sink(Service, ABC):
             raise
 
     def _append_to(self, follower: Follower) -> bool:
-        """Append what is new; False if somebody else has changed or deleted what was written before."""
+        """Append new rows; False if the file was changed or deleted by anything else."""
         if self._is_intact():
             self._add(follower.news())
-            if self._is_intact():  # a file that was replaced by an equal one
+            if self._is_intact():  # again: our rows do not reach a file that was replaced by an equal one
                 return True
         if not self._said:
             self._said = True
@@ -127,15 +127,15 @@ class Sink(Service, ABC):
 
     @abstractmethod
     def _begin(self, older: Parts) -> None:
-        """Make the files those of the earlier starts."""
+        """Make the files, with the rows of the earlier starts."""
 
     @abstractmethod
     def _add(self, news: Iterable[Item]) -> None:
-        """Append what is new of this start; it reaches the operating system before this returns."""
+        """Append new rows of this start; they reach the operating system before this method returns."""
 
     @abstractmethod
     def _is_intact(self) -> bool:
-        """Whether the file that is appended to is there, and as long as it was left."""
+        """Whether the file for new rows is there, and has the length that it was left with."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -143,7 +143,7 @@ class Sink(Service, ABC):
 
 
 def as_it_was_left(path: Path, file: IO[Any]) -> bool:
-    """Whether a file, flushed, is still the one of that name, and as long as what was written."""
+    """Whether the file of that name has the length of all that was written to `file`, which is flushed."""
     try:
         return path.stat().st_size == file.tell()
     except FileNotFoundError:

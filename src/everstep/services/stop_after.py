@@ -1,4 +1,4 @@
-"""Stop at a number of steps or epochs, or when the time is used up."""
+"""Limit of a run: a number of steps or epochs, or a time budget."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from everstep.services.controller import Controller
 
 
 class StopAfter(Controller):
-    """Ends the run at a limit; the first one reached wins.
+    """End the run at a limit; the first limit reached wins.
 
-    Steps and epochs are totals of the run; they end the iterators, so the loop ends as written.
-    Seconds count from this start of the process; they interrupt: the state is saved at the next
+    Steps and epochs are totals of the run; these limits end the iterators, so the loop ends as written.
+    Seconds count from this start of the process; this limit interrupts: the state is saved at the next
     boundary and the process ends with exit status 3, to be started again.
 
     Args:
-        steps, epochs: positive ints.
-        seconds: positive.
+        steps, epochs: positive integers.
+        seconds: a positive number.
 
     Raises:
-        ConfigError: none is given, or one is not positive.
+        ConfigError: no limit is given, or a limit is not positive.
     """
 
     stage = Stage.DECIDE
@@ -57,7 +57,7 @@ class StopAfter(Controller):
 
     def config(self) -> Json:
         if self.steps is None and self.epochs is None:
-            return None  # a time budget changes nothing but when to start again
+            return None  # a time budget does not change training, only the time of the next start
         return {"steps": self.steps, "epochs": self.epochs}
 
     def due(self, when: Instant) -> bool:
@@ -77,7 +77,7 @@ class StopAfter(Controller):
         return None if late is None else Outcome(actions=(late,))
 
     def overtime(self) -> Interrupt | None:
-        """What to do if the time is used up."""
+        """Return an interrupt if the time is used up, else None."""
         if self.seconds is None or self._run is None or self._run.clock() - self._opened < self.seconds:
             return None
         return Interrupt(f"time budget of {self.seconds:g} s is used up")

@@ -1,4 +1,4 @@
-"""The record as a table for other programs: `JSONLines` and `CSV`."""
+"""Tables of the record for other programs: `JSONLines` and `CSV`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from everstep.services.log_variables import chosen_metrics
 from everstep.services.sink import Parts, Sink, as_it_was_left
 
 Line: TypeAlias = dict[str, Any]
-"""The metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
+"""Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
 
 _KEYS = ("step", "epoch", "phase")
 _ORDER = {"head": 0, "step": 1, "tail": 2, "epoch": 4}
@@ -30,7 +30,7 @@ _OTHER = 3
 
 
 class _Table(Sink):
-    """One file of lines; at the start of a process it is made anew from the whole journal."""
+    """File of lines; each start of a process makes it anew from the whole journal."""
 
     def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
         super().__init__(path, every, name)
@@ -40,10 +40,10 @@ class _Table(Sink):
         self._make(line for _, items in older for line in lines(items))
 
     def _make(self, content: Iterable[Line]) -> None:
-        """A new file in the place of the old one, whole or not at all."""
+        """Make a new file in the place of the old file, whole or not at all."""
         self._release()
         beside = self.path.with_name(f".{self.path.name}.tmp")
-        beside.unlink(missing_ok=True)  # a link there would lead the writing astray
+        beside.unlink(missing_ok=True)  # a link with this name would lead the writing elsewhere
         hazard.reach("sink.create")
         self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
         self._head(self._file)
@@ -61,7 +61,7 @@ class _Table(Sink):
         self._file.flush()
 
     def _head(self, file: IO[str]) -> None:
-        """Write what stands above the lines."""
+        """Write the heading of the file, if any."""
 
     def _is_intact(self) -> bool:
         return self._file is not None and as_it_was_left(self.path, self._file)
@@ -77,18 +77,18 @@ class _Table(Sink):
 
 
 class JSONLines(_Table):
-    """Writes the record as JSON, one object a line: `pandas.read_json(path, lines=True)`.
+    """Write the record as JSON, one object per line: `pandas.read_json(path, lines=True)`.
 
     A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
     epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
     are "inf" and "-inf".  A metric that is itself called "step", "epoch" or "phase" is written as
     "metric/step" ...
 
-    Once the run has ended each value is in the file exactly once, however often it was killed.
+    Once the run has ended, each value is in the file exactly once, however often the run was killed.
 
     Args:
-        path: of the file, inside the run directory.
-        every: when what is new is appended; default as often as the journal itself, and at the end.
+        path: the file, inside the run directory.
+        every: when to append new rows; default as often as the journal itself, and at the end.
     """
 
     def __init__(
@@ -105,19 +105,20 @@ class JSONLines(_Table):
 
 
 class CSV(_Table):
-    """Writes the record as a table with one header: `pandas.read_csv(path)`.
+    """Write the record as a table with one header: `pandas.read_csv(path)`.
 
-    Lines and names are those of `JSONLines`; what a line lacks is empty.  A metric that appears later
-    gets a column at the end: the file is made anew with it.
+    Lines and names are as in `JSONLines`; a missing value is empty.  A metric that appears later gets a
+    column at the end: the file is made anew with this column.
 
     Args:
-        path: of the file, inside the run directory.
-        metrics: names or patterns of those that are written; lines without any are left out.
-        delimiter: what stands between two columns, one character.
-        every: when what is new is appended; default as often as the journal itself, and at the end.
+        path: the file, inside the run directory.
+        metrics: names or patterns of the metrics to write; lines without any of them are left out.
+        delimiter: character between two columns.
+        every: when to append new rows; default as often as the journal itself, and at the end.
 
     Raises:
-        ConfigError: `metrics` is a text, or `delimiter` is not one character that can stand there.
+        ConfigError: `metrics` is a string, or `delimiter` is not a single character that can separate
+            columns.
     """
 
     @checked_keywords
@@ -152,7 +153,7 @@ class CSV(_Table):
             self._write(lines(items))
 
     def _widen(self, items: Iterable[Item]) -> bool:
-        """Take in the columns of new metrics; whether there are any."""
+        """Add columns for new metrics; return whether there are any."""
         blocks = (
             item.block for item in items if not isinstance(item, Event) and self._takes(item.block.name)
         )
@@ -180,10 +181,10 @@ class CSV(_Table):
 
 
 def lines(items: Iterable[Item]) -> Iterator[Line]:
-    """The lines of the rows among some items of a journal, which hold every row of the steps they end with.
+    """Yield the lines of a journal's items, which must hold every row of the steps that they end with.
 
-    Rows come by metric, so those of an epoch are held back until it ends, or a checkpoint is announced:
-    that happens only where the rows of all completed steps have been written.
+    Rows come by metric, so the rows of an epoch are held back until the epoch ends, or a checkpoint is
+    announced: by then the rows of all completed steps have been written.
     """
     open_lines: dict[tuple[int, int, str, int], Line] = {}
     epoch = 0
@@ -207,7 +208,7 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
 
 
 def _in_order(open_lines: dict[tuple[int, int, str, int], Line]) -> Iterator[Line]:
-    """The order is that of the run, whenever the journal was written."""
+    """Yield and remove the lines in the order of the run, whenever the journal was written."""
     for key in sorted(open_lines):
         line = open_lines.pop(key)
         names = sorted(line.keys() - set(_KEYS))

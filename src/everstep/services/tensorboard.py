@@ -1,4 +1,4 @@
-"""`TensorBoard`: the record as event files."""
+"""Event files of the record for TensorBoard."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _CHANNELS = (1, 3, 4)
 _STRING = 7  # TensorFlow's DT_STRING
 _LENGTH = struct.Struct("<Q")
 _FRAME = 16
-"""Bytes of a record besides its data: the length before it, and two checksums."""
+"""Bytes of a record besides its data: the length before the data, and two checksums."""
 
 
 class Image:
-    """A picture for `loop.add_summary`.
+    """Picture for `loop.add_summary`.
 
     Args:
         pixels: on the host or a device, (height, width), (height, width, channels) or (channels,
@@ -53,10 +53,10 @@ class Image:
 
 
 class Histogram:
-    """How values are distributed, for `loop.add_summary`.
+    """Distribution of values, for `loop.add_summary`.
 
     Args:
-        values: an array or tensor of real numbers, any shape; what is not finite is left out.
+        values: an array or tensor of real numbers, any shape; NaN and infinities are left out.
     """
 
     def __init__(self, values: Any) -> None:
@@ -64,7 +64,7 @@ class Histogram:
 
 
 class TensorBoard(Sink):
-    """Writes the record, and what `loop.add_summary` is given, as event files for TensorBoard.
+    """Write the record, and summaries from `loop.add_summary`, as event files for TensorBoard.
 
         loop.add_summary({"samples": Image(pixels), "weights": Histogram(w), "text": "Once upon ..."})
 
@@ -75,11 +75,11 @@ class TensorBoard(Sink):
 
     Args:
         path: the folder, inside the run directory.
-        prefix: goes before each tag.
+        prefix: prefix of each tag.
         skip: patterns ("*_time") of metrics that are left out.
-        throttle: of a metric's values in steps, only those at every n-th step; a number for all
-            metrics, or by name.
-        every: when what is new is appended; default as often as the journal itself, and at the end.
+        throttle: n, to write a metric's values in steps only at every n-th step; for all metrics, or by
+            name.
+        every: when to append new rows; default as often as the journal itself, and at the end.
 
     Raises:
         ConfigError: the package tensorboard is not installed; `throttle` is not 1 or more.
@@ -121,7 +121,7 @@ class TensorBoard(Sink):
     # ------------------------------------------------------------------------------- summaries
 
     def _take(self, summary: Any, name: str) -> None:
-        """Note a summary in the journal: there it is saved, and superseded, with everything else."""
+        """Note a summary in the journal, which saves and supersedes it with all other values."""
         if isinstance(summary, Mapping):
             for key, value in summary.items():
                 self._take(value, f"{name}/{key}" if name else str(key))
@@ -141,7 +141,7 @@ class TensorBoard(Sink):
         self._run.note(_NOTE, data)
 
     def _save_image(self, name: str, pixels: NDArray[Any]) -> dict[str, Any]:
-        """Keep a picture beside the journal, as a PNG; what the journal says of it."""
+        """Keep a picture beside the journal, as a PNG; return the journal's description of it."""
         from PIL import Image as Pillow
 
         pixels = _as_bytes(pixels)
@@ -174,14 +174,14 @@ class TensorBoard(Sink):
         self._append(self._file, self._heading())
 
     def _event_file(self, number: int) -> Path:
-        """A segment's file; with other settings a run's files are others, made anew from the journal."""
+        """Return a segment's file; other settings give other files, made anew from the journal."""
         settings = repr((self._prefix, self._skip, self._throttle)).encode()
         file = self.path / f"events.out.tfevents.{number:010d}.{_digest(settings)}.everstep"
         require_no_link(file, Path(self._run.run_dir))
         return file
 
     def _mend(self, path: Path, items: list[Item]) -> None:
-        """Make the file of an earlier start hold its valid records: cut off, or add, what it must."""
+        """Make the file of an earlier start hold exactly its valid records: cut off, or add."""
         heading = self._heading()
         needed = len(heading) + sum(1 for _ in self._points(items))
         hazard.reach("tensorboard.mend")
@@ -196,7 +196,7 @@ class TensorBoard(Sink):
             self._append(file, map(self._encode, lacking))
 
     def _heading(self) -> list[bytes]:
-        """A file begins with its version, and with what makes an open TensorBoard forget later steps."""
+        """Return the first records: the file's version, and a restart: TensorBoard forgets later steps."""
         from tensorboard.compat.proto import event_pb2
 
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -222,7 +222,7 @@ class TensorBoard(Sink):
             raise OSError(errno.ENOSPC, "only a part was written", str(self.path))
 
     def _points(self, items: Iterable[Item]) -> Iterator[_Point]:
-        """What these items are in TensorBoard, in their order."""
+        """Yield these items as points for TensorBoard, in their order."""
         for item in items:
             if not isinstance(item, Event):
                 yield from self._scalars(item.block, item.time)
@@ -262,7 +262,7 @@ class TensorBoard(Sink):
 
     def _fill_image(self, image: Any, data: dict[str, Any]) -> None:
         image.height, image.width, image.colorspace = data["height"], data["width"], data["channels"]
-        with suppress(FileNotFoundError):  # somebody tidied up: the point stays, without its picture
+        with suppress(FileNotFoundError):  # a user deleted the file: the point stays, without its picture
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
 
     def _is_intact(self) -> bool:
@@ -280,11 +280,11 @@ class _Point(NamedTuple):
     step: int
     tag: str
     value: float | dict[str, Any]
-    """A number, or what the journal says of a summary."""
+    """Number, or the journal's description of a summary."""
 
 
 def _whole_records(file: BinaryIO, limit: int) -> tuple[int, int]:
-    """How many whole records an event file begins with, at most `limit`, and where these end."""
+    """Count the whole records at the start of an event file, at most `limit`, and find their end."""
     size = file.seek(0, os.SEEK_END)
     count = end = 0
     while count < limit and end + _LENGTH.size <= size:
@@ -297,7 +297,7 @@ def _whole_records(file: BinaryIO, limit: int) -> tuple[int, int]:
 
 
 def _on_host(array: Any) -> NDArray[Any]:
-    """A copy of an array or tensor as a NumPy array."""
+    """Copy an array or tensor to a NumPy array."""
     backend = backends.of(array)
     if backend is None:
         raise MetricError(f"{array!r} is no array; give a NumPy array or a tensor")
@@ -312,7 +312,7 @@ def _on_host(array: Any) -> NDArray[Any]:
 
 
 def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pixels as (height, width, channels) of uint8."""
+    """Convert pixels to (height, width, channels) of uint8."""
     shape = pixels.shape
     if pixels.ndim == 2:
         pixels = pixels[..., None]
@@ -353,7 +353,7 @@ def _fill_histogram(histo: Any, data: dict[str, Any]) -> None:
 
 
 def _text(text: str) -> bytes:
-    """UTF-8, whatever the text: one bad character must not hold up the rest."""
+    """Encode a string as UTF-8, whatever it holds: a bad character must not stop the other records."""
     return text.encode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""How fast the run is, and where its time goes."""
+"""Speed of the run, and shares of its time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from everstep.schedule import Every, Schedule
 
 
 class Throughput(Service):
-    """Records the speed since it last looked, and the shares of the time, and prints them in a line.
+    """Record the speed since the last look, and the shares of the time, and print them in a line.
 
     Metrics: steps_per_second and, with `samples`, samples_per_second; and data_share (waiting for
     batches), step_share (the program's own lines), evaluation_share (`evaluation()` blocks) and
     services_share (all that runs at boundaries), which add up to 1.  At the end, one more line has the
-    seconds of the whole start by the same parts.  Each look waits for the device first: what is counted is
-    done.
+    seconds of the whole start by the same parts.  Each look waits for the device first, so that all counted
+    steps are done.
 
     Args:
-        samples: how many samples a step has, 1 or more; None if that is not known.
+        samples: number of samples in a step, 1 or more; None if the number is not known.
         every: when to look; default `Every(steps=100)`.
     """
 
@@ -33,7 +33,7 @@ class Throughput(Service):
         super().__init__(name or "throughput", every)
         self.samples = whole("samples", samples, none="if it is not known")
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
         self._step = 0
         self._spent: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Begin only when another run has come far enough."""
+"""Start of a run that waits for another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from everstep.record import user_path
 
 
 class GlobalStepWaiter(Service):
-    """Waits, before the loop begins, until another run has a checkpoint of a step, or of a later one.
+    """Wait, before the loop begins, until another run has a checkpoint of a step, or of a later step.
 
     A signal ends the waiting: the run then begins, and is interrupted at its first boundary.
 
     Args:
         run_dir: the other run's directory, which need not exist yet.
-        step: 1 or more.
+        step: the step, 1 or more.
         poll: seconds between two looks.
         timeout: seconds after which the waiting is an error; None to wait for ever.
 
     Raises:
         ConfigError: an argument is out of its range.
-        ServiceError: the time is over.
+        ServiceError: the timeout is over.
     """
 
     stage = Stage.GUARD
@@ -48,7 +48,7 @@ class GlobalStepWaiter(Service):
         self.poll = number("poll", poll, of="seconds")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
         self._run: RunView
-        """While the loop is open."""
+        """Set while the loop is open."""
 
     def open(self, run: RunView) -> None:
         self._run = run

@@ -27,17 +27,17 @@ Deed: TypeAlias = Action | Callable[[Boundary], None]
 
 
 class When(Service):
-    """Does something where a condition holds: Orbit's ConditionalAction.
+    """Act where a condition holds, as Orbit's ConditionalAction does.
 
         When(OnBest("valid_loss"), Save())
         When(Every(epochs=5), [SetValue("optimizer.lr", times=0.5), tell])
 
-    With OnBest it acts once per best value, over restarts, too.  A function is called with the boundary
-    and returns nothing; what steps that are executed again after a kill called before, they call again, so
-    let it be one that may be called twice, such as replacing a file.
+    With OnBest the service acts once per best value, over restarts, too.  A function is called with the
+    boundary and returns nothing.  Steps that are executed again after a kill call it again, so give a
+    function that may be called twice, such as replacing a file.
 
-    With a decision (`Stop`, `Interrupt`, `SetValue`) among its actions it is a controller of stage DECIDE;
-    else it runs in stage SAVE, before this boundary's checkpoint.
+    With a decision (`Stop`, `Interrupt`, `SetValue`) among its actions the service is a controller of stage
+    DECIDE; otherwise it runs in stage SAVE, before this boundary's checkpoint.
 
     Args:
         condition: a schedule, `OnBest(metric)`, or a function of the boundary.
@@ -45,7 +45,7 @@ class When(Service):
         every: when a function is asked, or a best value judged; default each epoch.
 
     Raises:
-        ConfigError: a condition or an action is none, or `every` does not go with the condition.
+        ConfigError: an argument is not a condition or an action, or `every` does not go with the condition.
     """
 
     stage = Stage.SAVE

@@ -1,7 +1,7 @@
-"""What a drilled run leaves of its course: a digest of every part of it at every step.
+"""Trace of a drilled run: a digest of every part of the run at every step.
 
-A drill starts a program with EVERSTEP_DRILL=FILE and reads the file afterwards, also that of a killed
-process.  It has one JSON object a line:
+A drill starts a program with EVERSTEP_DRILL=FILE and reads the file afterwards, also after a kill.  The file
+has one JSON object per line:
 
     {"run": DIRECTORY, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7, "parts": {"weights/w": DIGEST}}
 
@@ -9,12 +9,12 @@ process.  It has one JSON object a line:
 |---|---|---|
 | enter | the run is open; after a resume, its state restored | state |
 | before | step `step` is about to begin | samples, state |
-| step | it is complete | samples (`Supervisor`), random state, state |
+| step | the step is complete | samples (`Supervisor`), random state, state |
 | epoch | the epoch is closed, after its tail | random state, state |
 | exit | the `with` block was left | none |
 
-Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries as weights/NAME (it
-holds arrays), optimizer/NAME (param_groups) or state/NAME (neither).
+Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries as weights/NAME (an entry
+with arrays), optimizer/NAME (with param_groups) or state/NAME (with neither).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from everstep.schedule import Every
 from everstep.state import capture, digest, encode
 
 FILE = "EVERSTEP_DRILL"
-"""The environment variable that names the file."""
+"""Environment variable that names the file."""
 
 
 class Witness(Service):
-    """Writes the file; after each record it passes the hazard "witness.PLACE".
+    """Write the file, and pass the hazard "witness.PLACE" after each record.
 
     Args:
-        path: the file; appended to, so that one file can witness several runs of a process.
-        save: the user's entries as trees, by name.
+        path: the file; records are appended, so that one file can witness several runs of a process.
+        save: returns the user's entries as trees, by name.
     """
 
     moments = frozenset(
@@ -58,7 +58,7 @@ class Witness(Service):
         self._run_dir = os.path.abspath(run.run_dir)
 
     def watching(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; each is noted as handed out in the step that is open."""
+        """Yield the same batches, and note each as handed out in the open step."""
         for batch in batches:
             key = f"samples/{name}"
             self._samples[key] = _digest([self._samples.get(key), _digest(batch)])
@@ -80,7 +80,7 @@ class Witness(Service):
         hazard.reach(f"witness.{place}")
 
     def _write(self, record: dict[str, Any]) -> None:
-        """One write a record: what was witnessed survives SIGKILL, and is never torn by a second process."""
+        """Append a record by a single write: it survives SIGKILL, and no second process can tear it."""
         line = json.dumps({"run": self._run_dir, "time": time.time(), **record}) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -99,13 +99,13 @@ _PLACES = {
 
 
 def witnesses(save: Callable[[], Mapping[str, Any]]) -> list[Service]:
-    """The witness of this run if the process is being drilled."""
+    """Make the witness of this run, if the process is being drilled."""
     path = os.environ.get(FILE)
     return [Witness(path, save)] if path else []
 
 
 def _digest(tree: Any) -> str:
-    """Of all leaves of a tree; of what cannot be encoded, only its type counts."""
+    """Digest all leaves of a tree; a tree that cannot be encoded counts by its type alone."""
     try:
         return digest(encode(tree), skip=())
     except StateError:
