@@ -244,7 +244,7 @@ class Store:
         """Name the newest checkpoint; an edit by a person stays, for the next start to follow."""
         found = self._pointed()
         if found.kind is Kind.EDITED:
-            if found.text != self._said_edit:
+            if found.text != self._said_edit:  # said once for each edit, not at each save
                 self._said_edit = found.text
                 self._say(f"{self._pointer} was edited: the next start resumes from {found.text}")
             return
@@ -369,6 +369,7 @@ class Store:
 
     def _find_by_itself(self, mend: bool, interim: bool) -> tuple[Checkpoint | None, list[str]]:
         there, found = self.names(), self._pointed()
+        # An interim checkpoint is found where there is no other.
         names = [name for name in there if interim or not self._is_interim(name)] or there
         if found.kind is Kind.EDITED:
             return self._edited(found.text, there)
@@ -440,7 +441,7 @@ class Store:
             try:
                 newest = self.read(name)
             except DamagedCheckpointError as error:
-                self._damaged.add(name)
+                self._damaged.add(name)  # supersede_after moves it to damaged/, not to superseded/
                 wrong.append(str(error))
                 continue
             notes += [f"{problem}; passed over" for problem in wrong]
@@ -578,6 +579,7 @@ class Store:
             self._say(f"no old checkpoint is deleted: {error}")
             return []  # without the pins nobody knows which checkpoints must stay
         present = self.facts()
+        # A checkpoint that a person named must be there when the next start follows the edit.
         named = self._name_in(self._pointed().text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
         return expendable(policy, present, pinned | pointed)

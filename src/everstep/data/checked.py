@@ -198,7 +198,7 @@ class CheckedCursor(CursorAround):
 
     def _report_end(self) -> None:
         if self._empty:
-            self._empty = False
+            self._empty = False  # reported once, though the end may be asked for again
             self._checks.report("empty_stream", f"{self._what}: no batch in a whole pass; give it data")
 
     def remaining(self) -> int | None:

@@ -129,7 +129,7 @@ class IterableStream(Stream):
         self._used = True
         if not again:
             return self._drawing_again(batches) if self._keeping or self._drawn else batches
-        if self._may_rewind():
+        if self._may_rewind():  # if it has not rewound, the pass is empty, and the error comes then
             return _not_empty(batches, _exhausted(what, pass_index))
         raise _exhausted(what, pass_index)
 
@@ -269,6 +269,7 @@ class _IterableCursor(PassCursor):
         if self._stream.replays:
             return here
         if self._state is not None:
+            # A copy: the next batch may change the state in place.
             return {**here, "state": copy.deepcopy(self._state[0]())}
         raise NotResumableError(
             f"{self.what} cannot tell its position after {self.done} batches, so no checkpoint can be made "

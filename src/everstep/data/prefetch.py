@@ -118,7 +118,7 @@ class PrefetchCursor(PassCursor):
 
     def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
         self._cursor, self._buffer = cursor, _Buffer(buffer)
-        self._position = _position(cursor)
+        self._position = _position(cursor)  # before the thread starts, which moves the cursor
         done, left = cursor.done or 0, cursor.remaining()
         total = None if left is None else done + left
         counts = cursor.done is not None

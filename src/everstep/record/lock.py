@@ -58,7 +58,7 @@ class RunLock:
                 was removed meanwhile.
         """
         with _GUARD:
-            self._refuse_second()  # before the file is opened: closing it again would drop the first's lock
+            self._refuse_second()  # before opening: closing the file again would drop the first loop's lock
             try:
                 self._fd = self._open()
                 return self._announce()
