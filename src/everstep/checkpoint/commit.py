@@ -60,7 +60,7 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
         The bytes written.
     """
     new = temporary(target)
-    files.discard(new)
+    files.discard(new)  # a killed process with the same pid may have left it
     try:
         files.make_dir(new)
         size = write(new)
