@@ -58,7 +58,7 @@ class Mark(NamedTuple):
     step: int
     value: int
     epoch: int
-    count: int  # type: ignore[assignment]  # as of a Row
+    count: int  # type: ignore[assignment]  # as in Row
     phase: str
     name: str
     seq: int
