@@ -14,7 +14,7 @@ import everstep
 from everstep.cli.group import commands
 from everstep.errors import ConfigError, DivergenceError, RunLockedError
 from everstep.record import RunJournal, accept
-from tiny_runs import Boom, boom_at
+from tiny_runs import Boom, Tiny, boom_at
 
 
 @pytest.fixture
@@ -137,3 +137,22 @@ def test_a_choice_that_was_saved_is_compared_with(tmp_path: Path) -> None:
 
 def differing_marks(run_dir: Path) -> list[int]:
     return [event.data["step"] for event in RunJournal(run_dir).events("diverged", valid=False)]
+
+
+def test_a_step_that_failed_has_no_rows_whoever_reads_at_the_exit(tmp_path: Path) -> None:
+    """Part of its values would be compared with all of them at the next start."""
+
+    def training(fails: bool) -> Tiny:
+        def inside(loop: Any, step: int) -> None:
+            if step == 2 and fails:
+                raise Boom
+            loop.collect_metrics(loss=1e9)
+
+        tiny = Tiny(tmp_path, max_epoch=1, services=[everstep.services.Require("loss", 1e12, step=100)])
+        return tiny.train(inside=inside)
+
+    with pytest.raises(Boom):
+        training(True)
+    assert {row.step for row in RunJournal(tmp_path).rows() if row.name == "loss"} == {1}
+    assert training(False).loop.ending.finished
+    assert marks(tmp_path) == []

@@ -55,6 +55,12 @@ def test_what_is_no_number_is_above_every_bound(tmp_path: Path, loss: float) -> 
         train(tmp_path / "run", [1.0, loss], LossBound(bound=1e300))
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_what_is_no_number_is_too_large_before_there_is_a_median(tmp_path: Path, loss: float) -> None:
+    with pytest.raises(LossBoundError, match="at step 2, which is not finite"):
+        train(tmp_path / "run", [1.0, loss, 1.0], LossBound(times=10, last=5))
+
+
 def test_times_a_running_median_killed_in_any_step(tmp_path: Path) -> None:
     losses = [9.0, *QUIET, 6.0, 1.0]
     message = "loss is 6 at step 8, above 5 times 1, the median of the last 5"

@@ -347,11 +347,12 @@ class Collector:
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def abandon_step(self) -> None:
-        """Read all pending values, and leave the running step: it is not completed."""
+        """Read all pending values, and leave the running step: it is not completed, and has no rows."""
         try:
             self.read()
         finally:
             self.open_step = 0
+            self.open_rows.clear()  # a service that reads at the exit would write them as a step's
 
     def end_epoch(self, step: int) -> None:
         """Emit each name's mean over the epoch's steps, and begin a new epoch."""

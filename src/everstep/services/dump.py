@@ -131,7 +131,7 @@ class Dump(Service):
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
-            self._beside.unlink()
+            self._beside.unlink(missing_ok=True)  # somebody may have deleted the folder meanwhile
 
 
 def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]:

@@ -88,6 +88,8 @@ class LossBound(Controller):
         """Describe the bound that the largest value exceeds; None if it exceeds none."""
         if self.bound is not None and not stats.max <= self.bound:
             return f"its bound {self.bound:g}"
+        if self.times is not None and not math.isfinite(stats.max):
+            return "any bound"  # also before there is a median, which a NaN would spoil
         if self.times is not None and len(self._last) == self.last:
             middle = median(self._last)
             if not stats.max <= self.times * middle:
