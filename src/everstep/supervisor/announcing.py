@@ -23,7 +23,7 @@ class Announcer:
         apply: takes the actions that services answer with.
 
     Attributes:
-        synchronous: moments inside steps that somebody asked for; the others cost nothing.
+        synchronous: moments inside steps that a service asked for; the others cost nothing.
         looked_at: names of the outputs of steps that services look at.
     """
 
@@ -43,7 +43,7 @@ class Announcer:
         }
 
     def view(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
-        """What each service sees of a moment."""
+        """Make the function that gives each service its view of a moment."""
         current = self._progress
         outputs = self._outputs if moment is Moment.AFTER_STEP and self._outputs_of == current.step else {}
         stop = None if current.stop is None else current.stop.reason
@@ -62,7 +62,7 @@ class Announcer:
         return view
 
     def fire(self, moment: Moment, payload: Any = None) -> None:
-        """Tell a moment between boundaries to the services that asked for it, and apply what they answer."""
+        """Tell a moment between boundaries to the services that asked for it, and apply their answers."""
         actions = self._board.run(self._board.wanting(moment), self.view(moment, payload))
         if actions and moment in OBSERVED:
             raise UsageError(
@@ -72,12 +72,12 @@ class Announcer:
         self._apply(actions)
 
     def announce(self, moment: Moment, payload: Any = None) -> None:
-        """Tell synchronous observers, which may look but not act."""
+        """Tell a moment inside a step to its observers, which may look but not act."""
         if moment in self.synchronous:
             self.fire(moment, payload)
 
     def without_outputs(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The metrics among a step's values; the outputs that services look at are kept for them."""
+        """Return the metrics among a step's values, and keep the outputs that services look at."""
         if self._outputs_of != step:
             self._outputs, self._outputs_of = {}, step
         looked_at = {name: value for name, value in values.items() if name in self.looked_at}

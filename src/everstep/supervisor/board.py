@@ -38,8 +38,8 @@ class ServiceBoard:
     """Holds the services in the order in which they run.
 
     Args:
-        collector: gives each its metric window.
-        voice: says what fails.
+        collector: gives each service its metric window.
+        voice: warns of a service that fails.
     """
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
@@ -52,10 +52,10 @@ class ServiceBoard:
         return iter(self._services)
 
     def add(self, service: Service) -> None:
-        """Take one more service: its stage gives its place, then the order of adding.
+        """Add a service; services run by stage, then in the order in which they were added.
 
         Raises:
-            ConfigError: its name is taken, or it is no service.
+            ConfigError: its name is taken, or the object is not a Service.
         """
         require_service(service, self._services)
         self._services.append(service)
@@ -86,7 +86,7 @@ class ServiceBoard:
         return next(iter(self.all(kind)), None)
 
     def need(self, kind: type[S]) -> S:
-        """The first service of a type of which there is always one."""
+        """Return the first service of a type that every run has."""
         return self.all(kind)[0]
 
     def wanting(self, moment: Moment) -> list[Service]:
@@ -94,7 +94,7 @@ class ServiceBoard:
         return [service for service in self._services if moment in service.moments]
 
     def open(self, run: RunView, now: float) -> None:
-        """Open all, their state is restored; the console first, so that the others can speak."""
+        """Open all services, whose state is restored by now; the console first, so that others can speak."""
         for service in sorted(self._services, key=lambda s: not isinstance(s, Console)):
             self.open_one(service, run, now)
 
@@ -114,13 +114,13 @@ class ServiceBoard:
     def run(
         self, services: Sequence[Service], boundary_of: BoundaryOf, *, finish: bool = False
     ) -> list[tuple[Service | None, Action]]:
-        """Run some services in order; every one runs, whatever an earlier one asked for.
+        """Run services in order; each runs, whatever an earlier service asked for.
 
         Args:
             finish: call `finish`, not `run`.
 
         Raises:
-            Exception: what a service of a stage other than REPORT raised, after a note naming it.
+            Exception: the error of a service outside stage REPORT, with a note that names the service.
         """
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
@@ -156,42 +156,43 @@ class ServiceBoard:
                     f"service {service.name!r} failed and is passed over: {type(error).__name__}: {error}"
                 )
                 return None
+            # only a report may fail and be passed over: other stages decide what is trained and saved
             error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
             raise
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
-        """Tell the schedules of the services that ran."""
+        """Tell the schedules of services that these ran."""
         for service in services:
             service.schedule.fired(when)
 
     def next_step(self, step: int) -> int:
-        """The first step after `step` at which one may be due."""
+        """The first step after `step` at which a service may be due."""
         return min((s.next_step(step) for s in self._schedules()), default=NEVER)
 
     def next_time(self) -> float | None:
-        """The clock time at which the next one becomes due."""
+        """The clock time at which the next service becomes due; None: never."""
         return earliest(s.next_time() for s in self._schedules())
 
     def _schedules(self) -> list[Schedule]:
         return [s.schedule for s in self.wanting(Moment.AFTER_STEP)]
 
     def controllers(self) -> dict[str, Json]:
-        """Name and configuration of each controller that has one, for comparison on resume."""
+        """Name and configuration of each controller that has one, for comparison at a resume."""
         told = {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
         shown: dict[str, Json] = redacted(plain_tree(told))
         return shown
 
     def state(self) -> dict[str, Any]:
-        """The `services/` branch: the state of each that has one."""
+        """Return the `services/` branch: the state of each service that has one."""
         with _isolated_for(self._services):
             states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
 
     def load(self, saved: dict[str, Any], where: object) -> None:
-        """Give each its saved state; one line for each that was added or dropped.
+        """Load the saved state of each service; say a line for each that was added or dropped.
 
         Raises:
-            RestoreError: one cannot use its state; names that, and `where` it is saved.
+            RestoreError: a service cannot use its state; names the service and `where` its state is saved.
         """
         known = {s.name: s for s in self._services}
         for name, service in known.items():
@@ -205,10 +206,10 @@ class ServiceBoard:
                 self._voice.say(f"service {name!r} is gone: its state is dropped")
 
     def close(self) -> None:
-        """Close all that were opened, in reverse; every one is closed.
+        """Close all opened services in reverse order, whatever fails.
 
         Raises:
-            ServiceError: one or more failed; all are listed.
+            ServiceError: services failed to close; all are listed.
         """
         errors: list[tuple[str, BaseException]] = []
         while self._opened:
@@ -223,10 +224,10 @@ class ServiceBoard:
 
 
 def require_service(service: Service, others: Iterable[Service]) -> None:
-    """Refuse what is not a service, and a name that one of the others has.
+    """Refuse an object that is not a Service, and a name that another service has.
 
     Raises:
-        ConfigError: says which.
+        ConfigError: names the object, or the name.
     """
     if not isinstance(service, Service):
         raise ConfigError(
@@ -243,15 +244,15 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
 
 
 def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
-    """Whatever services of the user's own draw, whenever they are called, training draws the same."""
+    """Isolate random state around the user's own services: training draws the same, whatever they draw."""
     return isolated() if any(service.isolate for service in services) else nullcontext()
 
 
 def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
-    """Decisions fall up to DECIDE, and who takes them says so; SAVE only adds what to save.
+    """Refuse other actions than those of a controller up to stage DECIDE, and saves at stage SAVE.
 
     Raises:
-        UsageError: names the service and what it asked for.
+        UsageError: names the service and the action.
     """
     if service.stage is Stage.SAVE:
         actions = [action for action in actions if not isinstance(action, Save | SaveBest)]

@@ -1,4 +1,4 @@
-"""The boundary: between two steps, or after an epoch's tail, what is due runs by stage."""
+"""The boundary: between two steps, or after an epoch's tail, due services run by stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Abandoned(BaseException):
-    """An evaluation is left for an interruption; its boundary stays open, and the resume runs the rest."""
+    """Leaves an evaluation for an interruption: its boundary stays open, and the resume runs the rest."""
 
 
 class Boundaries:
@@ -29,7 +29,7 @@ class Boundaries:
         self._engine = engine
         self.left_open: list[str] = []
         self._may_abandon = False
-        """Whether an evaluation runs that an interruption may end."""
+        """Whether an interruption may end the evaluation that runs now."""
 
     def walk(
         self,
@@ -39,26 +39,30 @@ class Boundaries:
         can_save: bool = True,
         rest: Collection[str] | None = None,
     ) -> None:
-        """Between two steps, or after an epoch's tail: what is due runs, by stage.
+        """Run the due services, by stage, between two steps or after an epoch's tail.
 
         Args:
-            batch: what the step before it read.
+            batch: the batch that the last step read.
             can_save: as in `complete_step`.
-            rest: of a boundary that an interruption had left open, the services that had not run.
+            rest: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
         engine.spent.begin_boundary()
+        # first: what wakes the loop from here on asks for another boundary
         engine.wakeups.begin_boundary()
         engine.wakeups.require_no_error()
+        # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
         engine.trials.try_streams()
         engine.settle()
         asked = engine.clock()
         engine.collector.read()
-        engine.spent.in_steps(engine.clock() - asked)  # until the device is done with them
+        engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device
+        # after reading, before services: a divergence ends the run before anything acts on its numbers
         engine.verifier.boundary(engine.progress.step)
         at_epoch_end = moment is Moment.AFTER_EPOCH
         engine.estimator.update(engine.progress.step)
+        # before services run: each sees the stop in its view of the boundary
         engine.decisions.check_limits(at_epoch_end)
         engine.decisions.notice_signal()
         when = Instant(engine.progress.step, engine.progress.epoch, at_epoch_end, engine.clock())
@@ -66,15 +70,17 @@ class Boundaries:
             due = [s for s in engine.board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
         else:
             due = [s for s in engine.board if s.name in rest]
-            engine.saves.ask()  # the checkpoint that is open is replaced
+            engine.saves.ask()  # to replace the checkpoint that was left open
         payload = None if at_epoch_end else batch
         engine.decisions.apply(self._run_deciding(due, moment, payload, can_save))
         engine.decisions.apply_pending()
         engine.decisions.notice_signal()
+        # a new view: reports and saves see what was decided
         view = engine.announcer.view(moment, payload)
         self._mark_best()
         engine.board.run([s for s in due if s.stage is Stage.REPORT], view)
         if can_save:
+            # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)
             self._check_program(at_epoch_end)
             saves = engine.board.run([s for s in due if s.stage is Stage.SAVE], view)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
@@ -88,12 +94,12 @@ class Boundaries:
     def _run_deciding(
         self, due: list[Service], moment: Moment, payload: Any, can_save: bool
     ) -> list[tuple[Service | None, Action]]:
-        """Run what comes before the reports; an interruption may leave an evaluation among it."""
+        """Run services up to stage DECIDE; an interruption may leave an evaluation among them."""
         engine = self._engine
         view = engine.announcer.view(moment, payload)
         actions: list[tuple[Service | None, Action]] = []
         for service in [s for s in due if s.stage <= Stage.DECIDE]:
-            self._may_abandon = can_save and not actions  # what was asked for is applied first
+            self._may_abandon = can_save and not actions  # actions asked for so far must be applied
             try:
                 actions += engine.board.run([service], view)
             except Abandoned:
@@ -111,18 +117,19 @@ class Boundaries:
             engine.loop.check_epoch()
 
     def _save_due(self, actions: list[tuple[Service | None, Action]], phase: Phase) -> None:
-        """Save what is asked for; keep the state that a resume from the epoch's tail will need."""
+        """Save where asked; keep the state that a resume from the epoch's tail will need."""
         engine = self._engine
         interruption, stop = engine.decisions.interruption, engine.progress.stop
         if engine.saves.asked or interruption is not None or stop is not None:
             actions.append((None, Save()))
         engine.save(actions, phase)
+        # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
         if phase == "epoch" or engine.loop.steps_left() == 1:
             engine.saves.keep(phase)
         engine.saves.reserve()
 
     def _mark_best(self) -> None:
-        """Let the live line show which value is the best so far."""
+        """Mark the best value so far in the live line."""
         engine = self._engine
         if (console := engine.voice.console) is not None:
             for best in engine.board.all(Best):
@@ -142,10 +149,10 @@ class Boundaries:
     # ---------------------------------------------------------------------------- interruptions
 
     def announce_epoch(self) -> None:
-        """Tell that an epoch begins.  Before the first step an interruption may leave what this evaluates."""
+        """Announce that an epoch begins; before step 1 an interruption may leave an evaluation here."""
         engine = self._engine
         engine.spent.begin_boundary()
-        self._may_abandon = not engine.progress.step  # the checkpoint of step 0 is what to resume from
+        self._may_abandon = not engine.progress.step  # a resume has the checkpoint of step 0
         try:
             engine.announcer.fire(Moment.BEFORE_EPOCH)
         except Abandoned:
@@ -155,7 +162,7 @@ class Boundaries:
         engine.spent.end_boundary()
 
     def poll_evaluation(self) -> None:
-        """Between two batches of an evaluation by a service.
+        """Look for an interruption between two batches of a service's evaluation.
 
         Raises:
             Abandoned: a signal has come, or the time is used up.
@@ -168,7 +175,7 @@ class Boundaries:
             raise Abandoned
 
     def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
-        """Save the state of a boundary whose evaluation is left, and which services it has still to run."""
+        """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
         self.left_open = [service.name for service in rest]
         engine.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")

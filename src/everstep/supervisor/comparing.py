@@ -1,4 +1,4 @@
-"""What the program gives to the objects of its state and to controllers, against what is stored of it."""
+"""Comparison of controllers, and of options of the state's objects, with those that a checkpoint has."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from everstep.supervisor.user_state import UserState
 
 @dataclass
 class Changes:
-    """What differs.
+    """Differences between what is stored and what is given.
 
     Attributes:
-        touching: what somebody must choose.
-        free: what follows from the reason for which the run goes on: a raised limit, another stopper.
+        touching: differences that touch the training, so that a person must choose.
+        free: differences that follow from the reason to continue the run: a raised limit, another stopper.
         unknown: places that cannot be compared.
-        by_entry: of options, the names that differ, by entry.
+        by_entry: names of the options that differ, by entry.
     """
 
     touching: list[Difference] = field(default_factory=list)
@@ -34,11 +34,12 @@ class Changes:
 def changed_controllers(
     stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
 ) -> Changes:
-    """Services that act, by their configurations; the one whose change reopens the run may differ."""
+    """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
     found = Changes()
     for name in sorted(stored.keys() | given.keys()):
         was, now = stored.get(name, NONE), given.get(name, NONE)
         parts = differences({name: was}, {name: now}, sections=[name])
+        # another version of Python gives another digest of the same code: it cannot be compared
         same_code = [each for each in parts if other_python(_bare(each.stored), _bare(each.given))]
         found.unknown += [f"service {name!r}: {each.path}" for each in same_code]
         if len(parts) > len(same_code):
@@ -55,7 +56,7 @@ def _bare(text: object) -> str:
 def changed_options(
     stored: Mapping[str, Mapping[str, str]], user: UserState, reopened_by: StopRecord | None
 ) -> Changes:
-    """Options of optimizers and the like; with a raised limit, counts of steps in a schedule may grow."""
+    """Compare options of optimizers and other entries; with a raised limit, step counts may grow."""
     found = Changes()
     raised = reopened_by is not None and reopened_by.kind != "service"
     for entry, options in user.options().items():
@@ -75,7 +76,7 @@ def changed_options(
 
 
 def _grew(was: str, now: str) -> bool:
-    """Whether two texts are whole numbers, or as many in the same brackets, of which none is less now."""
+    """Whether two strings hold integers in the same form, and none is smaller now."""
     if not all(re.fullmatch(r"[\[\], \d]+", text) for text in (was, now)):
         return False
     before, after = (list(map(int, re.findall(r"\d+", text))) for text in (was, now))
@@ -84,7 +85,7 @@ def _grew(was: str, now: str) -> bool:
 
 
 def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:
-    """Places whose value nobody can compare at a resume, each with what it is."""
+    """List places whose value cannot be compared at a resume, each with a description of the value."""
     places = [
         (f"state {entry!r}: {name}", text) for entry, texts in options.items() for name, text in texts.items()
     ]

@@ -1,4 +1,4 @@
-"""What a run is configured with: recorded with each start, kept in each checkpoint, compared at a resume."""
+"""Configuration of a run: recorded with each start, kept in each checkpoint, compared at a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everstep.record import facts as run_facts
 from everstep.redaction import redacted
 
 NONE = "none"
-"""Stands for a value that one of the two sides has not."""
+"""Stands for a value that one of the two sides lacks."""
 
 _MISSING = object()
 
@@ -29,14 +29,14 @@ class Configuration:
     """A run's configuration.
 
     Attributes:
-        tree: a dictionary of JSON values, from which credentials are taken out; queries find them as
+        tree: a dictionary of JSON values, without credentials; queries find them as
             `config.NAME`.
-        free: dotted paths of what may change without touching the training: shown, and used as given.
-        code: folders of the program, recorded, the first one's git state, too; none: the script's.
-        defaults: dotted paths of what the program would take by itself: a record without them, which is of
-            an earlier program, is not another one.
-        sections: names of dictionaries in the tree whose keys are settings, as those of the tree itself are:
-            a setting that is missing is None.
+        free: dotted paths of values that may change without touching the training: shown, and used as given.
+        code: folders of the program: recorded, with the git state of the first; none: the script's folder.
+        defaults: dotted paths of the program's defaults: the record of an earlier program may lack them
+            without being another configuration.
+        sections: names of dictionaries in the tree whose keys are settings, like the keys of the tree: a
+            missing setting is None.
     """
 
     tree: Mapping[str, Json]
@@ -50,10 +50,10 @@ class Configuration:
 
     @classmethod
     def of(cls, given: Any) -> Configuration | None:
-        """From what a user may pass as `config=`.
+        """Make a Configuration of a `config=` argument.
 
         Raises:
-            ConfigError: it is no dictionary, or a value in it is none of JSON's.
+            ConfigError: the argument is not a dictionary, or a value in it is not JSON.
         """
         if given is None or isinstance(given, cls):
             return given
@@ -62,7 +62,7 @@ class Configuration:
         return cls({str(name): _json(value, f"config[{name!r}]") for name, value in given.items()})
 
     def facts(self, seed: int, services: Iterable[Service]) -> dict[str, Any]:
-        """Where a start, or an evaluation, comes from: see `everstep.record.facts`; and its services."""
+        """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
         frameworks = {backend.name: backend.describe() for backend in backends.active()}
         told = run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None))
         return {**told, "services": [repr(service) for service in services]}
@@ -72,18 +72,18 @@ class Configuration:
         return _below(path, self.free)
 
     def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
-        """The `differences` from a stored tree, but those of a default that is not stored."""
+        """List the `differences` from a stored tree, without those of a default that is not stored."""
         found = differences(redacted(stored), self.tree, self.sections)
         return [each for each in found if each.stored != NONE or not _below(each.path, self.defaults)]
 
 
 def _below(path: str, places: Iterable[str]) -> bool:
-    """Whether a dotted path is one of some places, or inside one."""
+    """Whether a dotted path is one of `places`, or inside one of them."""
     return any(path == place or path.startswith(f"{place}.") for place in places)
 
 
 class Difference(NamedTuple):
-    """A value that is not as it is stored; of a configuration as JSON."""
+    """A value that differs from the stored value; both are JSON where they come from a configuration."""
 
     path: str
     stored: object
@@ -94,13 +94,13 @@ class Difference(NamedTuple):
 
 
 def told(differences: Iterable[Difference]) -> str:
-    """Differences after a colon: one in the line, several in lines of their own; and the end of that line."""
+    """Write differences to follow a colon: a single one in the line, several in lines of their own."""
     lines = list(map(str, differences))
     return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
 
 
 def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
-    """The error where what is given differs from a run, and nobody has said what counts."""
+    """Make the error for given values that differ from the run's, where nobody has chosen between them."""
     return ChangedError(
         f"this differs from the run in {run_dir}:{told(differences)}",
         'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
@@ -111,9 +111,9 @@ def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
 def differences(
     stored: Mapping[str, Json], given: Mapping[str, Json], sections: Collection[str] = ()
 ) -> list[Difference]:
-    """The places in which two trees differ, by dotted path; `NONE` where one has nothing.
+    """List the places in which two trees differ, by dotted path; `NONE` where one tree lacks the value.
 
-    Values differ in type, too: 1, 1.0, true and "1" are four.
+    Types count, too: 1, 1.0, true and "1" are four different values.
 
     Args:
         sections: as in `Configuration`.
@@ -137,7 +137,7 @@ def _differences(
 
 
 def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
-    """What is to be compared in a dictionary or list, if the other one is of that kind, too, or missing."""
+    """Return the items of a dictionary or list to compare, if the other value is of that type or missing."""
     if isinstance(value, Mapping) and (other is _MISSING or isinstance(other, Mapping)):
         return value
     if isinstance(value, list) and (other is _MISSING or isinstance(other, list)):

@@ -1,4 +1,4 @@
-"""What is decided at boundaries: stops, interruptions, values that are set."""
+"""Decisions at boundaries: stops, interruptions, values that are set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Decisions:
     """Applies the actions that services and threads ask for, and the run's own limits.
 
     Args:
-        undo: asked before a failed stop is decided; raises where the step is undone instead.
+        undo: called before a failed stop is decided; raises where the step is undone instead.
 
     Attributes:
         interruption: why this start is to be left at the next boundary; None while it is not.
@@ -48,13 +48,14 @@ class Decisions:
         self._wakeups, self._signals, self._voice, self._undo = wakeups, signals, voice, undo
         self.interruption: Interrupt | None = None
         self._targets: set[str] = set()
-        """Targets that services have set."""
+        """Targets of `SetValue` that services have set in this start."""
 
     def apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
-        """Do what was asked for, in this order."""
+        """Apply actions in the given order."""
         for service, action in actions:
             if isinstance(action, Stop):
                 if action.failed:
+                    # first: it raises where a rollback takes the place of this stop
                     self._undo(action)
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
@@ -70,14 +71,14 @@ class Decisions:
                 raise UsageError(f"{action!r} cannot be applied here; give Stop, Interrupt, Save or SetValue")
 
     def apply_pending(self) -> None:
-        """Do what threads asked for, also while this goes on."""
+        """Apply the actions that threads asked for, including those that come meanwhile."""
         while self._wakeups.actions:
             self.apply([self._wakeups.actions.popleft()])
 
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
     ) -> None:
-        """End the run.  The first reason counts, but for a failure, which an orderly end must not hide.
+        """End the run.  The first reason counts, unless a later one is a failure or has a higher exit status.
 
         Args:
             kind, by, failed, code: as in `StopRecord`.
@@ -91,7 +92,7 @@ class Decisions:
             self._wakeups.wake()
 
     def reopen(self) -> None:
-        """What ended the run does not hold any more."""
+        """Take back the stop, whose reason does not hold any more."""
         self._progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
@@ -103,7 +104,7 @@ class Decisions:
             self.stop(f"max_epoch {epoch} is reached", "max_epoch")
 
     def limits_changed(self) -> None:
-        """A limit was set while running: a stop that the old one decided may not hold any more."""
+        """Take back a stop that the old limit decided, if the new limit is not reached."""
         stop = self._progress.stop
         if stop is not None and stop.kind in ("max_step", "max_epoch"):
             now = self._limits.tree()[stop.kind]
@@ -112,20 +113,20 @@ class Decisions:
                 self.reopen()
 
     def notice_signal(self) -> None:
-        """A signal that has come interrupts the run."""
+        """Turn a signal that has come into an interruption."""
         number = self._signals.received
         if number is not None and self.interruption is None:
             self.interruption = Interrupt(describe(number), 128 + number)
 
     def notice_interruption(self) -> None:
-        """A signal, a thread's action or the time budget interrupts the run, also inside a boundary."""
+        """Look for an interruption inside a boundary: a signal, a thread's action or the time budget."""
         self.notice_signal()
         asked = [action for _, action in self._wakeups.actions if isinstance(action, Interrupt)]
         asked += [late for s in self._board.all(StopAfter) if (late := s.overtime()) is not None]
         self.interruption = self.interruption or next(iter(asked), None)
 
     def _set_value(self, service: Service, action: SetValue) -> None:
-        """Its rows are its record: superseded and compared like every other when steps run again."""
+        """Set a value and record it as rows: superseded and compared like other rows when steps run again."""
         for name, value in self._user.set_value(action):
             self._collector.outside(
                 f"eval/{service.name}", self._progress.step, name, value, wall=service.schedule.wall

@@ -1,4 +1,4 @@
-"""What every loop offers its user and its services: facts, ways to speak, to stop, to save, to listen."""
+"""The part of every loop that users and services call: facts, messages, stops, saves, registrations."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from everstep.supervisor.questions import Questions
 
 
 class Handle:
-    """What `on` returns: `remove()` ends the registration."""
+    """Registration of a function, made by `on`; `remove()` ends it."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove: Callable[[], None] | None = remove
 
     def remove(self) -> None:
-        """Do not call the function any more.  May be called twice."""
+        """End the registration; a second call does nothing."""
         if self._remove is not None:
             self._remove()
             self._remove = None
 
 
 class Door:
-    """What a `Supervisor` and a `TrainLoop` have in common; services see it as `RunView`.
+    """Base class of `Supervisor` and `TrainLoop`; services see it as `RunView`.
 
     Args:
         engine: held, and not shown: a door uses its public names only.
@@ -86,7 +86,7 @@ class Door:
 
     @property
     def seed(self) -> int:
-        """The run's seed, given or drawn; one that was not given is known once the loop is entered."""
+        """The run's seed, given or drawn; a drawn seed is known once the loop is entered."""
         if self._engine.settings.start.seed is None:
             self._engine.require_entered("seed")
         return self._engine.progress.seed
@@ -108,25 +108,25 @@ class Door:
 
     @property
     def resumed(self) -> bool:
-        """Whether this start went on from a checkpoint; known once the loop is entered."""
+        """Whether this start continues from a checkpoint; known once the loop is entered."""
         self._engine.require_entered("resumed")
         return self._engine.recovered.checkpoint is not None
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asks the run to end; it does at the next boundary."""
+        """Whether a signal asks the run to end at the next boundary."""
         return self._engine.signals.received is not None
 
     @property
     def tainted(self) -> bool:
-        """Whether a guard has found the state bad: it is not saved."""
+        """Whether a guard has found the state bad, so that it is not saved."""
         return self._engine.user.tainted
 
     def live_object(self, entry: str) -> Any:
-        """The live object of a state entry, to look at.
+        """Return the live object of a state entry, to look at.
 
         Raises:
-            ConfigError: there is no such entry; names the nearest.
+            ConfigError: no entry has that name; names the nearest.
         """
         objects = self._engine.user.objects
         if entry not in objects:
@@ -140,10 +140,10 @@ class Door:
 
     @property
     def ending(self) -> Ending:
-        """How this start ended.
+        """The ending of this start.
 
         Raises:
-            UsageError: it has not.
+            UsageError: the start has not ended.
         """
         ending = self._engine.ending
         if ending is None:
@@ -155,7 +155,7 @@ class Door:
         return self._engine.loop.get_progress()
 
     def get_eta(self) -> float | None:
-        """Seconds to the end by the recent rate, evaluation included; None if that cannot be told."""
+        """Seconds to the end by the recent rate, evaluation included; None if unknown."""
         return self._engine.estimator.eta(self._engine.progress.step, self.get_progress())
 
     def clock(self) -> float:
@@ -163,7 +163,7 @@ class Door:
         return self._engine.clock()
 
     def spent(self) -> dict[str, float]:
-        """Seconds of this start by part: "data", "step", "evaluation", "services"; together, all of them."""
+        """Seconds of this start by part: "data", "step", "evaluation", "services"; their sum is its time."""
         return self._engine.spent.parts(self._engine.loop.data_wait())
 
     # ------------------------------------------------------------------------ for the program
@@ -174,7 +174,7 @@ class Door:
 
     @checked_keywords
     def request_stop(self, reason: str = "request_stop() was called") -> None:
-        """End the loop's iterators.  What follows them runs, and the run is finished.
+        """End the loop's iterators; the lines after them run, and the run is finished.
 
         Raises:
             UsageError: outside the `with` block.
@@ -197,7 +197,7 @@ class Door:
     def loop(self, seconds: float, fn: Callable[[], object]) -> None:
         """Run `fn` in a thread of its own every `seconds` until the loop ends, first at once.
 
-        An exception in it ends the training at the next boundary, with its original traceback.
+        An exception in `fn` ends the training at the next boundary, with its original traceback.
 
         Args:
             seconds: 0 or more; 0 runs it back to back.
@@ -208,7 +208,7 @@ class Door:
 
     @contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """For threads of your own: an exception in the block ends the training, and is raised there."""
+        """Pass an exception of the block, in a thread of your own, to the training, which ends with it."""
         try:
             yield
         except Exception as error:
@@ -220,14 +220,14 @@ class Door:
 
         Args:
             moment: a member of `everstep.Moment`, or its name.
-            every: for AFTER_STEP and AFTER_EPOCH: a schedule, or n for every n of them.
+            every: for AFTER_STEP and AFTER_EPOCH: a schedule, or n for every n steps or epochs.
 
         Returns:
             A handle with `.remove()`.
 
         Raises:
-            ConfigError: no such moment (names the nearest), one that never comes in this loop, or `every`
-                where it has no meaning.
+            ConfigError: an unknown moment (names the nearest), a moment that never comes in this loop, or
+                `every` at a moment without a schedule.
             UsageError: the loop has ended.
         """
         engine = self._engine
@@ -254,15 +254,16 @@ class Door:
     # ------------------------------------------------------------------------------- for services
 
     def call_soon(self, action: Action) -> None:
-        """From any thread: apply `action` at the next boundary.
+        """Apply `action` at the next boundary; may be called from any thread.
 
         Raises:
-            UsageError: it is no `Stop`, `Interrupt` or `Save`, or the loop has ended.
+            UsageError: not a `Stop`, `Interrupt` or `Save`, or the loop has ended.
         """
         if not isinstance(action, Stop | Interrupt | Save):
             raise UsageError(f"call_soon({action!r}): give Stop(...), Interrupt(...) or Save()")
         if self._engine.status == "closed":
             raise UsageError(f"call_soon({action!r}): the loop has ended; call it inside its with block")
+        # the action first: a boundary that is woken must find it
         self._engine.wakeups.actions.append((None, action))
         self._engine.wakeups.wake()
 

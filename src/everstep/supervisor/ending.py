@@ -1,4 +1,4 @@
-"""How a run, or this start of it, ended."""
+"""The ending of a start: status, reason, and where everything lies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class BestRecord:
     """The best value of a metric so far.
 
     Attributes:
-        metric, value: which and how much.
-        step, epoch: when it was collected.
-        path: the folder with the weights that reached it; None where none were kept.
+        metric, value: the metric's name and its best value.
+        step, epoch: step and epoch in which the value was collected.
+        path: the folder with the weights of that value; None where they were not kept.
     """
 
     metric: str
@@ -29,21 +29,21 @@ class BestRecord:
 
 @dataclass(frozen=True)
 class Ending:
-    """What the `with` block leaves behind.
+    """Result of a `with` block.
 
     Attributes:
-        reason: why it ended, in words.
+        reason: why the start ended, in words.
         step, epoch: last completed step and epoch.
         finished: True if the run is complete: starting it again runs no step.
         best: the best record of the watched metric, None if there is none.
-        where: what lies where: "run", "checkpoints", "journal", "log", "best".
-        digest: of every leaf of the last committed state outside `wall/`; equal digests are equal
+        where: paths by name: "run", "checkpoints", "journal", "log", "best".
+        digest: digest of every leaf of the last committed state outside `wall/`; equal digests are equal
             runs.  None if nothing was committed.
-        resumed_from: name of the checkpoint this start went on from, None for a fresh start.
+        resumed_from: name of the checkpoint that this start continued from, None for a fresh start.
         segment: the number of this start, from 1.
-        failed_saves: how many saves failed in this start.
-        warnings: what was warned about in this start, in order.
-        rollbacks: how often the run went back, in all of its starts (`Recovery`).
+        failed_saves: number of saves that failed in this start.
+        warnings: the warnings of this start, in order.
+        rollbacks: number of rollbacks in all starts of the run (`Recovery`).
         one_fingerprint: whether every step of the run was computed on the same kind of machine, by the same
             libraries and under the same settings: else `digest` need not be that of a run that was never
             stopped.
@@ -69,7 +69,7 @@ class Ending:
 
 
 class Outcome(NamedTuple):
-    """How a start ended.
+    """Status and reason of a start that has ended.
 
     Attributes:
         status: "finished" (the run is complete), "stopped" (it can be resumed) or "failed".
@@ -83,16 +83,17 @@ class Outcome(NamedTuple):
 def outcome(
     cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
 ) -> Outcome:
-    """How a start ended, from what ended it.
+    """Find status and reason of a start, from what ended it.
 
     Args:
         cause: the exception that left the loop, or that came while it was closed.
-        stop: why the run was ending.
-        interruption: why this start was to be left.
-        at_end: whether the program went on to the loop's own end.
+        stop: the run's stop, if one was decided.
+        interruption: the interruption of this start, if there was one.
+        at_end: whether the program reached the loop's own end.
     """
     if isinstance(cause, Interrupted):
         return Outcome("stopped", cause.reason)
+    # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends
     if isinstance(cause, KeyboardInterrupt) and interruption is not None:
         return Outcome("stopped", interruption.reason)
     if cause is not None:

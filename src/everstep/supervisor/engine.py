@@ -56,19 +56,19 @@ from everstep.supervisor.watched import WatchedMetrics
 class Engine:
     """One start of a run, from entry to exit.  The only place where a step counts.
 
-    The engine holds the parts of a run and calls them in their order; each part owns its own state.  Whoever
-    drives the engine (`Supervisor`, `TrainLoop`) uses its methods and parts, and answers its `Questions`.
+    The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
+    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and answers its `Questions`.
 
     Args:
         settings: the checked arguments.
-        user: what was passed as `state=`.
+        user: the objects that were passed as `state=`.
 
     Attributes:
         status: "new" before the `with` block, "open" inside, "closed" after it.
-        begun: whether the program has come to where the run begins or resumes.
+        begun: whether the program has reached the place at which the run begins or resumes.
         progress: the counters.
         recovered: where this start begins.
-        restored: the best weights that the objects were given at the end.
+        restored: the best weights that were loaded into the objects at the end; None if none were.
     """
 
     def __init__(self, settings: Settings, user: UserState) -> None:
@@ -94,11 +94,11 @@ class Engine:
         self.restored: BestRecord | None = None
         self.ending: Ending | None = None
         self._resume_state: Encoded | None = None
-        """The state as of entry, until the resume point is reached."""
+        """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
 
     def driven_by(self, view: RunView, loop: Questions) -> None:
-        """Take what services see of the run, and what answers the engine's questions."""
+        """Set the view that services have of the run, and the loop that answers the engine's questions."""
         self.view, self.loop = view, loop
 
     @property
@@ -107,13 +107,13 @@ class Engine:
         return self.collector.open_step or self.progress.step
 
     def seconds(self) -> float:
-        """Wall time of the whole run, over its starts."""
+        """Wall time of the whole run in seconds, over all its starts."""
         return float(self.recovered.wall.get("seconds", 0.0)) + self.spent.seconds
 
     # ----------------------------------------------------------------------------------- entry
 
     def enter(self) -> None:
-        """Open the run: its directory, what is restored, its services."""
+        """Open the run: its directory, its state, its services."""
         if self.status != "new":
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")
         require_one()
@@ -129,15 +129,17 @@ class Engine:
             self.voice.release()
 
     def mark_closed(self) -> None:
-        """Nothing of the run is open any more."""
+        """Mark the run as closed: nothing of it is open any more."""
         self.status = "closed"
 
     def _open(self, stack: ExitStack) -> None:
-        """Take what is needed, in this order; given back in the reverse, also if a later one fails."""
+        """Take each resource in this order; all are given back in reverse, also if a later one fails."""
         self.opening = opening = Opening(self.settings.start, self.voice, stack)
+        # before anything is restored: from here on a signal only asks for a save
         self.signals.install()
         stack.callback(self.signals.restore)
         stack.callback(self.wakeups.close)
+        # before recovery: the trial of the state copies the objects as the program made them
         self.user.open(stack)
         self.user.require_whole()
         self.recovered = recovered = opening.recover(self.user, self.board, self.limits.tree())
@@ -147,6 +149,7 @@ class Engine:
         self.progress = recovered.progress
         self.streams = opening.streams(recovered)
         stack.callback(self.streams.close)
+        # generators in the state are restored already: no stream may move them
         self.streams.stand(self.user.objects.values())
         self.streams.declare(self.settings.streams)
         self.streams.noticed = self._note_head
@@ -157,12 +160,14 @@ class Engine:
         retention = self.board.need(Checkpoints).retention
         self.saver = Saver(opening, self.journal, retention, self.retries, self.wakeups.wake, self.voice)
         stack.callback(self.saver.close)
+        # before training: a full disk is found here, not at the first save
         opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
         self.estimator.start(self.progress.step)
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
+        # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
         if recovered.checkpoint is not None:
             where = opening.run_dir.checkpoints / recovered.checkpoint
@@ -173,8 +178,10 @@ class Engine:
         self.voice.release()
         self.services_changed()
         if recovered.checkpoint is not None:
+            # kept, because the program's lines up to the resume point may change the state again
             self._resume_state = encode(self.user.save())
             self.saver.tidy()
+        # last: what is drawn from here on is drawn by the program's lines, which a resume runs again
         self.rng_marks = RngMarks(self.user, recovered.lines)
 
     def _open_verifier(self, stack: ExitStack) -> None:
@@ -195,7 +202,7 @@ class Engine:
             self.verifier.say()  # there is nothing to verify
 
     def _open_recovery(self) -> None:
-        """What goes back, and what tries again, after a failed step."""
+        """Make what goes back, and what tries again, after a failed step."""
         recovery, same_data = self.board.find(Recovery), self.kind.same_data
         self.rollbacks = Rollbacks(
             self.opening.rollbacks,
@@ -224,7 +231,7 @@ class Engine:
         self.journal.flush()
 
     def _connect(self) -> None:
-        """Make the parts that need what is open, each from those before it."""
+        """Make the parts that need open resources, each from the parts before it."""
         self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered)
         self.collector.emit = self.recording.add
@@ -249,19 +256,19 @@ class Engine:
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
 
     def services_changed(self) -> None:
-        """A service came, or went."""
+        """Notice that a service was added or removed."""
         if self.status == "open":
             self.announcer.services_changed()
         self.wakeups.wake()
 
     def limits_changed(self) -> None:
-        """A limit was set."""
+        """Notice that a limit was set."""
         if self.status == "open":
             self.decisions.limits_changed()
         self.wakeups.wake()
 
     def begin(self) -> None:
-        """Where the run begins, or resumes: random state is put back, or the step-0 checkpoint made."""
+        """Begin the run with the checkpoint of step 0, or resume, at this place of the program."""
         self.begun = True
         if self.recovered.checkpoint is None:
             self.saves.save_first()
@@ -274,14 +281,14 @@ class Engine:
         self.resume()
 
     def begin_inside(self) -> None:
-        """The run resumes inside an epoch, which is entered again: `resume` follows at its place."""
+        """Begin inside an epoch, which is entered again; `resume` follows at the resume point."""
         self.begun = True
 
     def resume(self) -> None:
-        """The resume point: the state, the streams, then random state as they stood there.
+        """Restore the state, the streams, then random state, at the resume point.
 
-        The program's lines before it have run again, and the checkpoint has what they did to the state
-        when they ran first: doing it again is undone.
+        The program's lines before this point have run again.  The checkpoint has their effect on the state
+        already, so their second effect is undone.
         """
         assert self._resume_state is not None
         self.user.load(decode(self._resume_state), self.progress.updates)
@@ -291,6 +298,7 @@ class Engine:
             restore(self.recovered.random)
             self.recovered.random = None
         if rest := self.recovered.open:
+            # first of all: an interruption left this boundary before these services had run
             self.recovered.open = []
             at_epoch_end = self.progress.phase == "epoch"
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
@@ -298,7 +306,7 @@ class Engine:
     # -------------------------------------------------------------------------------- the step
 
     def collect(self, step: int, given: Mapping[str, Any]) -> None:
-        """Take what a step has for the record, and for those who look at it."""
+        """Take the values of a step, for the record and for observers."""
         announcer = self.announcer
         metrics = announcer.without_outputs(step, given) if announcer.looked_at else given
         self.collector.pending.extend([(step, n, to_scalar(n, v)) for n, v in metrics.items()])
@@ -306,44 +314,46 @@ class Engine:
             announcer.announce(Moment.METRICS_COLLECTED, given)
 
     def complete_step(self, batch: Any = None, can_save: bool = True) -> None:
-        """A step is complete: the one place where it counts.
+        """Count a complete step; no other place counts steps.
 
         Args:
-            batch: what the step read.
-            can_save: False where the state is not the one after the step (it was left by `break`).
+            batch: the batch that the step read.
+            can_save: False where the step was left by `break`, so that the state is not the one after a step.
         """
         current, wakeups = self.progress, self.wakeups
         current.step = step = current.step + 1
         self.verifier.step_done(step, current.epoch)
         if self.oversights.looks_left:
             self.oversights.look()
+        # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
 
     # ---------------------------------------------------------------------------------- saving
 
     def save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
-        """One copy of the state for all that asked for one here."""
+        """Copy the state once for all that asked for a save here."""
         left = self.loop.steps_left() if phase == "step" else None
         interim = self.decisions.interruption is None
         self.saves.save(actions, phase, last=left is not None and left < 1, interim=interim)
 
     def _check(self) -> None:
-        """Before a save: run the guard on the newest values, and settle the writes before."""
+        """Run the guard on the newest values, and settle earlier writes, before a save."""
         guard = self.board.find(NaNGuard)
         if guard is not None:
             self.decisions.apply(self.board.run([guard], self.announcer.view(Moment.AFTER_STEP)))
         self.settle(True)
 
     def settle(self, wait: bool = False) -> None:
-        """Tell the journal and the observers of what the writer thread has committed since.
+        """Announce the new commits of the writer thread, in the journal and to observers.
 
         Args:
-            wait: for the running write, first.
+            wait: whether to wait for the running write first.
         """
         try:
             self.saver.settle(wait=wait)
         except NonFiniteError as error:
+            # found in the bytes to be committed: the guard decides, as for a value of a step
             guard = self.board.need(NaNGuard)
             actions = guard.tripped(str(error), error.step).actions
             self.decisions.apply([(guard, action) for action in actions])
@@ -354,17 +364,17 @@ class Engine:
             self.announcer.fire(Moment.AFTER_CHECKPOINT, name)
 
     def _undo(self, stop: Stop) -> None:
-        """Leave the loop to resume before the step that failed, if that may be."""
-        self.settle(True)  # a failure found there lies before this one
+        """Leave the loop to resume before the failed step, if a rollback is allowed."""
+        self.settle(True)  # the writer may find an earlier failure
         rolled = self.rollbacks.decide(stop.step or self.progress.step, stop.reason)
         if rolled is not None:
             raise rolled
 
     def count_round(self, never_done: str, remedy: str) -> None:
-        """Notice a loop that asks and never gets anywhere; a signal ends it at the last checkpoint.
+        """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint.
 
         Args:
-            never_done, remedy: what the loop did not do, and what to do, in words.
+            never_done, remedy: for the message: what the loop did not do, and what to do.
 
         Raises:
             ProgressError: the loop has asked too often.
@@ -398,13 +408,14 @@ class Engine:
         return True
 
     def leave(self) -> None:
-        """Wait for the save of what the interruption leaves, then leave the body.
+        """Wait until the last save is committed, then leave the body.
 
         Raises:
             Interrupted: always; in a session with a person, KeyboardInterrupt.
         """
         interruption = self.decisions.interruption
         assert interruption is not None
+        # first: an interrupted start is left only with its state on disk
         self.saves.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
@@ -433,6 +444,6 @@ class Engine:
             raise UsageError(f"{what}() after the with block has ended; make a new {self.kind.name} to go on")
 
     def require_entered(self, what: str) -> None:
-        """Refuse to tell what only a run that was opened knows."""
+        """Refuse a fact that is known only once the run is entered."""
         if self.status == "new":
             raise UsageError(f".{what} is not known before the loop is entered; ask inside its with block")

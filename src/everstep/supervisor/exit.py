@@ -22,23 +22,23 @@ class Exit:
     """Leaves the loop of one start, once.
 
     Args:
-        engine: of that start.
+        engine: the engine of that start.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._at_end = True
-        """Whether the program went on to the loop's own end."""
+        """Whether the program reached the loop's own end."""
 
     def leave(self, error: BaseException | None) -> bool:
-        """Close everything, whatever fails; whether `error` is no error but the loop's end.
+        """Close everything, whatever fails; return True if `error` is the loop's end and not an error.
 
         Args:
-            error: what left the body of the `with` block.
+            error: the exception that left the body of the `with` block.
 
         Raises:
-            BaseException: `error` where it is to be told as another one, what failed while closing, or the
-                exit status of a stop.
+            BaseException: another error in place of `error`, the first failure while closing, or the exit
+                status of a stop.
         """
         engine = self._engine
         stop = engine.progress.stop
@@ -50,6 +50,7 @@ class Exit:
         failures = _attempt(self._finish if error is None else self._abandon)
         error = self._undone([*([] if given is None else [given]), *failures], step) or given
         cause = error or (failures[0] if failures else None)
+        # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
         failures += _attempt(lambda: self._conclude(cause))
         failures += _attempt(lambda: engine.announcer.fire(Moment.EXIT_LOOP, engine.ending))
         failures += _attempt(engine.resources.close)
@@ -68,27 +69,27 @@ class Exit:
         return ended
 
     def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """The decision to go back, if what ended the loop is a failed step that may be undone.
+        """Decide to go back, or to try again, if the error that ended the loop allows it.
 
         Args:
-            errors: what ended it, and what came while it was left.
-            step: the one that was running, or the last.
+            errors: the error that ended the loop, then those that came while it was left.
+            step: the step that was running, or the last one.
         """
         engine = self._engine
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.again(errors[0], step) if errors and engine.begun else None
-        errors = [*errors, *_attempt(lambda: engine.settle(True))]  # the first bad step may lie before
+        errors = [*errors, *_attempt(lambda: engine.settle(True))]  # may find an earlier bad step
         return engine.rollbacks.undo(errors, step)
 
     def _leaving_instead(self) -> BaseException | None:
-        """The run goes back, but not in this process: a signal, or the time budget, ends it."""
+        """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""
         number, interruption = self._engine.signals.received, self._engine.decisions.interruption
         if interruption is not None:
             return leaving(interruption.code, interruption.reason)
         return None if number is None else leaving(128 + number, describe(number))
 
     def _finish(self) -> None:
-        """A clean end: the last state is committed, services finish, `ended` is recorded."""
+        """Finish cleanly: commit the last state, let services finish, record `ended`."""
         engine, current = self._engine, self._engine.progress
         self._at_end = engine.loop.finish()
         engine.wakeups.require_no_error()
@@ -96,6 +97,7 @@ class Exit:
         if not current.epoch:
             engine.oversights.check_updates()
         self._save_last()
+        # before `ended` is recorded: a finished run has its last state on disk
         engine.saves.await_commit()
         engine.collector.read()
         engine.verifier.end()
@@ -114,11 +116,12 @@ class Exit:
                 f"the end of the run could not be recorded ({error}); {remedy(error)} and start again: "
                 "no step is lost"
             ) from error
+        # after the last save: best weights in the live objects must not reach a checkpoint
         self._restore_best()
         engine.retries.forget()
 
     def _save_last(self) -> None:
-        """Save the state after the last completed step, where no boundary has or a stop came later."""
+        """Save the state after the last step, unless a boundary has saved it and no stop came later."""
         engine, current = self._engine, self._engine.progress
         if not engine.begun:
             return
@@ -140,11 +143,11 @@ class Exit:
                 engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
 
     def _abandon(self) -> None:
-        """After an exception: a pending commit is finished, none is started; the record has every step."""
+        """Abandon the loop after an exception: finish a running commit, start none, record every step."""
         engine = self._engine
         try:
             engine.collector.abandon_step()
-        except Exception as error:  # of a broken device, say: the one that ended the run is the one to raise
+        except Exception as error:  # of a broken device, say: the first error is to be raised
             engine.voice.warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         engine.verifier.end()
         engine.settle(True)
@@ -177,7 +180,7 @@ class Exit:
             engine.voice.say(f"ended: {engine.ending}")
 
     def _raise_exit_status(self) -> None:
-        """After a clean end: the status of a service's stop, or of a signal that came too late to act on."""
+        """Raise the exit status of a service's stop, or of a late signal, after a clean end."""
         stop, number = self._engine.progress.stop, self._engine.signals.received
         if stop is not None and (stop.failed or stop.code):
             raise GuardStop(stop.reason, 1 if stop.failed else stop.code)
@@ -186,7 +189,7 @@ class Exit:
 
 
 def best_record(engine: Engine) -> BestRecord | None:
-    """The best of the first `Best` service; None if there is none yet."""
+    """Return the best value of the first `Best` service; None before its first value."""
     service = engine.board.find(Best)
     if service is None or service.value is None:
         return None

@@ -1,7 +1,7 @@
-"""What decides the bits of what a start computes: compared before a resume claims anything to be equal.
+"""Fingerprint of a machine: facts that decide the bits of results, compared at each resume.
 
-The state, the samples and the random state come back to the bit on any machine.  What is computed from them
-does so only where processor, libraries, threads and flags are the same ones.
+State, samples and random state come back to the bit on any machine.  Results computed from them are equal
+only where processor, libraries, threads and flags are the same.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from everstep.record import machine
 from everstep.supervisor.configuration import NONE, Difference, told
 
 Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
-"""Facts by name, by who computes: "machine", and the name of each framework in use."""
+"""Facts by name, under "machine" and under the name of each framework in use."""
 
 
 def fingerprint(objects: Mapping[str, Any]) -> Fingerprint:
-    """That of this process, now.
+    """Take the fingerprint of this process, now.
 
     Args:
-        objects: the objects of the state: of devices, those count on which they lie.
+        objects: the objects of the state; of the devices only those count on which the objects lie.
     """
     return {"machine": machine(), **{each.name: each.fingerprint(objects) for each in backends.active()}}
 
 
 def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
-    """Where two fingerprints differ, as "torch.threads"; nothing where none is stored.
+    """List facts that differ between two fingerprints, as "torch.threads"; empty where none is stored.
 
-    A framework that only one of them knows was imported, and need not compute anything.
+    A framework in only one of the fingerprints is ignored: it may have been imported without computing.
     """
     stored = stored or {}
     return [
@@ -41,7 +41,7 @@ def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
 
 
 def warning(found: list[Difference]) -> str:
-    """What a resume says before anything else, where the checkpoint was computed under another one."""
+    """Write the warning of a resume whose checkpoint was computed under another fingerprint."""
     return (
         "the checkpoint was computed on another machine, or under other settings of it:"
         f"{told(found).rstrip()}\nstate, samples and random state come back to the bit; numbers that are "

@@ -3,7 +3,7 @@
 The *head* of an epoch is the program's lines before its steps.  They may seed the generator of a loader,
 make the loader anew, or draw from the generator.  A resume inside an epoch comes after them.  A resume at the
 end of an epoch comes before them, and the program has not given its data yet: the generators of declared data
-(`streams=`) are brought back there.  Of other data the record tells what the head does; where that is more
+(`streams=`) are brought back there.  For other data the record tells what the head does; where that is more
 than the states of the generators can tell, the resume is refused.
 """
 
@@ -22,10 +22,10 @@ Held = Sequence[Any]
 
 
 class Generators:
-    """The generators that streams keep: brought back once, though several hold the same one.
+    """Generators that streams keep: each is brought back once, though several streams may hold it.
 
-    Whatever draws from one after the resume (another stream, an evaluation over the same data) draws
-    from where the checkpoint had it, and going to a stream's position does not take that back.
+    After the resume, draws by others (another stream, an evaluation over the same data) begin at the
+    checkpoint's state, and going to a stream's position does not take them back.
     """
 
     def __init__(self) -> None:
@@ -33,17 +33,17 @@ class Generators:
         self._state: list[Any] = []
 
     def keep(self, objects: Iterable[Any]) -> None:
-        """These, and what is in them, are part of the state, which brings them back."""
+        """Take objects, and their contents, as part of the state, which brings them back."""
         before = len(self._back)
         self.stand(objects)
         self._state += self._back[before:]
 
     def in_state(self, generator: Any) -> bool:
-        """Whether it is part of the state."""
+        """Whether a generator is part of the state."""
         return any(generator is each for each in self._state)
 
     def stand(self, objects: Iterable[Any]) -> None:
-        """These, and what is in them, are where the checkpoint had them."""
+        """Mark objects, and their contents, as standing where the checkpoint had them."""
         for each in objects:
             if isinstance(each, dict | list):
                 self.stand(each.values() if isinstance(each, dict) else each)
@@ -51,16 +51,16 @@ class Generators:
                 self._back.append(each)
 
     def stands(self, generator: Any) -> bool:
-        """Whether it is where the checkpoint had it, or part of the state, which brings it there."""
+        """Whether a generator stands where the checkpoint had it, or is part of the state."""
         return any(generator is each for each in self._back)
 
     @contextmanager
     def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
-        """Whatever the block draws, the stream's generators stand afterwards where they belong.
+        """Put a stream's generators where they belong after the block, whatever the block draws.
 
         Args:
-            saved: the states that the checkpoint has of them.
-            given: which of them the program sets for each pass, and has set now.
+            saved: their states in the checkpoint.
+            given: by generator, whether the program has set it for this pass.
         """
         held = stream.generators
         now = states_of(held)
@@ -71,22 +71,22 @@ class Generators:
 
 
 def states_of(held: Held) -> list[Any]:
-    """The states of generators, now."""
+    """Return the states of generators, as they are now."""
     return [make_entry("generator", each).save() for each in held]
 
 
 class HeadWatch:
-    """What lines at the head of epochs do to the generators of one stream's data.
+    """Watches what the head of each epoch does to the generators of one stream's data.
 
     Args:
-        name: the stream's.
-        generators: those of all streams.
+        name: the name of the stream.
+        generators: the generators of all streams.
         say: takes sentences for the user.
-        noticed: called with the name, and with what one head has done.
+        noticed: called with the stream's name, and with what a head has done.
 
     Attributes:
         declared: whether the data is known where the run begins.
-        recorded: what the record knows of the head that follows the resume point; None: nothing.
+        recorded: the record of the head that follows the resume point; None if there is none.
     """
 
     def __init__(
@@ -100,28 +100,28 @@ class HeadWatch:
         self.declared = False
         self.recorded: dict[str, Any] | None = None
         self._opened: list[list[Any]] = []
-        """The states when the run's first pass was opened, and the last one."""
+        """States of the generators when the run's first pass was opened, and when its last pass was."""
         self._given: list[int] = []
-        """Those (by index) that the last head set, so that nothing depends on where they stood."""
+        """Indices of the generators that the last head set: nothing depends on where they stood before."""
         self._touched = False
-        """Whether the last head did anything else to one of them."""
+        """Whether the last head did anything else to a generator."""
         self._left: list[tuple[Any, Any]] | None = None
         """The generators, and their states where the next head begins."""
         self._assumed: list[int] | None = None
-        """Those that were taken as set by a head of which the record knew nothing."""
+        """Indices that were taken as set by a head, without a record of that head."""
         self._said = False
 
     def tree(self) -> dict[str, Any]:
-        """What the stream's branch of the state tree has of it."""
+        """Return the watch's part of the stream's branch in the state tree."""
         return {"opened": self._opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        """The inverse of `tree`."""
+        """Load what `tree` returned."""
         self._opened, self._given = tree["opened"], tree["given"]
         self._touched = tree.get("touched", False)
 
     def begin(self, held: Held) -> None:
-        """What is done to the generators from here on is done by a head."""
+        """Begin a head: changes to the generators from here on are its work."""
         self._left = list(zip(held, states_of(held), strict=True))
 
     @property
@@ -130,15 +130,15 @@ class HeadWatch:
         return self._left is not None
 
     def open(self, held: Held) -> None:
-        """A pass is opened at its start."""
+        """Note the states at which a pass is opened at its start."""
         now = states_of(held)
         self._opened = [self._opened[0] if self._opened else now, now]
 
     def end(self, held: Held, *, in_pass: bool) -> None:
-        """The head is over: note what it has done.
+        """End the head, and note what it has done.
 
         Args:
-            in_pass: whether the pass that it interrupts goes on.
+            in_pass: whether a pass goes on after the head.
         """
         before, self._left = self._left, None
         if before is None or len(before) != len(held):
@@ -160,10 +160,10 @@ class HeadWatch:
         self._warn(given, touched)
 
     def told(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
-        """At a resume whose head has run: which generators it has set, so that they stay as they are.
+        """Tell which generators the head has set before a resume, so that they stay as they are.
 
         Raises:
-            NotResumableError: it did something else to them, by the record.
+            NotResumableError: the record says that the head did something else to them.
         """
         given = self._are_given(held, pass_index, in_pass=in_pass)
         free = [index for index, each in enumerate(held) if not self._generators.stands(each)]
@@ -184,14 +184,14 @@ class HeadWatch:
         return given
 
     def _are_given(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
-        """Which generators the head has set, as far as their states tell."""
+        """Tell which generators the head has set, as far as their states show."""
         if in_pass or [len(states) for states in self._opened] != [len(held)] * 2:
             return [False] * len(held)
         pairs = zip(held, *self._opened, strict=True)
         return [self._is_given(index, pass_index, *each) for index, each in enumerate(pairs)]
 
     def _is_given(self, index: int, pass_index: int, generator: Any, first: Any, last: Any) -> bool:
-        """Where the program begins, each generator stands as at the first pass, unless it is set since."""
+        """Whether a generator was set: a new process has it as at the first pass, unless a head sets it."""
         entry = make_entry("generator", generator)
         now = entry.save()
         if pass_index == 1:  # only one was read: another seed than it had was set on purpose
