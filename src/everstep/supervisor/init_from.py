@@ -1,4 +1,4 @@
-"""Warm start and partial restore: parts of a checkpoint, into a run that has none of its own."""
+"""Warm start and partial restore: parts of a checkpoint, for a run without one of its own."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _RESETS = ("step", "optimizer", "lr")
 @checked_init
 @dataclass(frozen=True)
 class InitFrom:
-    """Which parts of a checkpoint to start from.
+    """Choice of the parts of a checkpoint to start from.
 
-    Names are "ENTRY/NAME", as in "model/encoder.0.weight"; an entry that is no flat set of arrays
+    Names are "ENTRY/NAME", as in "model/encoder.0.weight"; an entry that is not a flat set of arrays
     (an optimizer, a scheduler) is taken or left as a whole, by its entry's name.
 
     Args:
         path: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
             `RUN/best/METRIC`: the best weights.
-        include, exclude: regular expressions searched in names, as they are here: after `rename`; include
-            None takes all.
-        rename: checkpoint name to name here; a pattern of regular expressions also works.
-        on_missing: for a name here that the checkpoint lacks: "error", "warn" or "skip" (keep as it is).
-        on_unexpected: for a name of the checkpoint that is not here.
-        on_reshaped: for a name with another shape or dtype.
+        include, exclude: regular expressions searched in names, after `rename`; include None takes all.
+        rename: name in the checkpoint to name here; a regular expression also works.
+        on_missing: action for a name that the checkpoint lacks: "error", "warn" or "skip" (keep it as it is).
+        on_unexpected: action for a name of the checkpoint that is not here.
+        on_reshaped: action for a name with another shape or dtype.
         reset: of {"step", "optimizer", "lr"}: start counting at 0, start the optimizer fresh, keep
-            this program's learning rates.  Without "step" the counters go on.
+            this program's learning rates.  Without "step" the counters continue.
 
     Raises:
         ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen.
@@ -76,15 +75,15 @@ class InitFrom:
 
     @classmethod
     def of(cls, given: str | Path | Self | None) -> Self | None:
-        """From what a user may pass as `init_from=`."""
+        """Make an InitFrom of an `init_from=` argument."""
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
     def load(self, user: UserState, progress: Progress, say: Callable[[str], None]) -> str:
-        """Load the chosen parts; returns what it used, in words.
+        """Load the chosen parts; return in words what was used.
 
         Raises:
-            RestoreError: the three lists of what does not fit and was not allowed.
-            NoCheckpointError: there is no checkpoint there.
+            RestoreError: names do not fit and are not allowed to; has the three lists of them.
+            NoCheckpointError: `path` has no checkpoint.
         """
         checkpoint = self.read(lambda note: say(f"init_from: {note}"))
         saved = saved_tree(checkpoint, ("user",) if "step" in self.reset else ("user", "progress"))
@@ -104,7 +103,7 @@ class InitFrom:
         """Read the checkpoint; nothing there is changed.
 
         Raises:
-            NoCheckpointError: there is none.
+            NoCheckpointError: `path` has no checkpoint.
         """
         path = to_read(user_path(self.path, "path"))
         found = find_checkpoint(path, say)
@@ -124,14 +123,14 @@ class InitFrom:
         *,
         strangers: bool = True,
     ) -> dict[str, Any]:
-        """Per entry the tree to load: the program's own, with the chosen names from the checkpoint.
+        """Return the tree to load per entry: the program's own, with the chosen names from the checkpoint.
 
         Args:
             saved: the checkpoint's `user` branch.
-            strangers: False to leave out, unsaid, the entries that only the checkpoint has.
+            strangers: False to ignore entries that only the checkpoint has.
 
         Raises:
-            RestoreError: the three lists of what does not fit and was not allowed.
+            RestoreError: names do not fit and are not allowed to; has the three lists of them.
         """
         old = {name: entry.save() for name, entry in user.entries.items()}
         left = {
@@ -160,7 +159,7 @@ class InitFrom:
         return {name: _join(name, tree, ours) for name, tree in old.items()}
 
     def _theirs(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """What was chosen of the checkpoint, under the names here."""
+        """Return the chosen values of the checkpoint, under the names here."""
         theirs: dict[str, Any] = {}
         came_from: dict[str, str] = {}
         for path, value in (part for name, tree in saved.items() for part in _split(name, tree)):
@@ -226,7 +225,7 @@ class InitFrom:
 
 
 def names_in(checkpoint: Checkpoint) -> list[str]:
-    """The names of what a checkpoint has of the user's state, as `InitFrom` has them."""
+    """List the names of the user's state in a checkpoint, as `InitFrom` writes them."""
     saved = saved_tree(checkpoint, ("user",))["user"]
     return [path for name, tree in saved.items() for path, _ in _split(name, tree)]
 
@@ -236,7 +235,7 @@ def _is_optimizer(tree: Any) -> bool:
 
 
 def _split(name: str, tree: Any) -> list[tuple[str, Any]]:
-    """A model's state by name, without what its backend keeps beside; anything else as a whole."""
+    """Split a model's state by name, without the keys in `BESIDE`; leave any other tree whole."""
     named = {key: v for key, v in tree.items() if not _beside(key)} if isinstance(tree, dict) else {}
     if named and all(hasattr(v, "shape") for v in named.values()):
         return [(f"{name}/{key}", value) for key, value in named.items()]

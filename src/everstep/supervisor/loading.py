@@ -1,4 +1,4 @@
-"""A run's saved objects in another script: read without opening the run."""
+"""Loading of a run's saved objects in another script, without opening the run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from everstep.supervisor.user_state import UserState
 
 @dataclass(frozen=True)
 class Loaded:
-    """Where loaded objects come from.
+    """Source of loaded objects.
 
     Attributes:
         path: the checkpoint's folder.
-        step, epoch: of the run when it was saved.
-        digest: of the checkpoint.
-        seed: of the run; None where only weights are kept (best weights).
+        step, epoch: step and epoch of the run at the save.
+        digest: digest of the checkpoint.
+        seed: seed of the run; None where only weights are kept (best weights).
     """
 
     path: str
@@ -38,19 +38,19 @@ class Loaded:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether they are one of the run's checkpoints; else best weights, or another copy."""
+        """Whether the source is one of the run's checkpoints; else best weights, or another copy."""
         return Path(self.path).parent.name == "checkpoints"
 
     @property
     def name(self) -> str:
-        """The checkpoint's, or the end of the path of what is none."""
+        """Name of the checkpoint, or the end of the path of other weights."""
         parts = Path(self.path).parts
         return parts[-1] if self.is_checkpoint else "/".join(parts[-3:])
 
 
 @checked_keywords
 def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Loaded:
-    """Give objects what a run has saved of them, as for inference; no run is opened, nothing written.
+    """Load objects from what a run has saved, as for inference; no run is opened, nothing is written.
 
         everstep.load("runs/digits/best/valid_loss", {"model": model})
 
@@ -59,13 +59,13 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     Args:
         source: a run directory (its newest whole checkpoint), the folder of a checkpoint,
             `RUN/best/METRIC` (the best weights), or an `InitFrom` that chooses and renames.
-        state: name to object, by the names that the run's `state` has.
+        state: name to object, under the names of the run's `state`.
 
     Raises:
-        RestoreError: the checkpoint lacks an entry, or one does not fit; with the three lists, and
-            nothing was loaded.
+        RestoreError: the checkpoint lacks an entry, or an entry does not fit; has the three lists, and
+            nothing is loaded.
         NoCheckpointError: there is no checkpoint.
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
     notes: list[str] = []
@@ -94,7 +94,7 @@ def _seed_in(checkpoint: Checkpoint) -> int | None:
 
 
 def _only(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
-    """With these entries alone: the others may need a framework that is not installed here."""
+    """Reduce a checkpoint to some entries: others may need a framework that is not installed here."""
     user = checkpoint.structure.get("user") if isinstance(checkpoint.structure, dict) else None
     if not isinstance(user, dict) or any(name.startswith("$") for name in user):
         return checkpoint
@@ -121,12 +121,12 @@ def _check(user: UserState, trees: Mapping[str, Any], checkpoint: Checkpoint) ->
 
 @checked_keywords
 def best(run_dir: str | Path) -> dict[str, BestRecord]:
-    """By metric, the best weights that a run has kept, as its newest checkpoint names them.
+    """Return the best weights of a run by metric, as its newest checkpoint names them.
 
         everstep.best("runs/digits")["valid_loss"].value
 
     Raises:
-        RunDirError: the path is no run; names those nearby.
+        RunDirError: the path is not a run; names runs nearby.
     """
     store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir, 0, lambda _: None)
     found = {}

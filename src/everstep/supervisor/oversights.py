@@ -1,4 +1,4 @@
-"""What a program has forgotten: optimizers and modules outside the state, steps that update nothing."""
+"""Oversights of a program: optimizers and modules outside the state, steps that update nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from everstep.supervisor.user_state import UserState
 from everstep.supervisor.voice import Voice
 
 _LOOKS = 16
-"""Steps of a start after which modules outside the state are looked at: an average changes now and then."""
+"""Number of first steps after which modules outside the state are looked at: an average changes rarely."""
 
 
 class Oversights:
@@ -18,7 +18,7 @@ class Oversights:
         first: step at which this start begins.
 
     Attributes:
-        looks_left: steps after which modules outside the state are still looked at.
+        looks_left: number of steps after which modules outside the state are still to be looked at.
     """
 
     def __init__(self, user: UserState, progress: Progress, first: int, voice: Voice) -> None:
@@ -26,11 +26,11 @@ class Oversights:
         self.looks_left = _LOOKS
 
     def look(self) -> None:
-        """After one of the first steps: do they change what the state does not save?"""
+        """Look, after one of the first steps, for changes in what the state does not save."""
         self.looks_left -= 1
         try:
             names = self._user.forgotten(self._progress.epoch)
-        except Exception as error:  # raised by objects that are none of this run's
+        except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
             self._voice.say(
                 f"what lies outside the state was not looked at ({type(error).__name__}: {error})"
@@ -45,7 +45,7 @@ class Oversights:
             )
 
     def check_strangers(self) -> None:
-        """Every optimizer that steps the state must be in it."""
+        """Require that each optimizer of the state's parameters is in the state."""
         if strangers := self._user.strangers():
             raise StateError(
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
@@ -53,7 +53,7 @@ class Oversights:
             )
 
     def check_updates(self) -> None:
-        """An optimizer of the state must step; asked after the first epoch, else at the loop's end."""
+        """Require a step of the state's optimizers; called after the first epoch, else at the loop's end."""
         counted = self._progress.step > self._first
         none = self._user.watches_optimizers and not self._user.updates
         if counted and none and not self._user.left_out():

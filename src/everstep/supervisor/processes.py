@@ -1,4 +1,4 @@
-"""A run is trained by one process so far: several are refused before anything is opened."""
+"""Refusal of several processes, before anything is opened: so far one process trains a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from everstep.errors import UsageError
 def require_one() -> None:
     """Refuse to be one of several processes that train together.
 
-    Launchers such as torchrun say WORLD_SIZE; of a group that is made without one the framework knows.
-    What a batch system says of its tasks (SLURM_NTASKS and the like) is no sign: each may be a run.
+    Launchers such as torchrun set WORLD_SIZE; the framework knows a group that was made without a launcher.
+    Variables of a batch system (SLURM_NTASKS and the like) do not count: each task may be a run of its own.
 
     Raises:
         UsageError: says how many there are, and what to do.

@@ -1,4 +1,4 @@
-"""Where the run stands: the `progress/` branch of the state tree."""
+"""Progress of a run: the `progress/` branch of the state tree."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from everstep.checkpoint import Phase
 
 @dataclass
 class Limits:
-    """How far a run goes; None: no limit."""
+    """Limits of a run; None: no limit."""
 
     max_step: int | None = None
     max_epoch: int | None = None
 
     def tree(self) -> dict[str, int | None]:
-        """As saved with a stop."""
+        """Return the limits as they are saved with a stop."""
         return asdict(self)
 
 
 @dataclass
 class StopRecord:
-    """Why the run is ending: saved with it, so that a restart ends the same way.
+    """Stop of a run: saved, so that a restart ends the same way.
 
     Attributes:
         reason: in words, as shown to the user.
@@ -48,14 +48,14 @@ class Progress:
 
     Attributes:
         step: completed steps, from 0.
-        phase: the boundary kind of the snapshot this was restored from or is saved into.
+        phase: kind of boundary ("step" or "epoch") at which this was saved, or is being saved.
         epoch: current or last epoch, from 1; 0 before the first.
         epoch_start: `step` when the epoch began.
-        epoch_loop: which `iter_epochs` loop of the program it is in, from 1; 0 before the first.
-        calls: `iter_steps` loops finished in this epoch.
-        iterating: whether one is open.
-        stream: the stream that it reads, None without data.
-        call_start: `step` when the open one began.
+        epoch_loop: number of the `iter_epochs` loop that the program is in, from 1; 0 before the first.
+        calls: number of `iter_steps` loops finished in this epoch.
+        iterating: whether an `iter_steps` loop is open.
+        stream: the stream that the open loop reads, None without data.
+        call_start: `step` when the open loop began.
         updates: optimizer updates that really happened.
         seed: the run's seed.
         stop: why the run is ending, None while it is not.
@@ -75,12 +75,12 @@ class Progress:
     stop: StopRecord | None = None
 
     def tree(self, phase: Phase) -> dict[str, Any]:
-        """The branch as saved at a boundary of kind `phase`."""
+        """Return the branch as saved at a boundary of kind `phase`."""
         return {**asdict(self), "phase": phase, "batch_in_epoch": self.step - self.epoch_start}
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
-        """The inverse of `tree`.
+        """Make a Progress of what `tree` returned.
 
         Raises:
             TypeError: a counter is missing, unknown, or of another type.

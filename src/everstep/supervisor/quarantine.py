@@ -1,4 +1,4 @@
-"""Batches that a rollback has quarantined are drawn, and not handed out."""
+"""Quarantine of batches after a rollback: they are drawn, and not handed out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from everstep.data.wrapping import CursorAround
 
 
 class Sieve(CursorAround):
-    """A cursor that knows the place of each batch in its pass, and passes over some.
+    """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
 
     Args:
-        cursor: what to draw from; tells `done`.
+        cursor: the cursor to draw from; tells `done`.
         quarantined: indices of batches that are not handed out.
-        drew: called with the index of each batch that is.
+        drew: called with the index of each batch that is handed out.
 
     Attributes:
-        skipped: how many were passed over.
+        skipped: number of batches that were left out.
     """
 
     skipped = 0

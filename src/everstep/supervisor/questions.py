@@ -1,4 +1,4 @@
-"""What the engine asks the loop around it: eight questions, with the answers of a loop without epochs."""
+"""Questions of the engine to the loop around it: eight, with the answers of a loop without epochs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Questions(Protocol):
-    """Asked by the engine, answered by whoever calls its steps; nothing else goes from engine to loop."""
+    """Protocol of the questions: the engine asks them, and nothing else, of the loop that calls its steps."""
 
     def tag(self) -> str:
-        """The beginning of a line that says where the run stands."""
+        """Tag at the beginning of a line, with the place of the run."""
 
     def get_progress(self) -> float | None:
         """The part of the run that is done, 0 to 1; None if it is unbounded."""
@@ -18,11 +18,11 @@ class Questions(Protocol):
         """Seconds that this start has waited for batches."""
 
     def batches(self) -> tuple[int, int]:
-        """Batches that the program has drawn by itself in this start, and those of complete steps."""
+        """Numbers of batches in this start: drawn by the program itself, and used in complete steps."""
         return 0, 0
 
     def steps_left(self) -> int | None:
-        """Steps until the open step loop ends by itself; None where that is not known."""
+        """Number of steps until the open step loop ends by itself; None if unknown."""
         return None
 
     def is_partial(self) -> bool:
@@ -30,9 +30,9 @@ class Questions(Protocol):
         return False
 
     def check_epoch(self) -> None:
-        """Raise if what an epoch did makes no sense; asked at its end, before it is saved."""
+        """Raise an error if an epoch did not make sense; asked at its end, before its save."""
         return None
 
     def finish(self) -> bool:
-        """Complete what is open at a clean end; whether the program went on to the loop's own end."""
+        """Complete what is open at a clean end; return whether the program reached the loop's own end."""
         return True

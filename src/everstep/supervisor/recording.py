@@ -13,7 +13,7 @@ class Recording:
     """Takes the rows that the collector has finished.
 
     Args:
-        recovered: has the newest values as of the checkpoint.
+        recovered: has the newest values in the checkpoint.
 
     Attributes:
         last_values: newest value of each metric collected outside steps, the means of epochs included; in
@@ -28,10 +28,10 @@ class Recording:
         self.last_values: dict[str, float] = dict(recovered.last_values)
         self.last_steps: dict[str, int] = dict(recovered.last_steps)
         self._flushed = (0, 0)
-        """Step and epoch that the journal was told last."""
+        """Step and epoch of the last "progress" event."""
 
     def add(self, block: Block) -> None:
-        """Record rows; those of a step executed again are compared with what it gave before."""
+        """Record rows; rows of a step that runs again are compared with its earlier rows."""
         if block.phase != "step" or not block.epoch:
             self.last_values[block.name] = block.values[-1]
             self.last_steps[block.name] = block.steps[-1]
@@ -39,9 +39,9 @@ class Recording:
         self._verifier.rows(block)
 
     def flush(self) -> Position:
-        """Hand every row and event so far to the journal's file, and how far the run has come.
+        """Hand every row and event so far, and the run's progress, to the journal's file.
 
-        Rows alone do not say it: there may be one each 1,000 steps, or none.
+        Rows alone do not tell the progress: there may be one row each 1,000 steps, or none.
         """
         current = self._progress.step, self._progress.epoch
         if current != self._flushed:

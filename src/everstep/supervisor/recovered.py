@@ -1,4 +1,4 @@
-"""Where a start begins: what was asked for, and what was found."""
+"""Beginning of a start: what was asked for, and what was found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.supervisor.progress import Progress
 
 @dataclass(frozen=True)
 class Start:
-    """What the user asked for; the arguments of `Supervisor` of the same names."""
+    """Wishes of the user: the arguments of `Supervisor` of the same names."""
 
     path: Path
     seed: int | None
@@ -32,31 +32,31 @@ class Start:
 
 @dataclass
 class Recovered:
-    """Where this start begins.
+    """Place at which this start begins, and what was restored there.
 
     Attributes:
-        progress: the counters, which go on counting; those of a fresh run if `checkpoint` is None.
-        step, epoch: where it begins.
-        mid_epoch: whether that is inside an epoch, which is then entered again.
-        checkpoint: name of the checkpoint it goes on from, None for a fresh start.
+        progress: the counters, which continue; those of a fresh run if `checkpoint` is None.
+        step, epoch: step and epoch at which the start begins.
+        mid_epoch: whether the start begins inside an epoch, which is then entered again.
+        checkpoint: name of the checkpoint that is continued, None for a fresh start.
         random: random state to put back at the resume point, None for a fresh start.
         lines: random state for the program's lines that run again before that point.
         parent: the journal's end as the checkpoint knows it.
-        replay: compares what steps find that are executed again.
-        chosen: what a person chose otherwise, so that earlier executions are not compared with; else "".
+        replay: compares steps that run again with their earlier executions.
+        chosen: a person's choice that rules out a comparison with earlier executions; else "".
         collector: saved metric windows, None for a fresh start.
-        finished: the run was complete and nothing reopened it.
-        digest: of the checkpoint's state.
+        finished: whether the run was complete and nothing reopened it.
+        digest: digest of the checkpoint's state.
         last_values: the newest value of each metric collected outside steps.
-        last_steps: of which step each of them is.
+        last_steps: step of each value in `last_values`.
         services, streams, wall: those branches of the saved tree.
-        open: the services that the checkpoint's boundary has still to run; none, but where an interruption
-            left it inside an evaluation.
-        kept: facts that the record keeps as they are stored, since no step is run by what was given.
-        fingerprint: what decides the bits of what this start computes.
-        same_numbers: whether the steps that are executed again were computed under that one before: else
-            they may well give other numbers now.
-        one_fingerprint: whether all steps of the run up to here, and from here on, are computed under it.
+        open: names of the services that the checkpoint's boundary has still to run; empty unless an
+            interruption left an evaluation there.
+        kept: facts that the record keeps as stored, because no step runs with what was given.
+        fingerprint: the fingerprint of this start.
+        same_numbers: whether the steps that run again were computed under this fingerprint before; else
+            they may give other numbers now.
+        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint.
     """
 
     progress: Progress

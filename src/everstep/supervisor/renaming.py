@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What wrappers call the module inside; each may stand anywhere in a name."""
+"""Names that wrappers give the module inside; each may stand anywhere in a name."""
 
 
 def rename_for(missing: Iterable[str], unexpected: Iterable[str]) -> dict[str, str]:
-    """The `rename=` of `InitFrom` after which the names that do not fit do; empty where there is none.
+    """Find the `rename=` of `InitFrom` that makes names fit; empty where there is none.
 
     Args:
-        missing: "ENTRY/NAME" that are here and not in the checkpoint.
-        unexpected: those of the checkpoint that are not here.
+        missing: names "ENTRY/NAME" that are here and not in the checkpoint.
+        unexpected: names of the checkpoint that are not here.
     """
     here, there = _by_entry(missing), _by_entry(unexpected)
     found = [_of_entry(entry, here[entry], there.get(entry, set())) for entry in here]
@@ -22,7 +22,7 @@ def rename_for(missing: Iterable[str], unexpected: Iterable[str]) -> dict[str, s
 
 
 def hint(missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    """What to say beside the lists of what does not fit: ends a sentence, or is empty."""
+    """Write a hint for the error about names that do not fit: the end of a sentence, or ""."""
     rename = rename_for(missing, unexpected)
     if not rename:
         return ""
@@ -52,7 +52,7 @@ def _of_entry(entry: str, here: set[str], there: set[str]) -> dict[str, str]:
 
 
 def _prefix(longer: set[str], shorter: set[str]) -> str:
-    """What stands before each of some names in another set of names, in which nothing else is."""
+    """Find a prefix of all longer names that makes longer names of all shorter ones; "" without any."""
     first = min(shorter, default="")
     for name in sorted(longer):
         prefix = name.removesuffix(first)

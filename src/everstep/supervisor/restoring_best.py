@@ -1,4 +1,4 @@
-"""After a clean end: the best weights are loaded into the live objects, as far as they are whole."""
+"""Restoring of the best weights that are whole into the live objects, after a clean end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from everstep.supervisor.voice import Voice
 def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
     """Load the weights of the best value; where they are lost, of the next best one that is kept.
 
-    The run has ended by then, so weights that cannot be loaded are warned about, and never an error: it would
-    come again at every start.
+    Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
+    every start.
 
     Returns:
-        What was loaded; None if nothing was, and the objects have the last weights still.
+        The record of the loaded weights; None if the objects still have the last weights.
     """
     lost: list[str] = []
     for place in service.places:

@@ -1,4 +1,4 @@
-"""From a listed error to another try."""
+"""Retries: another try after a listed error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.supervisor.voice import Voice
 
 T = TypeVar("T")
 _POLL = 0.02
-"""Seconds between two looks whether a signal has come."""
+"""Seconds between two looks for a signal."""
 
 
 class _Tries(NamedTuple):
@@ -24,7 +24,7 @@ class _Tries(NamedTuple):
 
 
 _tries: dict[str, _Tries] = {}
-"""By run directory: tries in a row of this process, and the furthest step that failed in them."""
+"""Tries in a row of this process, and the furthest step that failed in them, by run directory."""
 
 
 class Retries:
@@ -33,8 +33,8 @@ class Retries:
     Args:
         retry: the service that allows them; None if the run has none.
         run_dir: the run's directory.
-        same_data: whether the run goes on with the same objects, and not with new ones.
-        ends: whether a signal asks the run to end: then nothing is waited for.
+        same_data: whether the run resumes with the same objects, and not with new ones.
+        ends: tells whether a signal asks the run to end: then no wait is made.
         voice: warns the user.
     """
 
@@ -53,15 +53,16 @@ class Retries:
         self._ends, self._voice, self._same_data = ends, voice, same_data
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
-        """The decision to try again from the newest checkpoint, after the wait; None if the error stands.
+        """Decide to try again from the newest checkpoint, and wait; None if the error stands.
 
         Args:
-            step: the one that was running, or the last.
+            step: the step that was running, or the last one.
         """
         retry = self._retry
         if retry is None or not retry.takes(error):
             return None
         furthest, count = _tries.get(self._run_dir, _Tries(-1, 0))
+        # a later step than ever before is progress: the tries count anew
         if step > furthest:
             furthest, count = step, 0
         if count >= retry.times:
@@ -78,11 +79,11 @@ class Retries:
         return TriedAgain(text, self._run_dir, count + 1)
 
     def forget(self) -> None:
-        """The run has ended, or given up: what comes later counts anew."""
+        """Forget the tries of a run that has ended, or given up."""
         _tries.pop(self._run_dir, None)
 
     def in_place(self, what: str, action: Callable[[], T]) -> T:
-        """Do something that leaves nothing behind where it fails, and again after a listed error."""
+        """Call `action`, which leaves nothing behind where it fails, again after each listed error."""
         attempt = 0
         while True:
             try:

@@ -1,8 +1,8 @@
-"""What the program gave to data that keeps state: for a run that goes on in the process that left it.
+"""State of data as the program gave it, for a run that resumes in the process that left it.
 
-A new process makes its data anew, and what the data keeps (a generator, a place) stands where the program
-puts it.  In the process of the start before, it stands where that start left it.  A resume needs it where it
-was given: the checkpoint at step 0, for one, says "at the start" of data that it does not know yet.
+A new process makes its data anew, so the state of the data (a generator, a place) is as the program made it.
+In the process of the earlier start, that state is as the start left it.  A resume needs it as it was
+given: the checkpoint at step 0, for one, says "at the start" of data that it does not know yet.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from everstep.state import Encoded, decode, digest, encode, isolated, make_entry
 
 @dataclass
 class _Kept:
-    """An object with state, when a run first read it and when the last one left it (None: it has not)."""
+    """State of an object when a run first read it, and when the last run left it (None: not left yet)."""
 
     given: Encoded
     left: Encoded | None = None
 
 
 class _Registry:
-    """By object; those that allow no weak reference (NumPy's generators) stay alive with their entry."""
+    """Registry by object; objects without weak references (NumPy's generators) stay alive in it."""
 
     def __init__(self) -> None:
         self._weak: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
@@ -52,7 +52,7 @@ _registry = _Registry()
 
 
 def enter(stream: Stream) -> None:
-    """A run reads this stream: what it keeps is given, unless the run before has left it like this."""
+    """Note the state of a stream that a run begins to read, unless the last run has left it like this."""
     for obj, entry in _keepers(stream):
         kept = _registry.get(obj)
         if kept is None or not _is_left(kept, entry):
@@ -62,14 +62,14 @@ def enter(stream: Stream) -> None:
 
 
 def leave(stream: Stream) -> None:
-    """A run reads it no more: what it keeps now is what the run made of it."""
+    """Note the state of a stream that a run has read, when the run leaves it."""
     for obj, entry in _keepers(stream):
         if (kept := _registry.get(obj)) is not None:
             kept.left = _state(entry)
 
 
 def restore() -> None:
-    """A run is resumed: what was left behind in this process, and not touched since, is as it was given."""
+    """Give back the first state of data that was left in this process, and not touched since."""
     for obj, kept in _registry.items():
         entry = make_entry("data", obj)
         if kept.left is not None and _is_left(kept, entry):
@@ -84,7 +84,7 @@ def _keepers(stream: Stream) -> list[tuple[Any, Entry]]:
 
 
 def _is_left(kept: _Kept, entry: Entry) -> bool:
-    """Whether it is as the last run left it (one that reads it now has not)."""
+    """Whether an object is as the last run left it, or is not left yet."""
     return kept.left is None or digest(kept.left) == digest(_state(entry))
 
 

@@ -9,13 +9,13 @@ from everstep.supervisor.user_state import UserState
 
 
 class RngMarks:
-    """Random state at the places after which lines of the program run that no step holds.
+    """Random state at the places where lines of the program outside steps begin.
 
-    At a resume these lines run again, before the run's own random state comes back: they draw the
-    same numbers again.
+    At a resume these lines run again, before the run's own random state comes back, and draw the same
+    numbers as the first time.
 
     Args:
-        user: has generators of its own.
+        user: the state, which may hold generators.
         saved: what `tree` gave, empty in a fresh run.
     """
 
@@ -27,19 +27,19 @@ class RngMarks:
             self.mark("enter")
 
     def mark(self, place: str) -> None:
-        """The lines from here to the next resume point draw from the random state as it is."""
+        """Mark the random state from which the lines up to the next resume point draw."""
         self._places[place] = {"global": capture(), "state": self._user.random_state()}
 
     def back_to(self, place: str) -> None:
-        """Put back what was marked there, if it was."""
+        """Put back the random state marked at `place`, if there is a mark."""
         if place in self._places:
             restore(self._places[place]["global"])
             self._user.set_random_state(self._places[place]["state"])
 
     def forget(self) -> None:
-        """An epoch is over, or begins: none of its lines is to run again."""
+        """Forget the marks of an epoch that is over: none of its lines will run again."""
         self._places = {"enter": self._places["enter"]}
 
     def tree(self) -> dict[str, Any]:
-        """As saved, by place."""
+        """Return the marks by place, as they are saved."""
         return dict(self._places)

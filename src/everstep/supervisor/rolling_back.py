@@ -1,4 +1,4 @@
-"""From a failed step to the decision to go back; and starting again after it."""
+"""Rollbacks: the decision to go back from a failed step, and the new start after it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class Rollbacks:
-    """The rollbacks of a run: those that were decided, and the next one.
+    """Rollbacks of a run: the decided ones, and the next.
 
     Args:
-        decided: by earlier starts.
+        decided: rollbacks of earlier starts.
         recovery: the service that allows more; None if the run has none.
-        same_data: whether the run goes on with the same objects, and not in a new process.
+        same_data: whether the run resumes with the same objects, and not in a new process.
 
     Attributes:
-        decided: also by this start.
+        decided: rollbacks of all starts, this one included.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Rollbacks:
         self._recovery, self._store, self._streams = recovery, store, streams
         self._journal, self._voice, self._same_data = journal, voice, same_data
         self._refused = ""
-        """Why a failure that was to be undone was not; empty if there was none."""
+        """Reason why the last failure was not undone; empty if there was none."""
 
     def decide(self, step: int, reason: str) -> RolledBack | None:
-        """Decide to go back from a failed step, durably; None if the failure is to stand."""
+        """Decide, durably, to go back from a failed step; None if the failure stands."""
         if self._recovery is None:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
@@ -67,11 +67,11 @@ class Rollbacks:
         return RolledBack(text, str(self._store.run_dir), rollback.number)
 
     def undo(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """The decision for what ended a loop: the one made where it failed, or one for the first bad step.
+        """Return the rollback for a loop that failed: the decided one, or a new one from the first bad step.
 
         Args:
-            errors: the one that ended it first; it is told why, if the failure is to stand.
-            step: the one that was running, or the last.
+            errors: the error that ended the loop comes first, and gets a note if the failure stands.
+            step: the step that was running, or the last one.
         """
         for error in errors:
             if isinstance(error, RolledBack):
@@ -84,7 +84,7 @@ class Rollbacks:
         return rolled
 
     def _recorded(self, rollback: Rollback) -> Rollback | str:
-        """The decision, once it is durable; or why it could not be made so."""
+        """Record a decision durably and return it, or the reason why it could not be recorded."""
         try:
             hazard.reach("loop.rollback")
             self._journal.decide(rollback.data())
@@ -95,7 +95,7 @@ class Rollbacks:
         return rollback
 
     def _rollback(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
-        """What to decide, or why it cannot be."""
+        """Return the rollback to decide, or the reason why there is none."""
         if used >= recovery.max_rollbacks:
             return self._used_up(recovery, used)
         blamed = recovery.blamed(self.decided, step)
@@ -106,6 +106,7 @@ class Rollbacks:
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]
         if not checkpoints:
             return "no checkpoint from before it is left; keep more with Checkpoints(keep_last=...)"
+        # the oldest checkpoint that is left bounds how far the run can go back
         blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
         first = blamed[0].step
         target = [name for name in checkpoints if name.step < first][-1]
@@ -138,9 +139,9 @@ def _listed(batches: Sequence[Batch]) -> str:
 
 
 def recovering(main: Callable[[], T]) -> T:
-    """Call `main`, and again after each rollback, or try, of a run in it; returns what it returns in the end.
+    """Call `main`, and again after each rollback or retry of a run in it; return its result in the end.
 
-    So a program that has `Recovery`, or `services.Retry`, goes on in the same process:
+    A program with `Recovery`, or `services.Retry`, resumes in the same process by this:
 
         everstep.recovering(main)
 
@@ -156,7 +157,7 @@ def recovering(main: Callable[[], T]) -> T:
             return main()
         except RolledBack as rolled:
             if isinstance(rolled, TriedAgain):
-                continue  # which counts by itself
+                continue  # Retry counts its tries by itself
             run = str(Path(rolled.run_dir).resolve())
             if rolled.number <= last.get(run, 0):
                 rolled.add_note("the run began anew instead of going on: leave out resume=False")

@@ -1,4 +1,4 @@
-"""A loop that asks whether to stop and never gets anywhere: no step is counted, so nothing ends it."""
+"""Detection of a loop that asks whether to stop and completes no step, so that nothing ends it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from threading import get_ident
 from typing import NamedTuple
 
 WORKING, BUSY = 10_000, 100_000
-"""Rounds in one step that are too many: where an optimizer made updates, or each round drew a batch; where
-the loop did not wait between them.  A loop that waits (sleeps, or reads) may ask for ever.
+"""Rounds in a step that are too many: WORKING where an optimizer made updates, or each round drew a batch;
+BUSY where the loop did not wait between them.  A loop that waits (sleeps, or reads) may ask for ever.
 
 A WGAN's critic and PPO's epochs over a rollout ask within one step, up to thousands of times."""
 
 _WAITING = 0.1
-"""A thread that uses the processor for less than this part of the time waits."""
+"""Part of the time below which a thread on the processor counts as waiting."""
 
 
 class Work(NamedTuple):
-    """What a loop has done so far: updates of the state's optimizers, and batches drawn."""
+    """Work of a loop so far: updates of the state's optimizers, and batches drawn."""
 
     updates: int
     drawn: int
 
 
 class Rounds:
-    """Counts the rounds of the thread that made it.
+    """Counts the rounds of a loop in the thread that made the counter.
 
     Args:
         work: tells what the loop has done; asked only where there is more than one round in a step.
 
     Attributes:
-        count: rounds since the loop got anywhere.
+        count: rounds since the loop last completed a step or an epoch.
     """
 
     def __init__(self, work: Callable[[], Work]) -> None:
@@ -44,10 +44,10 @@ class Rounds:
         self._began = self._used = 0.0
 
     def asked(self, place: tuple[int, int]) -> str | None:
-        """One more round: what it was spent on, in words, once there were too many; else None.
+        """Count a round; once there are too many, return in words what they were spent on, else None.
 
         Args:
-            place: the step and the epoch, of which a loop that gets anywhere changes one.
+            place: step and epoch; a loop that makes progress changes one of them.
         """
         if get_ident() != self._thread:
             return None
@@ -61,7 +61,7 @@ class Rounds:
 
     @property
     def in_vain(self) -> bool:
-        """Whether the loop has never needed so many rounds to get anywhere."""
+        """Whether the loop has never needed this many rounds to complete a step or an epoch."""
         return get_ident() == self._thread and self.count > self._most
 
     def _verdict(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Which states are saved: asked for, copied, kept in case they are needed, committed."""
+"""Saves of states at boundaries: asked for, copied, kept in case they are needed, committed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Saves:
         self._take, self._check, self._settle = take, check, settle
         self.asked = False
         self._first_open = False
-        """Whether the checkpoint of step 0, the trial save, is not known to be committed."""
+        """Whether the checkpoint of step 0, the trial save, may still be uncommitted."""
         self._snapshot: Snapshot | None = None
         """The newest copy, taken at a boundary or where an epoch's steps ended."""
         self._kept_only = False
-        """Whether that copy was not handed to the writer."""
+        """Whether the newest copy was not handed to the writer."""
         self._reserved = False
 
     def ask(self) -> None:
-        """Save at the next boundary."""
+        """Ask for a save at the next boundary."""
         self.asked = True
 
     @property
@@ -64,10 +64,10 @@ class Saves:
         return self._recovered.step if self._snapshot is None else self._snapshot.name.step
 
     def one_before(self) -> bool:
-        """Whether the newest copy is from one step before.
+        """Whether the newest copy is from one step before the last complete step.
 
-        Of a loop of one step: from one step before the end of the loop before it, which has no other state
-        either; then both run again.
+        After a step loop of one step, a copy from one step before the end of the loop before it counts as
+        well: there is no other state between the two, and both steps run again.
         """
         current = self._progress
         behind = current.step - self.step
@@ -86,20 +86,21 @@ class Saves:
         last: bool = False,
         interim: bool = True,
     ) -> None:
-        """One copy for all that asked for one here.
+        """Copy the state once for all that asked for a save here.
 
         Args:
             last: whether the step loop's last step is complete.  A resume from after it would enter the
                 loop and run no step: names that the program assigns in the loop and uses in the epoch's
                 tail would not exist.  So the copy of one step before is committed instead, if there is
                 one, and the last step runs again.
-            interim: whether that copy stands in only until the epoch's end.
+            interim: whether the copy of one step before only stands in until the epoch's end.
         """
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
             return
         if self._progress.step > self._recovered.step:
+            # a trial needs a state that a step has changed
             self._trials.try_state()
         last = last and self.one_before()
         if last:
@@ -111,13 +112,14 @@ class Saves:
         name = self._name(phase)
         for service, action in actions:
             if isinstance(service, Best) and isinstance(action, SaveBest):
+                # before the copy, whose manifest names the best weights
                 service.keep_as(str(name), name.step)
         self._snapshot = self._take(name, phase)
         self._saver.commit(self._snapshot, best, whole=whole)
         self._kept_only = not (whole or last)
 
     def keep(self, phase: Phase) -> None:
-        """Copy the state as it is here, to be committed if an interruption comes before the next boundary."""
+        """Copy the current state, to be committed if an interruption comes before the next boundary."""
         name = self._name(phase)
         if self._snapshot is not None and self._snapshot.name == name:
             return
@@ -133,10 +135,10 @@ class Saves:
             self._snapshot = None  # an error only where a save is really asked for
 
     def commit_kept(self, *, interim: bool = False) -> None:
-        """Commit the newest copy, if it is not.
+        """Commit the newest copy, unless it is committed already.
 
         Args:
-            interim: nobody asked for it; it only stands in for the checkpoint at the epoch's end.
+            interim: whether the copy was not asked for, and only stands in until the epoch's end.
         """
         if self._kept_only and self._snapshot is not None and not self._user.tainted:
             self._snapshot.meta["interim"] = interim
@@ -144,7 +146,7 @@ class Saves:
             self._kept_only = False
 
     def reserve(self) -> None:
-        """Optimizers have their moments since the first update: the first save of them must not stall."""
+        """Reserve buffers after the first update, for optimizers' moments: their first save must not stall."""
         if not self._reserved and self._user.updates and not self._saver.busy:
             self._reserved = True
             self._saver.reserve(self._user.arrays())
@@ -153,7 +155,7 @@ class Saves:
         """Wait for the checkpoint of step 0: no row reaches the journal before it.
 
         Raises:
-            CheckpointError: it could not be saved.
+            CheckpointError: the save failed.
         """
         if self._first_open:
             self._settle(True)
@@ -165,10 +167,10 @@ class Saves:
             self._first_open = False
 
     def await_commit(self) -> None:
-        """Wait until what was handed to the writer is committed.
+        """Wait until the writer has committed what it was given.
 
         Raises:
-            CheckpointError: it could not be.
+            CheckpointError: the newest save failed.
         """
         self._settle(True)
         error = self._saver.error
@@ -179,7 +181,7 @@ class Saves:
             ) from error
 
     def _is_good(self) -> bool:
-        """Whether the state may be saved.  Afterwards the kept buffers are free."""
+        """Whether the state may be saved; the kept buffers are free once that is known."""
         self._check()
         return not self._user.tainted
 

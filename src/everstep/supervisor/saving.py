@@ -1,4 +1,4 @@
-"""From the live state to a committed checkpoint: copied on the main thread, written behind it."""
+"""Saving: the live state is copied on the main thread, and committed by the writer thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from everstep.supervisor.voice import Voice
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The whole state at one boundary, copied: training may go on.
+    """Copy of the whole state at one boundary: training may continue meanwhile.
 
     Attributes:
-        name: what it will be called.
+        name: the name of the checkpoint to be.
         encoded: the tree; its arrays lie in the saver's kept buffers until the next snapshot.
         guarded: names of the arrays that must be finite to be committed.
         phase, epoch, partial, meta: for the manifest.
@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def interim(self) -> bool:
-        """Whether it only stands in for the checkpoint at the epoch's end: nobody is told of it."""
+        """Whether the checkpoint only stands in for that at the epoch's end: observers are not told."""
         return bool(self.meta.get("interim"))
 
 
@@ -51,17 +51,17 @@ class Saver:
 
     Args:
         opening: the run directory and its store.
-        journal: made durable up to a snapshot's position before that is committed.
-        retention: which checkpoints stay.
-        retries: try a save again that a listed error has ended.
+        journal: made durable up to a snapshot's position before the snapshot is committed.
+        retention: the rule that says which checkpoints stay.
+        retries: repeat a save that a listed error has ended.
         wake: called from the writer thread when something ended; must only set plain attributes.
         voice: warns of a failed save.
 
     Attributes:
         last: the newest commit of this process, None before the first.
-        digest: of its state.
-        failures: how many saves failed.
-        error: what made the newest save fail; None after one that succeeded.
+        digest: digest of the newest committed state, that of an interim checkpoint included.
+        failures: number of failed saves.
+        error: the error of the newest save; None after a save that succeeded.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Saver:
         return encode(tree, self._buffers)
 
     def reserve(self, arrays: dict[str, Any]) -> None:
-        """Let the writer thread make buffers for arrays that came to be since the last snapshot."""
+        """Let the writer thread make buffers for arrays that are new since the last snapshot."""
         self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
 
     def tidy(self) -> None:
-        """Let the writer thread see to what earlier starts have left, before it saves anything."""
+        """Let the writer thread tidy up after earlier starts, before it saves anything."""
 
         def see_to_it() -> list[str]:
             self._opening.store.retain(Retention(keep_last=None))
@@ -106,7 +106,7 @@ class Saver:
         self._writer.submit(see_to_it, warn)
 
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
-        """Start writing: the best weights first, then, if `whole`, the checkpoint that speaks of them."""
+        """Start writing: the best weights first, then, if `whole`, the checkpoint that names them."""
         what = f"the save of {snapshot.name}"
 
         def write() -> CommittedCheckpoint | None:
@@ -116,10 +116,12 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
         self._opening.lock.keep()
+        # before the checkpoint, which names them: a resume from it needs them on disk
         for action in best:
             self._write_best(snapshot, action)
         if not whole:
             return None
+        # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
         self._journal.fsync_only(snapshot.position)
         total = digest(snapshot.encoded)
         committed = self._opening.store.commit(
@@ -134,6 +136,7 @@ class Saver:
             guarded=snapshot.guarded,
         )
         self.digest = total
+        # only now: until the new checkpoint is durable, the older ones are what a resume has
         self._opening.store.retain(self._retention)
         return None if snapshot.interim else committed
 
@@ -156,7 +159,7 @@ class Saver:
         )
 
     def _spoken_of(self, metric: str) -> set[str]:
-        """The best weights that checkpoints on disk speak of: a resume from one of them wants its own."""
+        """Names of best weights in the checkpoints on disk: a resume from such a checkpoint needs its own."""
         return {name for facts in self._opening.store.facts() for name in facts.kept.get(metric, ())}
 
     def _done(self, committed: CommittedCheckpoint | None) -> None:
@@ -181,11 +184,12 @@ class Saver:
 
     @property
     def remedy(self) -> str:
-        """What to do about the error of the newest save, in words."""
+        """Remedy for the error of the newest save, in words."""
         return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
 
     def take_committed(self) -> list[CommittedCheckpoint]:
-        """What was committed and not announced yet, oldest first."""
+        """Take the commits that are not announced yet, oldest first."""
+        # counted once: the writer thread may append meanwhile
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     @property
@@ -194,12 +198,12 @@ class Saver:
         return self._writer.busy
 
     def settle(self, *, wait: bool) -> None:
-        """Raise the unexpected error of a write, if there is one; `wait` for the running one first."""
+        """Raise the unexpected error of a write, if there is one; `wait` for the running write first."""
         if wait:
             self._writer.wait()
         else:
             self._writer.poll()
 
     def close(self) -> None:
-        """Let the running write end, and its thread."""
+        """Wait for the running write, and end the writer thread."""
         self._writer.close()

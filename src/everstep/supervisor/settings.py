@@ -1,4 +1,4 @@
-"""The arguments of a run, each checked, and the services that it has by itself."""
+"""Settings of a run: its arguments, each checked, and the services that every run has."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from everstep.supervisor.verifying import OnDivergence
 
 @dataclass(frozen=True)
 class Kind:
-    """What sort of loop a run is driven by.
+    """Kind of loop that drives a run.
 
     Attributes:
-        name: of its class, for messages.
-        moments: those that come in it.
-        same_data: whether a rollback goes on in this process, with the same data.
+        name: name of the loop's class, for messages.
+        moments: the moments that come in such a loop.
+        same_data: whether a rollback resumes in this process, with the same data.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Kind:
     same_data: bool = False
 
     def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
-        """Refuse what would never happen in this loop.
+        """Refuse moments that never come in this loop.
 
         Args:
-            who: asks for the moments, in words.
-            every: when it is to run after steps and epochs.
+            who: what asks for the moments, in words.
+            every: its schedule after steps and epochs.
 
         Raises:
             ConfigError: names the moment, and the loops that have it.
@@ -72,18 +72,18 @@ class Kind:
 _DOORS = dict.fromkeys(Moment, "a TrainLoop and a Trainer have it") | {
     Moment.AFTER_EVAL_STEP: "a Trainer, which evaluates by the task's eval_step, has it"
 }
-"""Where moments come that not every loop has."""
+"""Sentences about the loops that have a moment, by moment."""
 
 
 class Settings:
-    """What a run is made of, its state apart.
+    """Checked arguments of a run, without its state.
 
     Args:
         kind: the loop that drives it.
         max_epoch: as for `TrainLoop`; the others as for `Supervisor`.
 
     Attributes:
-        services: the given ones and those that every run has, in this order.
+        services: the given services, then those that every run has.
         streams: the data that is declared, by name.
 
     Raises:
@@ -152,10 +152,10 @@ class Settings:
             kind.require(service.moments, f"service {service.name!r}", service.schedule)
 
     def state(self, objects: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> UserState:
-        """What was passed as `state=`, which the services may name parts of.
+        """Make the state of a `state=` argument, and check the entries that services name.
 
         Raises:
-            ConfigError: an object has no name, or a service names a part that is not there.
+            ConfigError: an object has no name, or a service names an entry that is not there.
             StateError: an object cannot be saved.
         """
         user = UserState(objects)
@@ -166,10 +166,10 @@ class Settings:
 
 
 def listed(services: Iterable[Service]) -> list[Service]:
-    """What was passed as `services=`.
+    """List the services of a `services=` argument.
 
     Raises:
-        ConfigError: it is one service, or nothing that holds any.
+        ConfigError: the argument is a single service, or cannot be listed.
     """
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
@@ -189,7 +189,7 @@ def _require_one_each(services: Sequence[Service]) -> None:
 
 
 def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
-    """The services, with those that every run has and, unless they are left out, the default ones."""
+    """Add the services that every run has and, unless they are left out, the default ones."""
     services = list(given)
 
     def lacks(kind: type[Service]) -> bool:

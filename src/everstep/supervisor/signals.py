@@ -19,13 +19,13 @@ SIGNALS = tuple(
 )
 
 _installed: list[SignalWatch] = []
-"""Those of the loops that are open, several runs in one process among them: each sees each signal."""
+"""Watches of all open loops, also of several runs in one process: each sees each signal."""
 _previous: dict[int, Any] = {}
-"""The handlers from before the first of them."""
+"""Handlers from before the first watch was installed."""
 
 
 def _reset_in_child() -> None:
-    """A forked child (a loader worker) must not run the parent's handlers."""
+    """Restore the handlers in a forked child (a loader worker), which must not run the parent's."""
     for watch in _installed[::-1]:
         watch.restore()
 
@@ -44,7 +44,7 @@ class SignalWatch:
         wake: called from the handler, must only set plain attributes.
 
     Attributes:
-        received: the first signal's number, None before.
+        received: number of the first signal; None before.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -52,11 +52,12 @@ class SignalWatch:
         self._wake = wake
 
     def install(self) -> None:
-        """Install the handlers; outside the main thread Python allows none, so none are."""
+        """Install the handlers; not outside the main thread, where Python allows none."""
         if threading.current_thread() is not threading.main_thread():
             return
         if not _installed:
             for number in SIGNALS:
+                # an ignored signal stays ignored, as SIGHUP is under nohup
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     _previous[number] = signal.signal(number, _handle)
         _installed.append(self)
@@ -72,12 +73,12 @@ class SignalWatch:
             _previous.clear()
 
     def receive(self, number: int) -> None:
-        """From the handler."""
+        """Take a signal; called from the handler."""
         self.received = number
         self._wake()
 
     def received_within(self, seconds: float) -> bool:
-        """Whether a signal is there, or comes within `seconds`."""
+        """Whether a signal has come, or comes within `seconds`."""
         until = time.monotonic() + seconds
         while self.received is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -90,22 +91,23 @@ def _handle(number: int, frame: FrameType | None) -> None:
         watch.receive(number)
     if waiting:
         said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
-        with suppress(OSError):  # not print: the main thread may be inside one
+        with suppress(OSError):  # not print: the main thread may be inside a print
             os.write(2, said.encode())
     elif is_interactive():
         raise KeyboardInterrupt
     else:
+        # nothing to protect: what is committed is whole at any instant
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 def is_interactive() -> bool:
-    """Whether a person types into this process and wants to keep it: Python's prompt, or a notebook."""
+    """Whether a person works in this process and wants to keep it: Python's prompt, or a notebook."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def leaving(code: int, reason: str) -> BaseException:
-    """What takes a saved run out of its body: ends a script, but not a session in which Ctrl-C was typed."""
+    """Make the exception that leaves a saved run: it ends a script, but not a session after Ctrl-C."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
     return Interrupted(code, reason)

@@ -1,4 +1,4 @@
-"""The whole state tree, copied as of a boundary."""
+"""Snapshots: the whole state tree, copied at a boundary."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Whether a state entry comes back as its `state_dict` promises: tried at the first save after a step.
+"""Trial of state entries, at the first save after a step: does each come back from its `state_dict`?
 
-An object of the user's is copied where the loop is entered, as a new process would make it.  When it is first
-saved, the copy is given the saved state: an attribute that training has changed and that the copy does not
-have then is named.  It is a warning, no error: a cache, or a time that is only shown, may be begun anew.
-What backends save by themselves (models, optimizers) needs no trial.
+A user's object is copied when the loop is entered, as a new process would make it.  At its first save the
+copy gets the saved state, and a warning names each attribute that training has changed and the copy lacks.
+A warning and not an error: a cache, or a time for display, may begin anew.  Objects that backends save
+(models, optimizers) need no trial.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from everstep.state.entries import StatefulEntry
 from everstep.supervisor.trial import Verdict, comparable, copied, quiet
 
 _DEPTH = 4
-"""How deep objects inside objects are looked into."""
+"""Levels of objects inside objects that are looked into."""
 
 
 class StateTrial:
-    """The trial of a run's state, once a start.
+    """Trial of a run's state, made once per start.
 
     Args:
-        entries: by name, before anything is restored.
+        entries: entries by name, before anything is restored.
     """
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
@@ -36,7 +36,7 @@ class StateTrial:
         self._expected = {name: each.expects() for name, each in entries.items()}
 
     def outgrown(self, user: Mapping[str, Any]) -> Iterator[tuple[str, Verdict]]:
-        """Entries whose saved tree a resume would refuse, as they have got other parts; each once."""
+        """Find entries with other parts than at the start, so that a resume would refuse them; each once."""
         for name, expects in list(self._expected.items()):
             if name in user and any(found := expects(user[name])):
                 del self._expected[name]
@@ -45,7 +45,7 @@ class StateTrial:
                 yield name, Verdict(False, f"its parts are not those that it had at the start: {some}")
 
     def verdicts(self) -> Iterator[tuple[str, Verdict]]:
-        """What is found out now, by the name of the entry; nothing more the next time."""
+        """Try each entry, and yield verdicts by its name; a second call yields nothing."""
         found, self._found = self._found, {}
         for name, (obj, made) in found.items():
             if isinstance(made, str):
@@ -65,9 +65,9 @@ def try_state(obj: Any, made: Any, others: Any = ()) -> Verdict:
     """Give an object's state to a copy.
 
     Args:
-        obj: as training has changed it.
-        made: a copy of it as it was made; loaded.
-        others: ids of objects that are saved apart.
+        obj: the object as training has changed it.
+        made: a copy of the object as it was made; the state is loaded into it.
+        others: ids of objects that are saved on their own.
     """
     seen = set(others) - {id(obj)}
     with isolated(), quiet():
@@ -92,7 +92,7 @@ def _comparable(value: Any, apart: set[int], depth: int) -> Any:
 
 
 def _inside(value: Any, apart: set[int], depth: int) -> Any:
-    """What stands for an object; of those that are saved apart, and of functions, the type."""
+    """Make the stand-in for an object: only the type, of functions and of objects saved on their own."""
     kind = type(value).__qualname__
     if isinstance(value, set | frozenset):
         return kind, sorted(map(repr, value))

@@ -1,4 +1,4 @@
-"""The run's streams: which pass each is in, and where."""
+"""Streams of a run: the pass that each is in, and the position in it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class StreamSlot:
 
     Attributes:
         name: the key of its state.
-        stream: what to open; None until the program binds it.
-        pass_index: the pass that is open or comes next, from 0.
-        cursor: the open pass.
-        head: what lines at the head of epochs do to the generators of its data.
+        stream: the stream to open; None until the program binds it.
+        pass_index: number of the pass that is open or comes next, from 0.
+        cursor: the open pass; None if none is open.
+        head: watches what the head of each epoch does to the generators of the data.
     """
 
     def __init__(
@@ -44,40 +44,40 @@ class StreamSlot:
         self.cursor: Cursor | None = None
         self._saved: Any = None
         self._left: Any = None
-        """Where the pass before ended, if the next one depends on it; or why that cannot be told."""
+        """End of the last pass, if the next pass depends on it; or the error because of which it is unknown."""
         self._must_return = False
-        """Whether the source still has to be brought there."""
+        """Whether the source still has to be brought to that end."""
         self._states: list[Any] | None = None
-        """Of the source's generators, as the checkpoint has them, until they stand there."""
+        """States of the source's generators in the checkpoint, until the generators stand there."""
         self._brought_back = False
-        """Whether they were brought back before the head ran, as the data is declared."""
+        """Whether the generators were brought back before the head ran, because the data is declared."""
         self._generators, self.head = generators, head
         self._seed, self._say, self._sieve = seed, say, sieve
         self._what: dict[str, Any] | None = None
-        """What the data is: `data.describe`."""
+        """Description of the data, by `data.describe`."""
         self._varies = False
-        """Whether that has changed during the run: the program gives other data from pass to pass."""
+        """Whether the description has changed in this run: the program gives other data from pass to pass."""
         self._resuming = False
-        """Whether the program has yet to bind what the checkpoint read."""
+        """Whether the program has yet to bind the data of the checkpoint."""
         self._untried: Any = None
-        """A copy of what is taken at its word, or why there is none, until it is tried."""
+        """Copy of a stream that is taken at its word, or the reason why there is none, until the trial."""
         self._refusal: str | None = None
-        """Why no position inside a pass can be saved."""
+        """Reason why no position inside a pass can be saved; None if one can."""
         self._saved_words: Collection[str] = ()
-        """As `Stream.place_words`, of the checkpoint's data."""
+        """`Stream.place_words` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on.
 
         Args:
-            override: go on with it though it is not what the checkpoint read.
+            override: whether to read a stream that is not what the checkpoint read.
 
         Returns:
-            Whether that is so.
+            Whether such a stream is accepted.
 
         Raises:
-            NotResumableError: no checkpoint could be made while it is read.
-            DataError: it is not; has the stored and the given value of each difference.
+            NotResumableError: no checkpoint could be made while the stream is read.
+            DataError: the stream is not what the checkpoint read; has both values of each difference.
         """
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
@@ -98,7 +98,7 @@ class StreamSlot:
         return accepted
 
     def _accept(self, changes: str, override: bool) -> None:
-        """Let go of what belongs to the data of the checkpoint, or refuse."""
+        """Drop the positions in the checkpoint's data, or refuse the given data."""
         inside = self._saved is not None
         if not override and (inside or not self._varies):
             raise DataError(
@@ -113,13 +113,14 @@ class StreamSlot:
             self._states = None
 
     def open(self) -> Cursor:
-        """The open pass; else opens one: where the checkpoint stood, or at its start.
+        """Return the open pass; without one, open it where the checkpoint stood, or at its start.
 
-        Going to a saved position may draw random numbers that the undisturbed run did not draw
-        there, so it is isolated; a fresh pass draws what the undisturbed run draws.
+        Going to a saved position is isolated, because it may draw random numbers that an undisturbed run
+        does not draw; a fresh pass draws what an undisturbed run draws.
         """
         if self.cursor is None:
             assert self.stream is not None
+            # before the generators are moved: what the head did to them is noted
             self.head.end(self.stream.generators, in_pass=self.in_pass)
             self.go_back()
             if self.cursor is None:
@@ -130,11 +131,11 @@ class StreamSlot:
         return self.cursor
 
     def go_back(self, *, at_resume_point: bool = False) -> None:
-        """To the saved position, or to where the pass before left the source; once after a `load`.
+        """Go to the saved position, or to the end of the last pass; acts once after a `load`.
 
         Args:
-            at_resume_point: nothing that the program has done to the generators yet is to stay.  Else the
-                head of an epoch has run since.
+            at_resume_point: whether to undo what the program has done to the generators so far.  Else the
+                head of an epoch has run since the resume point.
         """
         if self._states is None:
             return
@@ -156,7 +157,7 @@ class StreamSlot:
             self.head.begin(held)
 
     def bring_back(self, stream: Stream) -> None:
-        """At the resume point: the generators of declared data, which the program has yet to give."""
+        """Bring back, at the resume point, the generators of declared data that the program has yet to give."""
         if not self._states:
             return
         self._require_held(stream)
@@ -183,8 +184,9 @@ class StreamSlot:
         return cursor
 
     def end_pass(self) -> None:
-        """This pass is over; the next `open` begins the next one."""
+        """End this pass; the next `open` begins the next pass."""
         if self.stream is not None and self.stream.carries_over:
+            # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
             try:
                 self._left = self._position()
@@ -195,14 +197,14 @@ class StreamSlot:
         self.pass_index += 1
 
     def close(self) -> None:
-        """Stop the open pass's workers; its position is gone."""
+        """Close the open pass with its workers; its position is lost."""
         if self.cursor is not None:
             self.cursor.close()
             self.cursor = None
 
     @property
     def skipped(self) -> bool:
-        """Whether batches of the open pass were passed over, because they are quarantined."""
+        """Whether the open pass has left out quarantined batches."""
         return self.cursor is not None and self.cursor.skipped > 0
 
     @property
@@ -211,9 +213,9 @@ class StreamSlot:
         return self.cursor is not None or self._saved is not None
 
     def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Its branch of the state tree, after the batches handed out so far, and what of it is no place.
+        """Return the stream's branch of the state tree after the batches handed out so far, and its place words.
 
-        Two runs that stand at one place have equal branches, however they came there.
+        Two runs at the same place have equal branches, however they came there.
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
@@ -237,12 +239,12 @@ class StreamSlot:
         return {**here, "generators": states_of(self.stream.generators)}
 
     def end_epoch(self) -> None:
-        """Between two passes, or two epochs: a head may begin."""
+        """Begin to watch for a head, between two passes or two epochs."""
         if self.stream is not None and self._states is None:
             self.head.begin(self.stream.generators)
 
     def bound_again(self) -> None:
-        """The program gives the data of the open pass again: the head is over."""
+        """End the head: the program gives the data of the open pass again."""
         if self.stream is not None and self.cursor is not None:
             self.head.end(self.stream.generators, in_pass=True)
 
@@ -251,7 +253,7 @@ class StreamSlot:
         return self._saved_words if self.stream is None else self.stream.place_words
 
     def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
-        """The inverse of `tree`; takes effect at the next `open`."""
+        """Load what `tree` returned; takes effect at the next `open`."""
         self.pass_index = tree["pass"]
         self._saved = _joined(tree["position"], words.get("position"))
         self._left = _joined(tree["left"], words.get("left"))
@@ -263,7 +265,7 @@ class StreamSlot:
         self.head.load(tree)
 
     def try_word(self) -> Verdict | None:
-        """Try what is taken at its word, once it has given a batch; None where there is nothing to try."""
+        """Try a stream that is taken at its word, once it has given a batch; None without anything to try."""
         if self._untried is None or self.cursor is None or self.cursor.done == 0:
             return None
         untried, self._untried = self._untried, None
@@ -303,7 +305,7 @@ class StreamSlot:
 
 
 def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
-    """A position without the values of some keys, and those values."""
+    """Separate the values of some keys from a position."""
     if position is None or not words:
         return position, {}
     held = {key: position[key] for key in words if position[key] is not None}
@@ -315,7 +317,7 @@ def _joined(position: Any, words: dict[str, Any] | None) -> Any:
 
 
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
-    """How two descriptions of data differ, in words; "" if they do not, between or inside passes."""
+    """Say how two descriptions of data differ; "" if they do not.  Facts "inside" count inside passes only."""
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
     for one in (stored, given):
         one.pop("inside", None)
@@ -324,7 +326,7 @@ def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> 
     return ", ".join(
         f"{fact} was {was!r} at the checkpoint and is {now!r} now"
         for fact, (was, now) in differ.items()
-        if fact.rpartition(".")[0] not in differ  # of another sampler, its settings go without saying
+        if fact.rpartition(".")[0] not in differ  # another sampler has other settings anyway
     )
 
 
@@ -332,15 +334,15 @@ class Streams:
     """All streams of a run, by name.
 
     Args:
-        seed: the run's.
+        seed: seed of the run.
         say: takes sentences for the user.
-        override: go on with the data that is given where it is not what the checkpoint read.
+        override: whether to read given data that is not what the checkpoint read.
         quarantined: batches that are not handed out.
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
-        changed: called when a person has chosen to go on with other data.
+        changed: called when a person has chosen to continue with other data.
     """
 
     def __init__(
@@ -362,15 +364,15 @@ class Streams:
         self._generators = Generators()
 
     def stand(self, objects: Iterable[Any]) -> None:
-        """Objects that the checkpoint's state has restored already."""
+        """Take objects that the checkpoint's state has restored already."""
         self._generators.keep(objects)
 
     def declare(self, declared: Mapping[str, Any]) -> None:
-        """The data that the program is going to give, by name."""
+        """Declare the data that the program is going to give, by name."""
         self._declared = dict(declared)
 
     def bind(self, data: Any, name: str) -> StreamSlot:
-        """The slot of `name`, now reading `data`.
+        """Let the slot of `name` read `data`, and return the slot.
 
         Raises:
             ConfigError: the name is empty, or another object holds it.
@@ -401,7 +403,7 @@ class Streams:
         return StreamSlot(name, self._seed, self._say, self._generators, self._sieve, head)
 
     def _sieve(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
-        """What hands out the batches of a pass: the cursor, unless some are to be noted or left out."""
+        """Return the cursor, in a sieve if batches of its pass are to be noted or left out."""
         place = (slot.name, slot.pass_index)
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
         if self.drew is None and not out:
@@ -419,17 +421,17 @@ class Streams:
         return Sieve(cursor, out, drew)
 
     def try_words(self) -> list[tuple[str, Verdict]]:
-        """What was tried now, by the name of the stream."""
+        """Try streams that are taken at their word; return the new verdicts by stream."""
         found = [(name, slot.try_word()) for name, slot in self._slots.items()]
         return [(name, verdict) for name, verdict in found if verdict is not None]
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
-        """The numbers of the samples in a batch; None where the stream cannot tell them."""
+        """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
         stream = self._slots[name].stream if name in self._slots else None
         return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
 
     def no_way_back(self) -> str:
-        """Why this process cannot read all streams from an earlier place, and the remedy; "" if it can."""
+        """Say why this process cannot read all streams from an earlier place, with the remedy; "" if it can."""
         for name, slot in self._slots.items():
             if slot.stream is not None and slot.stream.spent:
                 return (
@@ -443,29 +445,29 @@ class Streams:
         return name in self._sources
 
     def end_epoch(self) -> None:
-        """The epoch is over: the head of the next one may do something to generators of the data."""
+        """End the epoch: the head of the next epoch may change generators of the data."""
         for slot in self._slots.values():
             slot.end_epoch()
 
     def end_passes(self) -> None:
-        """Close every pass that is open (the epoch that held it was left)."""
+        """End every pass that is open: its epoch was left."""
         for slot in self._slots.values():
             if slot.in_pass:
                 slot.end_pass()
 
     def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `streams/` branch, and what is saved beside it and decides no batch."""
+        """Return the `streams/` branch, and values beside it that decide no batch."""
         trees = {name: slot.tree() for name, slot in self._slots.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, dict[str, Any]]) -> None:
-        """The inverse of `tree`; streams are bound later, by the program.
+        """Load what `tree` returned; the program binds the streams later.
 
         Args:
-            words: what is saved beside them.
-            heads: by stream, what the head that comes next did when it ran before; nothing if it did not.
+            words: the values saved beside the branch.
+            heads: by stream, what the next head did when it ran before; empty if it did not run.
         """
         for name, saved in tree.items():
             slot = self._slots.setdefault(name, self._new(name))
@@ -475,7 +477,7 @@ class Streams:
     def open_bound(self) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
 
-        Of data that is declared, and not bound yet, the generators.
+        Data that is declared, and not bound yet, has its generators brought back.
         """
         for name, slot in self._slots.items():
             if self.bound(name):
@@ -505,7 +507,7 @@ class Streams:
 
 
 def _unnoted(index: int) -> None:
-    """Of batches that nobody asks for."""
+    """Note nothing, where nobody asks for batches."""
 
 
 class Endless:
@@ -513,7 +515,7 @@ class Endless:
 
     Args:
         slot: the stream.
-        passes: after so many passes it ends; None: never.
+        passes: number of passes after which the batches end; None: never.
         may_draw: raises where drawing a batch is an error.
         ended: called once when the passes are used up.
         clock: monotonic seconds.
@@ -544,7 +546,7 @@ class Endless:
         return self
 
     def look_ahead(self) -> None:
-        """If the last pass is known to be used up, say so without drawing from it."""
+        """Call `ended` if the last pass is known to be used up, without drawing from it."""
         if self._passes is None or self._slot.pass_index < self._passes - 1:
             return
         cursor = self._slot.cursor
@@ -562,6 +564,7 @@ class Endless:
             try:
                 batch = next(self._slot.open())
             except StopIteration:
+                # a pass may end without a batch once, where it was open before, or because all were quarantined
                 ended += not self._slot.skipped
                 self._pass_ended(self._slot.pass_index)
                 self._slot.end_pass()

@@ -50,34 +50,34 @@ class Supervisor(Door):
         state: name to object, or pairs of them: everything that must survive.  Models, optimizers,
             schedulers, scalers, anything with state_dict/load_state_dict, arrays, dictionaries of
             JSON values, random generators, `Slot`.
-        services: what else happens around steps, beyond the default ones.
-        seed: of the run; drawn and recorded if None.  Given, it also seeds the global generators of
-            Python, NumPy and the framework at a fresh start.
+        services: services around steps, beyond the default ones.
+        seed: seed of the run; drawn and recorded if None.  A given seed also seeds the global generators
+            of Python, NumPy and the framework at a fresh start.
         max_step: total number of steps of the run, 1 or more; None for no limit.
         max_time: seconds for this start of the process; then the run is interrupted, exit status 3.
-        resume: True: go on where the run stands; a step, a checkpoint's name or path: from there;
-            False: start over (what was there moves to `superseded/`).
+        resume: True: continue where the run stands; a step, a checkpoint's name or path: continue from
+            there; False: start over (earlier checkpoints move to `superseded/`).
         init_from: a checkpoint to take weights from where the run has none of its own.
         init_fn: called only when there is nothing to recover.
         local_init_fn: called at every start.
-        ready: says what is not ready: None, True or nothing if all is, else a message or a list of
-            names.  Asked before and after `local_init_fn`.
+        ready: returns what is not ready: None, True or an empty list if all is, else a message or a
+            list of names.  Called before and after `local_init_fn`.
         default_services: False leaves out the console and the NaN guard.
-        on_change: where the stored `config`, the configuration of a controller, the seed, or what the data
+        on_change: action where the stored `config`, the configuration of a controller, the seed, or what the data
             is (kind, length, batch size, order) differs from what is given: "error" shows both and
-            refuses, "override" goes on with what is given; a pass that was open over other data begins
-            anew.
-        on_divergence: where steps that are executed again find something else than the first time: "stop" or
-            "warn"; None: other batches stop the run, other numbers are a warning.  It is a mark of the run
-            in any case.
-        config: what the run is configured with, a dictionary of JSON values, such as the arguments of the
-            command line: recorded (queries find it as config.NAME) and compared at a resume.
+            refuses, "override" continues with what is given; a pass that was open over other data
+            begins anew.
+        on_divergence: action where steps that run again find something else than the first time: "stop" or
+            "warn"; None: other batches stop the run, other numbers are a warning.  The divergence is
+            recorded in any case.
+        config: the run's configuration, a dictionary of JSON values, such as the arguments of the command
+            line: recorded (queries find it as config.NAME) and compared at a resume.
         streams: names to data that the loop is going to be given.  Needed where lines at the head of an epoch
             set generators of the data or draw from them: a resume at the end of an epoch brings those back
             before the lines run.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
-        clock: monotonic seconds; for tests.  One of your own is asked after each step, so what is due by
-            it runs at the very step, without a thread.
+        clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
+            services run at the very step, without a thread.
 
     Raises:
         ConfigError: an argument is out of range, unknown or contradicts another.
@@ -131,18 +131,18 @@ class Supervisor(Door):
         self._draws = Draws(engine)
         super().__init__(engine, self._draws)
         self._reads_no_data = False
-        """Said by the program, with `stream(None)`."""
+        """Whether the program has said so, with `stream(None)`."""
         self._begun_step = 0
         """The newest step that was announced."""
 
     def should_stop(self) -> bool:
-        """Whether the loop is to end.  Its first call is where the run begins, or resumes.
+        """Whether the loop is to end.  The run begins, or resumes, at the first call.
 
         Raises:
-            ProgressError: the loop does not get anywhere: in one step it asked 10,000 times while an
-                optimizer of the state made updates, or with a batch drawn each time, or 100,000 times without
-                waiting between.
-            Interrupted: a signal has come to a loop that does not get anywhere.
+            ProgressError: the loop makes no progress: in one step it asked 10,000 times while an optimizer of
+                the state made updates, or with a batch drawn each time, or 100,000 times without waiting
+                between.
+            Interrupted: a signal has come to a loop that makes no progress.
         """
         engine = self._engine
         engine.require_open("should_stop")
@@ -167,14 +167,14 @@ class Supervisor(Door):
         return False
 
     def _begin_step(self, batch: Any) -> None:
-        """Announce the step that comes: with its first batch; without data, where the loop goes on."""
+        """Announce the next step, once: with its first batch, or without data where the loop continues."""
         step = self._engine.progress.step
         if self._begun_step <= step:
             self._begun_step = step + 1
             self._engine.announcer.announce(Moment.BEFORE_STEP, batch)
 
     def _handed_out(self, slot: StreamSlot, batch: Any) -> None:
-        """A stream gives a batch to the program."""
+        """Note a batch that a stream gives to the program."""
         engine = self._engine
         engine.verifier.drew(engine.progress.step + 1, slot.name, slot.pass_index, batch)
         self._draws.add(slot.name, batch)
@@ -182,7 +182,7 @@ class Supervisor(Door):
             self._begin_step(self._draws.batch)
 
     def advance(self, **metrics: Any) -> None:
-        """A step is complete; every batch handed out so far is finished.
+        """Complete a step; every batch handed out so far is finished.
 
         Args:
             metrics: one real number each; a tensor stays on its device until somebody reads it.
@@ -219,9 +219,9 @@ class Supervisor(Door):
 
         Args:
             data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None says that the
-                loop reads no data, or keeps its place in it by itself, in `state`.
+                loop reads no data, or keeps its place in the data by itself, in `state`.
             name: unique in the run.
-            passes: stop the run after so many passes; None: never.
+            passes: number of passes after which the run stops; None: never.
 
         Raises:
             ConfigError: the name is taken, or `passes` is not positive.
@@ -260,7 +260,7 @@ class Supervisor(Door):
             self._engine.leave()
 
     def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
-        """A run that had used up this stream's passes goes on where there are more now."""
+        """Reopen a run that had used up this stream's passes, where there are more now."""
         stop = self._engine.progress.stop
         more = passes is None or slot.pass_index + slot.in_pass < passes
         if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
@@ -269,10 +269,10 @@ class Supervisor(Door):
 
 
 class Draws(Questions):
-    """What a Supervisor's streams have handed out; answers the engine for a loop without epochs.
+    """Batches that a Supervisor's streams have handed out; answers the engine for a loop without epochs.
 
     Attributes:
-        streams: those that the program reads.
+        streams: the streams that the program reads.
         batch: the batch of the open step; with several streams, the newest of each by its name.
     """
 
@@ -282,19 +282,19 @@ class Draws(Questions):
         self.batch: Any = None
         self._batches: dict[str, Any] = {}
         self._completed = 0
-        """Batches of complete steps."""
+        """Number of batches in complete steps."""
 
     def add(self, name: str, batch: Any) -> None:
-        """A batch is handed out for the open step."""
+        """Add a batch that is handed out for the open step."""
         self._batches[name] = batch
         self.batch = batch if len(self.streams) == 1 else self._batches
 
     def complete(self) -> None:
-        """Every batch handed out so far belongs to a complete step."""
+        """Count every batch handed out so far as part of a complete step."""
         self._completed = self._drawn()
 
     def clear(self) -> None:
-        """The next step has no batch yet."""
+        """Forget the batches of the step that is complete."""
         self.batch, self._batches = None, {}
 
     def batches(self) -> tuple[int, int]:
@@ -315,7 +315,7 @@ class Draws(Questions):
 
 
 def _require_goes_on(stop: StopRecord) -> None:
-    """The step in which a stop was requested is completed; none is where a boundary decided it."""
+    """Refuse a step after a stop, unless the stop was requested, or a stream ended, inside the step."""
     if stop.kind not in ("request", "stream"):
         raise UsageError(
             f"advance() after the loop was to end ({stop.reason}); ask before each step: "

@@ -11,7 +11,7 @@ from everstep.contracts.services import Clock
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
 LONGEST_SLEEP = 1.0
-"""Seconds after which the ticker asks again, so that a clock that jumps is noticed."""
+"""Seconds after which the ticker looks again, to notice a clock that jumps."""
 
 
 class Ticker:
@@ -86,11 +86,11 @@ class PeriodicThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask it to end after the call that is running."""
+        """Ask the thread to end after the running call."""
         self._ending.set()
 
     def join(self, grace: float) -> bool:
-        """Wait up to `grace` seconds for its end; whether it ended."""
+        """Wait up to `grace` seconds for the thread's end; return whether it ended."""
         self._thread.join(grace)
         return not self._thread.is_alive()
 
@@ -103,6 +103,7 @@ class PeriodicThread:
                 if self._ending.wait(max(0.0, due - time.monotonic())):
                     return
         except BaseException as error:
+            # of any kind: the main thread raises it at the next boundary, with its traceback
             self._failed(error)
 
 
@@ -122,7 +123,8 @@ class PeriodicThreads:
         self._threads.append(PeriodicThread(seconds, fn, self._failed))
 
     def stop(self) -> list[str]:
-        """End all of them; the names of those that did not end in time."""
+        """End all threads; return the names of those that did not end in time."""
+        # all are asked first, so that they end at the same time
         for thread in self._threads:
             thread.stop()
         return [thread.name for thread in self._threads if not thread.join(GRACE)]
