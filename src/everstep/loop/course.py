@@ -1,4 +1,4 @@
-"""Where a program is in its epochs and step loops: what opens, counts and closes them."""
+"""Course of a program through its epochs and step loops, which are opened, counted and closed here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everstep.supervisor.questions import Questions
 from everstep.supervisor.streams import StreamSlot
 
 IDLE_AT_MOST = 100
-"""Epochs in a row without a step, where nothing says how many there are to be."""
+"""Number of epochs in a row that may be without a step, where max_epoch is not set."""
 
 
 class Course(Questions):
@@ -37,7 +37,7 @@ class Course(Questions):
         replaying: whether the open epoch was entered again and its resume point is not reached.
         left_open: whether a step's body was left by `break` or `return` (or by an exception: then nothing
             follows).
-        batch: that of the open step, or of the last one.
+        batch: the batch of the open step, or of the last one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Course(Questions):
         self.within_epoch = self.replaying = self.left_open = False
         self.batch: Any = None
         self._step_began: float | None = None
-        """When the open step began; None once its time is noted."""
+        """Clock time at which the open step began; None once its time is noted."""
         self._waited = self._waited_before = 0.0
         """Seconds waited for batches in this epoch, and in those before."""
         self._in_epochs = False
@@ -58,7 +58,7 @@ class Course(Questions):
         self._loop_end = NEVER
         """The step after which the open step loop ends, by steps_per_epoch."""
         self._step_loops = 0
-        """Step loops entered or closed: the number of the one that may act."""
+        """Number of the step loop that may act: counts step loops that were entered, and epochs closed."""
         self._epoch_began = 0.0
         self._calls = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
@@ -67,12 +67,12 @@ class Course(Questions):
         self._idle_epochs = 0
         """Epochs without a step since the last one with a step."""
         self._epoch_data: dict[str, Any] = {}
-        """By stream, the data that its first step loop in this epoch reads."""
+        """Data that the first step loop of each stream in this epoch reads, by stream."""
         self._told_of_second_data = False
         self._slot: StreamSlot | None = None
         self._pass_unfinished = False
         self._tail_ready = False
-        """Whether a state is kept that a resume from the epoch's tail begins at."""
+        """Whether a state is kept for a resume from the epoch's tail."""
 
     @property
     def within_step(self) -> bool:
@@ -86,7 +86,7 @@ class Course(Questions):
 
     @property
     def place(self) -> str:
-        """Where in the epoch the program is outside steps: "head" before its step loops, else "tail"."""
+        """Place of the program in the epoch, outside steps: "head" before its step loops, else "tail"."""
         return "tail" if self._engine.progress.calls else "head"
 
     # -------------------------------------------------------------------------------- the epochs
@@ -117,6 +117,7 @@ class Course(Questions):
         if not engine.begun and engine.recovered.mid_epoch:
             engine.begin_inside()
             self.replaying = True
+            # before the epoch's first line: its head draws again what it drew the first time
             engine.rng_marks.back_to("epoch")
             self._enter_epoch()
             return True
@@ -130,6 +131,7 @@ class Course(Questions):
         current.calls, current.iterating, current.stream = 0, False, None
         engine.collector.begin_epoch()
         engine.rng_marks.forget()
+        # at the place of back_to() above
         engine.rng_marks.mark("epoch")
         self._enter_epoch()
         return True
@@ -147,7 +149,7 @@ class Course(Questions):
         self._engine.boundaries.announce_epoch()
 
     def _close_epoch(self) -> None:
-        """The tail is over: the after_epoch boundary."""
+        """Close the epoch after its tail, with the AFTER_EPOCH boundary."""
         engine = self._engine
         hazard.reach("loop.tail_end")
         self.left_open = self.left_open or engine.collector.open_step != 0
@@ -161,19 +163,22 @@ class Course(Questions):
                 "made it"
             )
         engine.collector.note_epoch_time(self.epoch_seconds)
+        # before the boundary: services judge the means of the epoch there
         engine.collector.end_epoch(engine.progress.step)
         self._record_times()
+        # with steps_per_epoch a pass goes on in the next epoch
         if self._steps_per_epoch is None:
             engine.streams.end_passes()
         engine.streams.end_epoch()
         self._tail_ready = False
         self.within_epoch = False
+        # before the boundary saves: a resume from there runs no line of this epoch again
         engine.rng_marks.forget()
         engine.boundaries.walk(Moment.AFTER_EPOCH)
         engine.watched.check(engine.recording.last_values.keys())
 
     def _record_times(self) -> None:
-        """Times belong to ranges of steps, not to rows."""
+        """Record the epoch's times as an event: they belong to a range of steps, not to rows."""
         current = self._engine.progress
         times = {
             "epoch": current.epoch,
@@ -222,7 +227,7 @@ class Course(Questions):
         return self._steps(slot)
 
     def _note_data(self, data: Any, name: str) -> None:
-        """Say once if a second step loop of the epoch reads other data as the same stream."""
+        """Warn once if a second step loop of the epoch reads other data as the same stream."""
         if self._epoch_data.setdefault(name, data) is data or self._told_of_second_data:
             return
         self._told_of_second_data = True
@@ -238,7 +243,7 @@ class Course(Questions):
             raise UsageError("iter_steps() inside another iter_steps(); one step loop at a time")
 
     def _resume_here(self) -> None:
-        """The resume point inside an epoch."""
+        """Resume here, at the resume point inside an epoch."""
         self.replaying = False
         self._engine.resume()
 
@@ -281,6 +286,7 @@ class Course(Questions):
                         self._fetch_failed(slot)
                         raise
                     self.batch = batch
+                    # before the program has the batch, which it may change
                     verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
                 began = clock()
                 self._waited += began - asked
@@ -303,6 +309,7 @@ class Course(Questions):
         finally:
             if self._step_loops == number:
                 self._in_steps = False
+                # the lines after the loop draw from here, also when a resume runs them again
                 engine.rng_marks.mark(f"steps {self._calls}")
                 if finished:
                     self._end_steps()
@@ -310,13 +317,13 @@ class Course(Questions):
                     self.left_open = True
 
     def note_step_time(self) -> None:
-        """The step's time so far is its time, as in TFSnippet."""
+        """Take the step's time so far as its time, as TFSnippet does."""
         if self._step_began is not None:
             self._engine.collector.step_times.append(self._engine.clock() - self._step_began)
             self._step_began = None
 
     def _may_be_empty(self, slot: StreamSlot) -> bool:
-        """Whether a pass without a batch is no error: its batches are quarantined, or it was allowed."""
+        """Whether a pass may give no batch: its batches are quarantined, or it was allowed."""
         ends = self._steps_per_epoch is None and self._engine.limits.max_epoch is not None
         return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
 
@@ -330,7 +337,7 @@ class Course(Questions):
             engine.leave()
 
     def _cut_short(self, slot: StreamSlot | None) -> None:
-        """A stop ended the step loop, maybe exactly where its pass would have ended anyway."""
+        """Note a pass that a stop has cut short, unless it would have ended here anyway."""
         cursor = None if slot is None or self._steps_per_epoch is not None else slot.cursor
         if cursor is None or cursor.remaining() != 0:
             self._pass_unfinished = True
@@ -338,9 +345,10 @@ class Course(Questions):
             next(cursor, None)  # some data draws random numbers for its end: the next pass begins after them
 
     def _end_steps(self) -> None:
-        """The step loop has ended; what follows in the epoch is its tail."""
+        """End the step loop; the epoch's tail follows."""
         current = self._engine.progress
         current.iterating, current.calls = False, self._calls
+        # the copy of one step before is better for a resume from the tail: the last step runs again
         if not self._engine.saves.one_before():
             self._engine.saves.keep("step")
         self._tail_ready = True
@@ -361,7 +369,7 @@ class Course(Questions):
     # ------------------------------------------------------------------------- between the steps
 
     def enter_outside(self, what: str) -> None:
-        """Every method for use between steps passes here: epoch open, broken step closed, signals seen."""
+        """Prepare a call between steps: require an epoch, complete a broken step, look for signals."""
         self._engine.require_open(what)
         if not self.within_epoch:
             raise UsageError(f"{what}() outside an epoch; call it inside: for epoch in loop.iter_epochs():")
@@ -369,7 +377,7 @@ class Course(Questions):
         self.poll()
 
     def poll(self) -> None:
-        """In the tail, an interruption does not wait for the epoch's end: the kept snapshot is committed."""
+        """Commit the kept snapshot and leave at an interruption in the tail, before the epoch's end."""
         engine = self._engine
         if engine.collector.open_step:
             return
@@ -400,7 +408,7 @@ class Course(Questions):
         )
 
     def _known_steps(self) -> float | None:
-        """Steps per epoch: the mean of those whose steps are over, else what the stream says of this one."""
+        """Steps per epoch: the mean of epochs whose steps are over, else the number that the stream tells."""
         current = self._engine.progress
         if self._tail_ready:
             return current.step / current.epoch

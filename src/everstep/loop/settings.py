@@ -14,7 +14,7 @@ from everstep.supervisor.settings import Kind, Settings, listed
 
 
 class LoopSettings(Settings):
-    """What a `TrainLoop` is made of, its state apart.
+    """Checked arguments of a `TrainLoop`, without its state.
 
     Args:
         kind: the loop's class.

@@ -42,17 +42,17 @@ class TrainLoop(Door):
                 loop.print_logs()
 
     Run twice, it resumes, in the middle of an epoch if need be: the epoch is entered again, lines
-    before the inner loop run again (`resumed_mid_epoch` tells), the remaining steps and the lines
-    after it run.  Carries on TFSnippet's TrainLoop.
+    before the inner loop run again (`resumed_mid_epoch` tells), then the remaining steps and the
+    lines after the loop run.  Carries on TFSnippet's TrainLoop.
 
     Args:
         run_dir, state: as for `Supervisor`, like all arguments not listed here.
         max_epoch: total number of epochs, 1 or more; None for no limit.
-        steps_per_epoch: an epoch is so many steps, and a pass over the data goes on in the next
-            epoch; None: an epoch is a pass.
-        watch: the metric whose best value is tracked, kept and marked ` (*)`, and which `best` is of: a
-            name, or (name, "min" or "max"); beside any `Best` among the services.  Default: that of the
-            first `Best` or `EarlyStop` among them, else "valid_loss".
+        steps_per_epoch: number of steps in an epoch; a pass over the data goes on in the next epoch.
+            None: an epoch is a pass.
+        watch: the metric whose best value is tracked, kept and marked ` (*)`, and given by `best`: a
+            name, or (name, "min" or "max"); beside any `Best` among the services.  Default: the metric
+            of the first `Best` or `EarlyStop` among them, else "valid_loss".
         groups: prefixes of parameter names that get tables of their own in the training summary.
         formatter: how metrics are written in log lines.
         show_eta: whether log lines have the ETA.
@@ -95,11 +95,11 @@ class TrainLoop(Door):
         super().__init__(engine, self._course)
         self._groups, self._formatter = settings.groups, settings.formatter
         self._found_inside: dict[str, Any] | None = None
-        """What was collected in the open `evaluation()`."""
+        """Metrics collected in the open `evaluation()`; None outside."""
 
     @classmethod
     def kind(cls) -> Kind:
-        """What the engine knows of loops of this class."""
+        """Describe loops of this class for the engine."""
         return Kind(cls.__name__, frozenset(Moment) - {Moment.AFTER_EVAL_STEP})
 
     def __exit__(
@@ -146,7 +146,7 @@ class TrainLoop(Door):
 
     @property
     def resumed_mid_epoch(self) -> bool:
-        """True in the epoch that a resume entered again, from its first line to its last."""
+        """Whether a resume has entered this epoch again; true from its first line to its last."""
         self._engine.require_entered("resumed_mid_epoch")
         recovered = self._engine.recovered
         return recovered.mid_epoch and self.epoch == recovered.epoch
@@ -198,7 +198,7 @@ class TrainLoop(Door):
             values: the same as keywords.
 
         Raises:
-            MetricError: a value is not one real number, or a name is no text or given twice.
+            MetricError: a value is not one real number, or a name is not a string or given twice.
             UsageError: outside an epoch.
         """
         if metrics is not None:
@@ -221,7 +221,7 @@ class TrainLoop(Door):
         self._engine.announcer.announce(Moment.METRICS_COLLECTED, values)
 
     def _collect_outside(self, name: str, value: Any) -> None:
-        """A value outside steps; in the head of an epoch entered again it was recorded the first time."""
+        """Collect a value outside steps; in the head of a resumed epoch it was recorded the first time."""
         if not self._course.replaying:
             place, step = self._course.place, self._engine.progress.step
             self._collector.require_alone(place, step, name)
@@ -229,7 +229,7 @@ class TrainLoop(Door):
 
     @contextmanager
     def metric_collector(self, name: str) -> Iterator[MetricMean]:
-        """A collector of (value, weight) pairs; on leaving the block their mean is collected as `name`."""
+        """Collect (value, weight) pairs in the block; at its end their mean is collected as `name`."""
         collected = MetricMean(name)
         yield collected
         if (mean := collected.mean) is not None:
@@ -252,9 +252,9 @@ class TrainLoop(Door):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Evaluate inside: models in evaluation mode; random state and modes come back afterwards.
+        """Evaluate in the block, with models in evaluation mode; random state and modes come back afterwards.
 
-        So evaluating, or not, more or less often, changes nothing in the training.  The block may run
+        Therefore evaluating, however often, changes nothing in the training.  The block may run
         again after a resume and must not change the state.
 
         Raises:
@@ -283,8 +283,8 @@ class TrainLoop(Door):
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
 
-        Outside steps only in an epoch; in the head of one that a resume enters again it was handed over the
-        first time.
+        Outside steps the call is allowed only in an epoch.  In the head of an epoch that a resume enters
+        again, the summary was handed over the first time.
         """
         if not self.within_step:
             self._course.enter_outside("add_summary")
@@ -294,7 +294,7 @@ class TrainLoop(Door):
     # ------------------------------------------------------------------------------- the lines
 
     def print_logs(self) -> None:
-        """Print one line of what was collected since the last such line, and clear that.
+        """Print a line of the metrics since the last such line, and clear them.
 
         In a step: the values collected in steps.  Otherwise: all values of the epoch.  Call it at the
         end of the step or of the epoch.
@@ -305,7 +305,7 @@ class TrainLoop(Door):
         else:
             self._course.enter_outside("print_logs")
             if self._course.replaying:
-                return  # it was printed the first time, and what came since is still to be
+                return  # printed the first time; what came since is printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._course.epoch_seconds)
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
@@ -316,7 +316,7 @@ class TrainLoop(Door):
         self.announce_printed(stats)
 
     def announce_printed(self, stats: Mapping[str, Stats]) -> None:
-        """Tell observers what stood on a line."""
+        """Tell observers the statistics of a printed line."""
         announce = self._engine.announcer.announce
         announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
@@ -362,7 +362,7 @@ class TrainLoop(Door):
         return False
 
     def advance(self, **metrics: Any) -> None:
-        """Not in a TrainLoop: `iter_steps` completes the steps.
+        """Refuse the call: in a TrainLoop `iter_steps` completes the steps.
 
         Raises:
             UsageError: always.
@@ -372,7 +372,7 @@ class TrainLoop(Door):
         )
 
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
-        """Not in a TrainLoop: `iter_steps` reads the data.
+        """Refuse the call: in a TrainLoop `iter_steps` reads the data.
 
         Raises:
             UsageError: always.

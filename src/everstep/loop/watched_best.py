@@ -11,7 +11,7 @@ from everstep.services.early_stop import EarlyStop
 
 
 def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> list[Service]:
-    """The services, with the `Best` of the watched metric before every other `Best`."""
+    """Return the services, with the `Best` of the watched metric before every other `Best`."""
     bests = [service for service in services if isinstance(service, Best)]
     if watch is None:
         return services if bests else [*services, _default_best(services)]
@@ -31,7 +31,7 @@ def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> l
 
 
 def _default_best(services: Sequence[Service]) -> Best:
-    """Marks the best value of the metric that stops the run, or of "valid_loss" if it comes."""
+    """Make the `Best` of the metric that stops the run, else of "valid_loss"."""
     stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
     metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
     best = Best(metric, mode, save=False)

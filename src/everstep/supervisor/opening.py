@@ -49,15 +49,15 @@ class Opening:
     """The run directory while this process holds it.
 
     Args:
-        start: what was asked for.
+        start: the arguments of this start.
         voice: tells the user.
-        stack: everything taken is given back when it closes.
+        stack: gives everything back when it closes.
 
     Attributes:
         run_dir, store: the directory and its checkpoints.
-        lock: what keeps other processes out; not taken where the user wants none.
+        lock: keeps other processes out; not taken where the user wants none.
         segment: number of this start, from 1.
-        rollbacks: those that were decided in what this start goes on from.
+        rollbacks: the rollbacks decided in the history that this start continues.
     """
 
     def __init__(self, start: Start, voice: Voice, stack: ExitStack) -> None:
@@ -70,10 +70,12 @@ class Opening:
             if taken_over := self.lock.acquire():
                 voice.say(taken_over)
             stack.callback(self.lock.release)
+        # after the lock: another process may have removed or replaced the run before
         self.run_dir.require_same()
         self.segment = self.run_dir.next_segment()
         self.store = Store(self.run_dir.path, self.segment, voice.say, self.run_dir.id)
         self.store.clean()
+        # before anything is restored: a directory that cannot be written to is found here
         trial_write(self.run_dir.path)
         self._journal = RunJournal(self.run_dir.path)
         self.rollbacks: list[Rollback] = []
@@ -90,7 +92,7 @@ class Opening:
         """Restore the newest whole checkpoint, or initialise where there is none.
 
         Raises:
-            CheckpointError, RestoreError, ConfigError: what was asked for cannot be done.
+            CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
         """
         for problem in self._journal.problems:
             self._voice.say(f"journal: {problem}")
@@ -106,10 +108,10 @@ class Opening:
         return recovered
 
     def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
-        """Say where this start computes otherwise than the one that wrote the checkpoint.
+        """Warn where this start has another fingerprint than the checkpoint.
 
         Returns:
-            What `Recovered` has of it.
+            The attributes of `Recovered` about fingerprints.
         """
         found = changes(meta.get("fingerprint"), given)
         if found and not finished:
@@ -131,6 +133,7 @@ class Opening:
                 self._voice.say("resume=False: this run starts over; its checkpoints moved to superseded/")
             return None
         self.rollbacks = self._journal.rollbacks()
+        # at whichever start comes next: a kill may have followed the decision at once
         for rollback in self.rollbacks:
             self.store.abandon(rollback.first, rollback.segment)
         if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
@@ -164,6 +167,7 @@ class Opening:
         board: ServiceBoard,
         limits: Mapping[str, int | None],
     ) -> Recovered:
+        # first: data that an earlier start left in this process is as the program gave it
         reused_data.restore()
         tree, progress = _saved(checkpoint)
         stored = saved_meta(checkpoint)
@@ -180,10 +184,12 @@ class Opening:
         finished = stop is not None and self._journal.ended() is not None
         given = fingerprint(user.objects)
         about_numbers = self._compare_fingerprint(meta, given, finished=finished)
+        # before anything is changed: a state that does not fit is refused whole
         try:
             with reading(checkpoint.path, "user"):
                 user.check(tree["user"], f"checkpoint {checkpoint.path}")
         except RestoreError as error:
+            # a changed configuration may be why the state does not fit: that error says more
             found, _ = self._config_changes(meta.get("config"))
             if found and self._start.on_change == "error":
                 raise refusal(self.run_dir.path, found) from error
@@ -200,11 +206,12 @@ class Opening:
             meta = self._adopt(checkpoint)
             self.rollbacks = []
         self._remember_rollbacks(meta)
+        # after everything that may refuse: a refused resume leaves later checkpoints where they are
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
             self._voice.say(f"journal: {lost}")
-        if parent is not None and parent.segment >= self.segment:  # its file may be brought back
+        if parent is not None and parent.segment >= self.segment:  # its file is gone, and may be brought back
             self.segment = self.store.segment = parent.segment + 1
         self._say_resumed(checkpoint, progress, finished)
         if self._start.init_from is not None:
@@ -233,7 +240,7 @@ class Opening:
         )
 
     def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
-        """What earlier executions found after the checkpoint, to compare with."""
+        """Make the replay, with what earlier executions found after the checkpoint."""
         if parent is None:
             return Replay(Reference(progress.step))
         found = reference(self._journal, parent, progress.step, tail=progress.phase == "step")
@@ -242,7 +249,7 @@ class Opening:
         return Replay(found, partial(incomparable, same_numbers))
 
     def _remember_rollbacks(self, meta: Any) -> None:
-        """Those that the checkpoint knows and a damaged journal has forgotten still count."""
+        """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
         known = {each.number: each for each in self.rollbacks}
         stored = Rollback.among(tuple(each) for each in meta.get("rollbacks", []))
         forgotten = [each for each in stored if each.number not in known]
@@ -251,10 +258,10 @@ class Opening:
         self.rollbacks = sorted([*self.rollbacks, *forgotten], key=lambda each: each.number)
 
     def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
-        """The checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
+        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
 
-        There is none where the epoch was cut after a step that the program had left by `break`, or by
-        a request after its steps.
+        There is none where the program left the last step by `break`, or asked for the stop after the
+        steps: then `closed` is returned.
         """
         why: object = "there is no checkpoint inside it"
         for name in names_inside(closed.name):
@@ -271,7 +278,7 @@ class Opening:
         return closed
 
     def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
-        """Copy another run's checkpoint here, so that the next start goes on from it; returns its `meta`."""
+        """Copy another run's checkpoint here, for the next start to continue from; return its `meta`."""
         meta = self.store.adopt(checkpoint, journal=None, rollbacks=[])
         self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
         return meta
@@ -284,13 +291,13 @@ class Opening:
         meta: Any,
         reopened_by: StopRecord | None,
     ) -> tuple[dict[str, list[str]], dict[str, Any]]:
-        """What was given against what is stored, wherever it changes training.  Never silent.
+        """Compare what is given with what is stored, wherever it changes training, and say each difference.
 
         Args:
             reopened_by: the stop that does not hold any more.
 
         Returns:
-            By entry of the state, the options that are to be used as given; facts that stay as stored.
+            The options to use as given, by entry of the state; and the facts that stay as stored.
         """
         found, free = self._config_changes(meta.get("config"))
         if self._start.seed is not None and self._start.seed != progress.seed:
@@ -317,7 +324,7 @@ class Opening:
         return options.by_entry, {}
 
     def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
-        """Where the configuration differs from the stored one: what touches training, and what does not."""
+        """List differences from the stored configuration: those that touch training, and the others."""
         given = self._start.config
         if stored is None or given is None:
             return [], []
@@ -352,7 +359,7 @@ class Opening:
     # ------------------------------------------------------------------------- what comes with it
 
     def streams(self, recovered: Recovered) -> Streams:
-        """The run's streams, standing where the checkpoint stood."""
+        """Make the run's streams, which stand where the checkpoint stood."""
         override = self._start.on_change == "override"
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
@@ -363,7 +370,7 @@ class Opening:
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:
-        """This start's segment of the journal."""
+        """Open this start's segment of the journal."""
         config = self._start.config or Configuration({})
         facts = config.facts(recovered.progress.seed, board)
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
@@ -374,6 +381,7 @@ class Opening:
         if not self._start.lock:
             facts["lock"] = False
         facts = without_credentials(facts)
+        # last: the mark is of the facts as they are recorded, without credentials
         facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
         journal = Journal.open(
             self.run_dir.path, self.segment, recovered.parent, facts, warn=self._voice.warn
@@ -383,7 +391,7 @@ class Opening:
         return journal
 
     def trail(self, recovered: Recovered) -> Trail:
-        """This start's trail; those of earlier starts go, as far as no resume can need them."""
+        """Open this start's trail, and delete earlier trails that no resume can need."""
         folder = self.run_dir.journal
         for path in folder.glob("segment-*.trail"):
             last = last_step(path)
@@ -393,16 +401,16 @@ class Opening:
         return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, self._voice.warn)
 
     def check_disk(self, encoded: Encoded) -> None:
-        """Refuse to start where two checkpoints of the state as it is now would not fit.
+        """Refuse to start where two checkpoints of the current state would not fit on the disk.
 
         Raises:
-            RunDirError: path, needed and free bytes.
+            RunDirError: names the path, the needed and the free bytes.
         """
         size = sum(array.data.nbytes for array in encoded.arrays.values())
         forecast(self.run_dir.path, 2 * size + (1 << 16))
 
     def where(self) -> dict[str, str]:
-        """What of the run lies where, for the user."""
+        """Return the paths of the run's parts, by name, for the user."""
         places = {
             "run": self.run_dir.path,
             "checkpoints": self.run_dir.checkpoints,
@@ -414,10 +422,11 @@ class Opening:
 
 
 def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
-    """The tree of a checkpoint, and the counters in it."""
+    """Read the tree of a checkpoint, and its counters."""
     tree = saved_tree(checkpoint)
     with reading(checkpoint.path, "progress"):
         progress = Progress.from_tree(tree["progress"])
+    # tried here, and taken back: random state that cannot be restored is refused before anything changes
     with reading(checkpoint.path, "rng/rank0"), isolated():
         restore(tree["rng"]["rank0"])
     with reading(checkpoint.path, "rng/lines0"), isolated():
@@ -429,7 +438,7 @@ def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
 def _reopened(
     stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:
-    """Why a run that was ending goes on, None if it does not."""
+    """Say why a run that was ending continues; None if it does not."""
     if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
         present = any(service.name == stop.by for service in board)
         if present and board.controllers().get(stop.by) == stored.get(stop.by):

@@ -146,7 +146,7 @@ class Saves:
             self._kept_only = False
 
     def reserve(self) -> None:
-        """Reserve buffers after the first update, for optimizers' moments: their first save must not stall."""
+        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
         if not self._reserved and self._user.updates and not self._saver.busy:
             self._reserved = True
             self._saver.reserve(self._user.arrays())

@@ -44,7 +44,7 @@ class StreamSlot:
         self.cursor: Cursor | None = None
         self._saved: Any = None
         self._left: Any = None
-        """End of the last pass, if the next pass depends on it; or the error because of which it is unknown."""
+        """End of the last pass, if the next pass depends on it; or the error in place of it."""
         self._must_return = False
         """Whether the source still has to be brought to that end."""
         self._states: list[Any] | None = None
@@ -157,7 +157,7 @@ class StreamSlot:
             self.head.begin(held)
 
     def bring_back(self, stream: Stream) -> None:
-        """Bring back, at the resume point, the generators of declared data that the program has yet to give."""
+        """Bring back the generators of declared data, which the program has yet to give."""
         if not self._states:
             return
         self._require_held(stream)
@@ -213,7 +213,7 @@ class StreamSlot:
         return self.cursor is not None or self._saved is not None
 
     def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the stream's branch of the state tree after the batches handed out so far, and its place words.
+        """Return the stream's branch of the state tree after the batches so far, and its place words.
 
         Two runs at the same place have equal branches, however they came there.
         """
@@ -317,7 +317,7 @@ def _joined(position: Any, words: dict[str, Any] | None) -> Any:
 
 
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
-    """Say how two descriptions of data differ; "" if they do not.  Facts "inside" count inside passes only."""
+    """Say how two descriptions of data differ; "" if not.  Facts "inside" count inside passes only."""
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
     for one in (stored, given):
         one.pop("inside", None)
@@ -431,7 +431,7 @@ class Streams:
         return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
 
     def no_way_back(self) -> str:
-        """Say why this process cannot read all streams from an earlier place, with the remedy; "" if it can."""
+        """Say why this process cannot read all streams from an earlier place, and a remedy; else ""."""
         for name, slot in self._slots.items():
             if slot.stream is not None and slot.stream.spent:
                 return (
@@ -564,7 +564,7 @@ class Endless:
             try:
                 batch = next(self._slot.open())
             except StopIteration:
-                # a pass may end without a batch once, where it was open before, or because all were quarantined
+                # an open pass may have no batch left, and a pass of quarantined batches alone is not empty
                 ended += not self._slot.skipped
                 self._pass_ended(self._slot.pass_index)
                 self._slot.end_pass()

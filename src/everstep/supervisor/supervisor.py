@@ -63,10 +63,9 @@ class Supervisor(Door):
         ready: returns what is not ready: None, True or an empty list if all is, else a message or a
             list of names.  Called before and after `local_init_fn`.
         default_services: False leaves out the console and the NaN guard.
-        on_change: action where the stored `config`, the configuration of a controller, the seed, or what the data
-            is (kind, length, batch size, order) differs from what is given: "error" shows both and
-            refuses, "override" continues with what is given; a pass that was open over other data
-            begins anew.
+        on_change: action where the stored `config`, the configuration of a controller, the seed, or the data
+            (kind, length, batch size, order) differs from what is given: "error" shows both and refuses,
+            "override" continues with what is given; a pass that was open over other data begins anew.
         on_divergence: action where steps that run again find something else than the first time: "stop" or
             "warn"; None: other batches stop the run, other numbers are a warning.  The divergence is
             recorded in any case.

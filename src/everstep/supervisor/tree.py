@@ -1,4 +1,4 @@
-"""The state tree of a run: what is written, and what a reader requires."""
+"""The state tree of a run: its branches as written, and the checks of a reader."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "services": ("metrics",),
     "wall": (),
 }
-"""The branches of a run's state, and what each has in every run.  Best weights have `user` alone."""
+"""The branches of a run's state, and the parts of each in every run.  Best weights have `user` alone."""
 STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
-"""What each stream has."""
+"""Parts of each stream's branch."""
 
 
 def whole_tree(
@@ -36,7 +36,7 @@ def whole_tree(
     metrics: dict[str, Any],
     wall: dict[str, Any],
 ) -> dict[str, Any]:
-    """The state of a run as it stands here, the global random state included.
+    """Build the state tree of a run, with the global random state as it is now.
 
     Args:
         user: the branches of `UserState.save`.
@@ -54,10 +54,10 @@ def whole_tree(
 
 
 def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE)) -> dict[str, Any]:
-    """The decoded tree of a checkpoint, which has at least `branches`.
+    """Decode the tree of a checkpoint, and require `branches`.
 
     Raises:
-        RestoreError: it lacks some; lists them.
+        RestoreError: the checkpoint lacks branches; lists them.
     """
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
     tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
@@ -72,7 +72,7 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE))
 
 
 def _decoded(checkpoint: Checkpoint, place: tuple[str, ...], node: Any, depth: int) -> Any:
-    """A branch of the tree; what is wrong in it is said of the part in which it lies."""
+    """Decode a branch of the tree part by part, so that an error names the part."""
     if depth and isinstance(node, dict) and not any(name.startswith("$") for name in node):
         return {name: _decoded(checkpoint, (*place, name), each, depth - 1) for name, each in node.items()}
     with reading(checkpoint.path, "/".join(place)):
@@ -81,10 +81,10 @@ def _decoded(checkpoint: Checkpoint, place: tuple[str, ...], node: Any, depth: i
 
 @contextmanager
 def reading(where: object, part: str) -> Iterator[None]:
-    """Say which part of a checkpoint it is that cannot be used.
+    """Name the part of a checkpoint that cannot be used.
 
     Raises:
-        RestoreError: what was raised inside, unless that says it already.
+        RestoreError: in place of an error of the block; everstep's own errors pass, but for StateError.
     """
     try:
         yield
@@ -100,10 +100,10 @@ def reading(where: object, part: str) -> Iterator[None]:
 
 
 def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A run's `meta` in a checkpoint, as far as every reader needs it: of the right kinds.
+    """Return a run's `meta` in a checkpoint, checked for the values that every reader needs.
 
     Raises:
-        RestoreError: names what is missing or of another kind.
+        RestoreError: names a value that is missing or of another type.
     """
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
     for name, fits in _META.items():
@@ -131,7 +131,7 @@ _META: Mapping[str, Callable[[Any], bool]] = {
     "rollbacks": lambda value: value is None or all(isinstance(each, list) for each in value),
     "open": lambda value: value is None or all(isinstance(name, str) for name in value),
 }
-"""Whether each fact of `meta` is what its readers take it for; a value of another kind may raise as well."""
+"""Checks of the facts in `meta`; a value of another type may raise as well."""
 
 
 def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str]:

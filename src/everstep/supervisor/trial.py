@@ -1,12 +1,12 @@
-"""Whether data comes back to its place as its `state_dict` promises: tried on copies, before it counts.
+"""Trial of data on copies, before it counts: does it come back to its place from its `state_dict`?
 
-A stream whose place is a number (arrays, lists, samplers) needs no trial.  One that is taken at its word
-does: batches are drawn from a copy, its position is taken, two more are drawn; a second copy, in another
-random state, is opened at that position, as by a new process, and must draw the same two.  One that does not
-is opened by drawing and discarding, if a pass of it follows from its number.
+A stream whose place is a number (arrays, lists, samplers) needs no trial.  A stream that is taken at
+its word does: batches are drawn from a copy, its position is taken, two more are drawn; a second copy, in
+another random state, is opened at that position, as by a new process, and must draw the same two.  A stream
+that fails is opened by drawing and discarding, if a pass of it follows from its number.
 
-Nothing of the run is touched: the data is copied, the global random state put back.  What would take long is
-not tried, and what cannot be copied (open files, connections, iterators) is read by nobody else.
+Nothing of the run is touched: the data is copied, the global random state put back.  Data is not tried that
+would take long or cannot be copied (open files, connections, iterators).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from everstep.errors import NotResumableError, StateError
 from everstep.state import capture, isolated, restore
 
 BATCHES = 2
-"""That are drawn after a position, and compared."""
+"""Number of batches that are drawn after a position, and compared."""
 BEFORE = 128
-"""Batches that are drawn before it, if that takes no longer than `SLOWEST`: what reads ahead in blocks tells
-the start of a block first."""
+"""Number of batches that are drawn before the position, if that takes no longer than `SLOWEST`: data that
+reads ahead in blocks tells the start of a block first."""
 LARGEST = 64 << 20
 """Bytes up to which data is copied; large arrays of NumPy are shared, and cannot be written to."""
 MOST = 20_000
-"""Objects up to which it is looked through."""
+"""Number of objects up to which data is looked through."""
 SLOWEST = 0.25
 """Seconds up to which the first batch of the run may have taken."""
 SECONDS = 1.0
-"""After which a trial is given up."""
+"""Seconds after which a trial is given up."""
 
 
 class Verdict(NamedTuple):
-    """What a trial has found.
+    """Result of a trial.
 
     Attributes:
-        kept: whether the word holds; None: it was not tried.
-        why: how that is known, or why it was not tried.
-        replays: where it does not hold: whether drawing and discarding brings it back.
+        kept: whether the data, or the object, comes back; None: it was not tried.
+        why: how that is known, or why there was no trial.
+        replays: for data that does not come back: whether drawing and discarding brings it back.
     """
 
     kept: bool | None
@@ -58,13 +58,13 @@ class Verdict(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What was found, in words."""
+        """The result, in words."""
         if self.kept is None:
             return f"not tried: {self.why}"
         return f"{'comes back by its state' if self.kept else 'its state does not bring it back'}: {self.why}"
 
     def __str__(self) -> str:
-        """Of data, with what a resume does."""
+        """Return the result for data, with what a resume does."""
         if self.kept is not False:
             return self.told
         if self.replays:
@@ -73,22 +73,22 @@ class Verdict(NamedTuple):
 
 
 KNOWN = Verdict(False, "its shuffle buffer is no part of its state", replays=True)
-"""Of a Hugging Face `IterableDataset.shuffle(...)`, which is recognized."""
+"""Verdict on a Hugging Face `IterableDataset.shuffle(...)`, which is recognized."""
 
 
 class _GivenUpError(Exception):
-    """The trial ends without a verdict."""
+    """Ends a trial without a verdict."""
 
 
 def pristine(stream: Stream) -> Any:
-    """A copy of a stream as it was given, or why it is not copied, as text."""
+    """Copy a stream as it was given; else return a string with the reason."""
     if stream.spent or isinstance(stream.keeps_place, Iterator):
         return "it is an iterator, which can be read once only"
     return copied(stream)
 
 
 def copied(obj: Any) -> Any:
-    """A copy, or why there is none, as text."""
+    """Return a copy, or a string with the reason why there is none."""
     try:
         return _copy(obj)
     except _GivenUpError as reason:
@@ -98,12 +98,12 @@ def copied(obj: Any) -> Any:
 
 
 def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
-    """Try a stream, of which copies are read.
+    """Try a stream, by reading copies of it.
 
     Args:
         stream: a copy of the data as it was given.
         name: the purpose under which it is opened.
-        seed: the run's.
+        seed: the seed of the run.
     """
     subject = _Subject(stream, name, seed, time.monotonic())
     with isolated(), quiet():
@@ -122,7 +122,7 @@ def try_stream(stream: Stream, name: str = "train", seed: int = 0) -> Verdict:
 
 
 class _LiesError(Exception):
-    """Its word does not hold: no position can be taken, or opened."""
+    """Says that the data does not come back: no position can be taken, or opened."""
 
 
 _END = object()
@@ -156,7 +156,7 @@ class _Subject(NamedTuple):
 
 
 def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
-    """Whether what follows a position follows again; in a pass that ends there, an earlier one."""
+    """Whether the batches after a position come again; after an earlier position if the pass ends there."""
     first, second = _copy(subject.stream), _copy(subject.stream)
     with subject.open(first) as cursor:
         if not subject.draw(cursor, before, SLOWEST):
@@ -191,12 +191,12 @@ def _can_replay(subject: _Subject) -> bool:
         return False
     try:
         return _follows_from_number(subject._replace(began=time.monotonic()))
-    except Exception:  # whatever it is: that the word does not hold is known, and a way out is not
+    except Exception:  # whatever it is: the data does not come back, and no way out is known
         return False
 
 
 def _follows_from_number(subject: _Subject) -> bool:
-    """Whether the second pass is the same where it is the first that an object gives."""
+    """Whether the second pass is the same from an object that has not given the first."""
     first, second = _copy(subject.stream), _copy(subject.stream)
     state = capture()
     with subject.open(first) as cursor:
@@ -212,7 +212,7 @@ def _follows_from_number(subject: _Subject) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What data says when it is loaded is said of the trial, not of the run."""
+    """Silence warnings and logs of data, which would be about the trial and not about the run."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -228,10 +228,10 @@ _SHARED = 1 << 20
 
 
 def _copy(obj: Any) -> Any:
-    """A copy; arrays of more than 1 MiB are shared, as views that cannot be written to.
+    """Copy an object; arrays of more than 1 MiB are shared, as views that cannot be written to.
 
     Raises:
-        _GivenUpError: it would take long.
+        _GivenUpError: the copy would take long.
     """
     arrays, others = _contents(obj)
     if others > LARGEST:
@@ -243,7 +243,7 @@ def _copy(obj: Any) -> Any:
 
 
 def _contents(obj: Any) -> tuple[list[Any], int]:
-    """Large arrays in it, and the bytes of all other data, looked through as far as the limits go."""
+    """Find the large arrays in an object, and the bytes of all other data, as far as the limits go."""
     seen: dict[int, Any] = {}
     todo, arrays, others = [obj], [], 0
     while todo and others <= LARGEST:
@@ -276,10 +276,10 @@ _UNKNOWN = "unknown"
 
 
 def comparable(tree: Any, other: Callable[[Any], Any] = _unknown) -> Any:
-    """A comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
+    """Make a comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
 
     Args:
-        other: what stands for an object of another type.
+        other: makes the stand-in for an object of another type.
     """
     if isinstance(tree, Mapping):
         return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]

@@ -1,4 +1,4 @@
-"""What a run takes at its word is tried, once a start; what is found is recorded, and said where it fails."""
+"""Trials of what a run takes at its word, once per start: recorded, and said where they fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.supervisor.voice import Voice
 
 
 class Trials:
-    """The trials of one start.
+    """Makes the trials of one start.
 
     Args:
         voice: tells the user.
@@ -38,7 +38,7 @@ class Trials:
                 say(f"stream {name!r}: {verdict}")
 
     def try_state(self) -> None:
-        """Try the state, when it is first saved after a step."""
+        """Try the state, at its first save after a step."""
         for name, verdict in self._state.verdicts():
             self._note("state", name, verdict)
             if verdict.kept is False:
@@ -48,7 +48,7 @@ class Trials:
                 )
 
     def try_parts(self, user: Mapping[str, Any]) -> None:
-        """Look for what has grown in a saved `user` branch."""
+        """Look for entries that have grown, in a saved `user` branch."""
         for name, verdict in self._state.outgrown(user):
             self._note("state", name, verdict)
             self._voice.warn(

@@ -19,16 +19,16 @@ from everstep.supervisor.state_trial import StateTrial
 
 
 class UserState:
-    """What the user passed as `state=`.
+    """The objects that the user passed as `state=`.
 
     Args:
         state: name to object, or (name, object) pairs.
 
     Attributes:
-        tainted: whether a guard has found the state bad: it is not saved.
+        tainted: whether a guard has found the state bad, so that it is not saved.
 
     Raises:
-        ConfigError: it has no names, or one is taken twice, empty or has a "/".
+        ConfigError: the objects have no names, or a name is taken twice, empty or has a "/".
         StateError: an object cannot be saved.
     """
 
@@ -48,11 +48,11 @@ class UserState:
         self.tainted = False
 
     def taint(self) -> None:
-        """The state is bad: none of it is saved from here on."""
+        """Mark the state as bad: none of it is saved from here on."""
         self.tainted = True
 
     def open(self, stack: ExitStack) -> None:
-        """Start counting updates; the hooks go when `stack` closes."""
+        """Start counting updates; the hooks are removed when `stack` closes."""
         self.trial = StateTrial(self.entries)
         for entry in self.entries.values():
             entry.enter()
@@ -74,15 +74,15 @@ class UserState:
         return any(watch.optimizers for watch in self._watches.values())
 
     def left_out(self) -> bool:
-        """Whether updates that were due were left out, their gradients not being finite."""
+        """Whether due updates were left out, because their gradients were not finite."""
         return any(watch.left_out() for watch in self._watches.values())
 
     def strangers(self) -> list[str]:
-        """Optimizers that training depends on and that are not part of this state."""
+        """Descriptions of the optimizers that training depends on and this state lacks."""
         return [text for watch in self._watches.values() for text in watch.strangers()]
 
     def forgotten(self, epoch: int) -> list[str]:
-        """Classes of the objects outside this state that the last step, of this epoch, has changed."""
+        """Classes of the objects outside this state that the last step has changed; `epoch` is the step's."""
         return [name for watch in self._watches.values() for name in watch.outside.changed(epoch)]
 
     def require_whole(self) -> None:
@@ -108,7 +108,7 @@ class UserState:
             )
 
     def save(self) -> dict[str, Any]:
-        """Its branches of the tree: `user` and, inside an accumulation window, `gradients`."""
+        """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows."""
         gradients = {name: watch.gradients() for name, watch in self._watches.items()}
         return {
             "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
@@ -116,7 +116,7 @@ class UserState:
         }
 
     def arrays(self) -> dict[str, Any]:
-        """The live arrays of the `user` branch, by the names they have in a checkpoint."""
+        """Return the live arrays of the `user` branch, by their names in a checkpoint."""
         found = {}
         for name, entry in self.entries.items():
             tree = _saved(name, entry)
@@ -137,7 +137,7 @@ class UserState:
         """Refuse a saved `user` branch that does not fit, before anything is changed.
 
         Raises:
-            RestoreError: with the three lists.
+            RestoreError: has the lists of missing, unexpected and reshaped names.
         """
         found = Mismatch(
             [name for name in self.entries if name not in user],
@@ -161,21 +161,22 @@ class UserState:
             )
 
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
-        """The inverse of `save`, after `check`."""
+        """Load what `save` returned, after `check`."""
         self.load_user(tree["user"])
+        # watches have counted since the loop was entered: their sum must begin at the checkpoint's
         self._updates = updates - sum(watch.updates for watch in self._watches.values())
         for name, watch in self._watches.items():
             watch.load_gradients(tree["gradients"].get(name))
 
     def load_user(self, user: Mapping[str, Any], part: Collection[str] | None = None) -> None:
-        """Give each entry, or each of `part`, its saved tree, in the order in which the user listed them."""
+        """Load each entry, or each of `part`, from its saved tree, in the order of the user's list."""
         for name, entry in self.entries.items():
             if part is None or name in part:
                 with _about(name):
                     entry.load(user[name])
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
-        """Refuse names that are no entries of the state.
+        """Refuse names that are not entries of the state.
 
         Raises:
             ConfigError: names the nearest.
@@ -187,28 +188,28 @@ class UserState:
                 )
 
     def random_state(self) -> dict[str, Any]:
-        """The states of the generators among the entries and in containers, by their path."""
+        """Return the states of the generators among the entries and in containers, by their path."""
         return {path: entry.save() for path, entry in _generators(self.entries.items())}
 
     def set_random_state(self, saved: Mapping[str, Any]) -> None:
-        """The inverse of `random_state`, for those that are there."""
+        """Load what `random_state` returned, for the generators that are there."""
         for path, entry in _generators(self.entries.items()):
             if path in saved:
                 entry.load(saved[path])
 
     def options(self) -> dict[str, dict[str, str]]:
-        """How the program made each entry's object: `Entry.options` by entry, of those that have some."""
+        """Return `Entry.options` by entry, where there are some: how the program made the object."""
         told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
         shown: dict[str, dict[str, str]] = redacted(told)
         return shown
 
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
-        """After `load`: go on with these options, by entry, as the program gave them."""
+        """Use these options, by entry, as the program gave them; called after `load`."""
         for name, options in changed.items():
             self.entries[name].use_options(options)
 
     def numbers(self, target: str) -> list[tuple[Any, Callable[[float], object]]]:
-        """The numbers that a target of `SetValue` names, one a group: each with what changes it.
+        """List the numbers that a target of `SetValue` names, one per group, each with its setter.
 
         Raises:
             ConfigError: there is no such number.
@@ -221,13 +222,13 @@ class UserState:
         return list(_numbers(name, self.objects[name], option))
 
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
-        """Change what the action names.
+        """Set the numbers that an action names.
 
         Returns:
-            (name, new value) of each number that is another one now; that of group 1 is "optimizer.lr.1".
+            (name, new value) of each number that has changed; the name in group 1 is "optimizer.lr.1".
 
         Raises:
-            ConfigError: there is no such number, or it would not be finite.
+            ConfigError: there is no such number, or the new value would not be finite.
         """
         changed = []
         for index, (value, put) in enumerate(self.numbers(action.target)):
@@ -244,7 +245,7 @@ class UserState:
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """The state's models in evaluation mode; afterwards each flag is as before."""
+        """Put the state's models in evaluation mode for the block; afterwards each flag is as before."""
         with ExitStack() as stack:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
@@ -271,14 +272,14 @@ def _saved(name: str, entry: Entry) -> Any:
 
 
 def _numbers(name: str, obj: Any, option: str) -> Iterator[tuple[Any, Callable[[float], object]]]:
-    """Where an option of a state's object stands: its value, and what changes it."""
+    """Find an option of a state's object: its value and its setter, per group."""
     if isinstance(obj, Slot) and not option:
         places: list[Any] = [{option: obj.value}]
     else:
         places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
     for place in places:
         value = place.get(option)
-        fill = getattr(value, "fill_", None)  # a tensor, which a compiled step reads, stays the same one
+        fill = getattr(value, "fill_", None)  # a compiled step reads this very tensor
         if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
             known = nearest(option, map(str, place))
             raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")

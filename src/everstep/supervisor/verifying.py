@@ -1,4 +1,4 @@
-"""What the steps find, kept and compared: the trail, the replay of steps executed again, a divergence."""
+"""Verification of steps: their findings are kept in the trail, and compared when steps run again."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 
 
 class Verifier:
-    """One start's trail and replay.
+    """Keeps the findings of one start's steps, and compares them with earlier executions.
 
     Args:
-        trail: takes what the steps find.
-        replay: has what they found before, if they are executed again.
+        trail: takes the findings of the steps.
+        replay: has the findings of earlier executions, for steps that run again.
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
-        collector: of the run's metrics.
+        collector: the collector of the run's metrics.
         voice: tells the user.
     """
 
@@ -43,15 +43,15 @@ class Verifier:
         self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
         self._places: dict[str, int] = {}
-        """By stream, how many batches the open step has drawn."""
+        """Number of batches that the open step has drawn, by stream."""
         self._noted: Divergence | None = None
         self._error: DivergenceError | None = None
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
-        """A batch is handed out for `step`; nobody has changed it yet.
+        """Note a batch that is handed out for `step`; nobody has changed it yet.
 
         Raises:
-            DivergenceError: the step got another one before, and that is to stop the run.
+            DivergenceError: the step got another batch before, and this is to stop the run.
         """
         place = self._places.get(stream, 0)
         self._places[stream] = place + 1
@@ -63,10 +63,10 @@ class Verifier:
             self.require_agreement()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        """A pass gave its last batch; `step` is the last complete one, the open one may have drawn from it.
+        """Note the end of a pass; `step` is the last complete step, and the open step may have drawn from it.
 
         Raises:
-            DivergenceError: it ended elsewhere before, and that is to stop the run.
+            DivergenceError: the pass ended elsewhere before, and this is to stop the run.
         """
         step += stream in self._places
         self._trail.mark(step, "pass", stream, epoch=pass_index)
@@ -76,7 +76,7 @@ class Verifier:
             self.require_agreement()
 
     def step_done(self, step: int, epoch: int) -> None:
-        """A step is complete."""
+        """Note a complete step."""
         self._places.clear()
         self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
         if not self._replay.done:
@@ -84,14 +84,14 @@ class Verifier:
             self._notice()
 
     def rows(self, block: Block) -> None:
-        """Rows of metrics were read."""
+        """Note rows of metrics that were read."""
         self._trail.rows(block)
         if not self._replay.done:
             self._replay.rows(block)
             self._notice()
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
-        """The state was copied, to be saved."""
+        """Note the digests of a state that was copied, to be saved."""
         for part, found in _digests(encoded):
             self._trail.mark(step, "copy", f"{phase}/{part}", found)
             if not self._replay.done:
@@ -100,14 +100,14 @@ class Verifier:
             self._notice()
 
     def committed(self, step: int) -> None:
-        """A checkpoint is committed."""
+        """Note that a checkpoint is committed."""
         self._trail.committed(step)
 
     def boundary(self, step: int) -> None:
-        """Between two steps, everything read.
+        """Note a boundary, at which everything so far is read.
 
         Raises:
-            DivergenceError: something came out otherwise, and that is to stop the run.
+            DivergenceError: a step came out otherwise, and this is to stop the run.
         """
         self._trail.tidy()
         if not self._replay.done:
@@ -117,23 +117,23 @@ class Verifier:
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
-        """The step after which the replay is over, or may be."""
+        """Return the step after which the replay is over, or may be."""
         return NEVER if self._replay.done else max(self._replay.last, step + 1)
 
     def waive(self) -> None:
-        """A person chose to go on with other data: earlier executions are not compared with any more."""
+        """End the comparison with earlier executions: a person has chosen to continue with other data."""
         self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._replay.first})
         self._journal.flush()
         self._replay.done = True
 
     def end(self) -> None:
-        """The loop ends: say what has been compared, if that is not said yet."""
+        """End the replay with the loop, and say what was compared, if that is not said yet."""
         if not self._replay.done:
             self._replay.end()
             self.say()
 
     def say(self) -> None:
-        """Tell the user and the journal what came of the replay."""
+        """Tell the user and the journal the result of the replay."""
         self._notice()
         replay = self._replay
         report = replay.report()
@@ -171,7 +171,7 @@ class Verifier:
 
 
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
-    """Of the random state, and of each entry of the user's; of large arrays parts count, as of a batch's."""
+    """Digest the random state and each entry of the user's state; of large arrays only parts count."""
     structure: Any = encoded.structure
     parts = {"rng/rank0": ("random state", structure["rng"]["rank0"])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
@@ -187,7 +187,7 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
 
 
 def _folded(arrays: list[Any]) -> Iterator[int]:
-    """A list's items in the middle do not count, so each array is a number before."""
+    """Fold arrays into a single digest, because the middle items of a list do not count in `batch_digest`."""
     total = 0
     for array in arrays:
         total = batch_digest(array, total) or 0
@@ -203,7 +203,7 @@ _CAUSES = {
 
 
 def incomparable(same_numbers: bool) -> str:
-    """Why equal steps need not give equal numbers here; "" if they must."""
+    """Say why equal steps need not give equal numbers here; "" if they must."""
     if not same_numbers:
         return "they were computed on another machine, or under other settings of it"
     if not all(backend.is_deterministic() for backend in backends.active()):

@@ -1,4 +1,4 @@
-"""What threads and signal handlers may touch: the next due step, wake-ups, pending actions, errors."""
+"""Attributes that threads and signal handlers may touch: next due step, wake-ups, actions, errors."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Wakeups:
 
     def wake(self) -> None:
         """Make the next boundary due; from any thread or signal handler."""
+        # in this order: plan() sets next_due, and then looks at _woken
         self._woken = True
         self.next_due = 0
 
@@ -61,14 +62,14 @@ class Wakeups:
         return False
 
     def begin_boundary(self) -> None:
-        """The boundary that was asked for begins; what wakes the loop from here on asks for another."""
+        """Begin a boundary; a wake-up from here on asks for another boundary."""
         self._woken = False
 
     def plan(self, step: int, due_step: int, due_time: float | None) -> None:
-        """After a boundary: which one comes next.
+        """Plan the next boundary, at the end of this one.
 
         Args:
-            step: the last completed one.
+            step: the last completed step.
             due_step: first step after which something is due by number.
             due_time: the clock's time at which something is due; None: never.
         """

@@ -1,4 +1,4 @@
-"""The metrics that services are there for: one of which no value comes is warned about."""
+"""Watched metrics: a warning for each metric of a service that no value comes of."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from everstep.supervisor.voice import Voice
 
 
 class WatchedMetrics:
-    """What services watch, each warned about once.
+    """Warns, once, of each metric that a service watches and that does not come.
 
     Args:
-        services: those of the run; more may come.
+        services: the services of the run; more may come.
         voice: warns the user.
     """
 
@@ -24,10 +24,10 @@ class WatchedMetrics:
         """Names that evaluations have found since the last `check_evaluated`."""
 
     def check(self, values: Set[str], *, at_end: bool = False) -> None:
-        """Warn of each that never came; before the end, if another metric's name is like its own.
+        """Warn of each metric that never came; before the end, only if another metric has a name like it.
 
         Args:
-            values: the names of which a value has come.
+            values: the names of metrics that have a value.
         """
         watching = self._watching()
         others = values - watching.keys()
@@ -35,11 +35,11 @@ class WatchedMetrics:
             self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
 
     def evaluated(self, names: Set[str]) -> None:
-        """An evaluation has found metrics of these names."""
+        """Note the names of metrics that an evaluation has found."""
         self._evaluated |= names
 
     def check_evaluated(self, values: Set[str]) -> None:
-        """Warn of each that should have come with an evaluation, as "valid/acuracy" with "valid/loss".
+        """Warn of each metric that an evaluation should have given, as "valid/acuracy" beside "valid/loss".
 
         Args:
             values: as for `check`.
@@ -53,7 +53,7 @@ class WatchedMetrics:
             self._miss(metric, nearest(metric, beside) if beside else "")
 
     def _watching(self) -> dict[str, list[str]]:
-        """By metric, the services that are there for it."""
+        """Return the names of the services that watch each metric, by metric."""
         watching: dict[str, list[str]] = {}
         for service in self._services:
             for metric in service.watches:

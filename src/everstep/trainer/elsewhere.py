@@ -1,4 +1,4 @@
-"""Names that a Trainer and a task have in other libraries, for those who come from there."""
+"""Names that a Trainer and a task have in other libraries, for users who come from there."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _TASK = {
 
 
 def no_attribute(trainer: object, name: str) -> AttributeError:
-    """The error for a name that a Trainer has not."""
+    """Make the error for a name that a Trainer lacks."""
     known = (each for each in dir(type(trainer)) if not each.startswith("_"))
     hint = f"it is trainer.{_TRAINER[name]}" if name in _TRAINER else alike(name, known).rstrip()
     return AttributeError(f"'Trainer' object has no attribute {name!r}{hint and '; '}{hint}")
 
 
 def require_our_names(task: Task) -> None:
-    """A method that nothing calls would be left out in silence.
+    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence.
 
     Raises:
-        ConfigError: the task has one under another library's name, and none under ours.
+        ConfigError: the task has a method under another library's name, and none under ours.
     """
     for theirs, ours in _TASK.items():
         inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")

@@ -1,4 +1,4 @@
-"""One evaluation: a task's `eval_step` over a stream, and the means of what it returns."""
+"""Evaluation of a stream: a task's `eval_step` over its batches, and the means of the outputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _READ_AFTER = 1000
 
 @contextmanager
 def evaluating(task: Task, seed: int) -> Iterator[None]:
-    """Models in evaluation mode; random state and modes come back afterwards.
+    """Put the task's models in evaluation mode for the block; random state and modes come back afterwards.
 
-    What is drawn inside follows from the seed alone, so that an evaluation finds the same whenever, and
-    by whomever, it is made.
+    Random numbers in the block follow from the seed alone, so an evaluation finds the same whenever, and by
+    whomever, it is made.
     """
     with isolated(), ExitStack() as stack:
         seed_all(seed)
@@ -39,7 +39,7 @@ def evaluating(task: Task, seed: int) -> Iterator[None]:
 
 @contextmanager
 def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
-    """Data that keeps its own place, or generators, stands afterwards where it stood."""
+    """Put data with a place, or generators, of its own back to where it stood, after the block."""
     with ExitStack() as stack:
         for stream in streams:
             for generator in stream.generators:
@@ -51,7 +51,7 @@ def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
 
 @contextmanager
 def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
-    """What is drawn from iterators is kept in memory, and comes again afterwards."""
+    """Keep in memory what the block draws from iterators, so that it comes again afterwards."""
     with ExitStack() as stack:
         for stream in streams:
             stack.enter_context(stream.drawn_again())
@@ -73,11 +73,11 @@ def evaluate(
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
     Args:
-        how: the statistics and aggregations that are asked for, if any are.
+        how: the service with the statistics and aggregations that are asked for, if any.
         say: takes a line that names the batch in which a metric is not finite.
-        poll: called before each batch; what it raises ends the evaluation.
+        poll: called before each batch; its exception ends the evaluation.
         seen: called after each batch.
-        takes: names of outputs that somebody looks at: what they have of each sample is no metric.
+        takes: names of outputs that services look at: their values per sample are not metrics.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
@@ -85,8 +85,8 @@ def evaluate(
 
     Raises:
         DataError: there was no batch.
-        MetricError: a step returned no mapping, or what is neither a number nor taken by `eval_reduce`; or
-            `batch_size` no number above 0.
+        MetricError: a step did not return a mapping, or returned a value that is neither a number nor taken
+            by `eval_reduce`; or `batch_size` did not return a number above 0.
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     reduction = _Reduction(task, how)
@@ -118,13 +118,13 @@ def evaluate(
 
 
 class _Reduction:
-    """What passes a state through an evaluation: the task, or the functions given to `Evaluate`."""
+    """Passes a state through an evaluation, by the task or by the functions given to `Evaluate`."""
 
     def __init__(self, task: Task, how: Evaluate | None) -> None:
         self._task = task
         self._how = how if how is not None and (how.agg_func or how.online_agg_func) else None
         self.takes_all = self._how is not None or type(task).eval_reduce is not Task.eval_reduce
-        """Whether outputs may be what is no metric."""
+        """Whether outputs may be other values than metrics."""
 
     def begin(self) -> Any:
         return self._task.eval_begin() if self._how is None else None
@@ -166,10 +166,10 @@ def _inputs(
 
 
 def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
-    """`value`, which a method of the task, or a function given to `Evaluate`, returned as metrics.
+    """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned.
 
     Raises:
-        MetricError: it is no mapping, or a name in it is no text or empty.
+        MetricError: `value` is not a mapping, or a name in it is not a string or empty.
     """
     if not isinstance(value, Mapping):
         raise MetricError(
@@ -187,18 +187,17 @@ def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
 class _Metrics:
     """Statistics of the numbers among the outputs, weighted by samples.
 
-    A name that came once as something else than a number (each sample's values, say) is no metric, but
-    only where a reduction takes it; of a name whose statistics are asked for, each of its elements is a
-    value of its own.
+    A name that once came with something else than a number (each sample's values, say) is not a metric, but
+    only where a reduction takes it; where statistics of a name are asked for, each element counts as a value.
 
     Args:
-        stats: metric to the statistics that are asked for, besides the mean.
+        stats: metric to the statistics that are asked for besides the mean.
         takes_all: whether there is a reduction for what is no metric.
-        takes: of which names there are values of each sample, for others.
+        takes: names whose values per sample are for services.
 
     Attributes:
-        bad: metric to the first batch, from 1, in which it was not finite, and its value; once it is read.
-            Those whose statistics are asked for are left out: they may leave NaN out.
+        bad: metric to the first batch, from 1, in which it was not finite, and its value; known once it is
+            read.  Metrics with statistics are left out, because these may leave out NaN.
     """
 
     def __init__(
@@ -255,10 +254,10 @@ class _Metrics:
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
-        """Names to values.
+        """Return the values by name.
 
         Raises:
-            ConfigError: statistics were asked for of a metric that did not come; names the nearest.
+            ConfigError: a metric with statistics did not come; names the nearest.
         """
         self._fold()
         missing = [name for name in self._stats if name not in self._found]

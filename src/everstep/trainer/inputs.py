@@ -1,4 +1,4 @@
-"""What a task's `next_train_inputs` makes of a stream, as a stream."""
+"""Stream of the inputs that a task's `next_train_inputs` makes of another stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fetch = Callable[[Iterator[Any]], Any]
 
 
 class Inputs(StreamAround):
-    """A stream whose batches are what `fetch` draws from another's, which keeps the position."""
+    """Stream of the inputs that `fetch` draws from another stream, which keeps the position."""
 
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         super().__init__(stream)
@@ -22,7 +22,7 @@ class Inputs(StreamAround):
         return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
 
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> None:
-        """Cannot tell: how many batches an input takes is the task's."""
+        """Return None: the task decides how many batches an input takes."""
 
 
 class _Cursor(CursorAround):
@@ -34,4 +34,4 @@ class _Cursor(CursorAround):
         return self._fetch(self.cursor)
 
     def remaining(self) -> int | None:
-        return None  # how many batches it draws at a time is the task's
+        return None  # the task decides how many batches an input takes

@@ -16,7 +16,7 @@ from everstep.supervisor.settings import Kind
 
 
 class TrainerLoop(TrainLoop):
-    """The loop that a Trainer opens: it has moments of evaluations, too."""
+    """Loop that a Trainer opens, with the moments of evaluations."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -35,7 +35,7 @@ class TrainerLoop(TrainLoop):
         return limited or any(s.controller and s.stage is not Stage.GUARD and not s.sets for s in services)
 
     def poll_evaluation(self) -> None:
-        """Between two batches of an evaluation: where the run is to be interrupted, it is left at once."""
+        """Leave the run between two batches of an evaluation, if it is to be interrupted."""
         if self._engine.spent.at_boundary:
             self._engine.boundaries.poll_evaluation()
         else:
@@ -46,7 +46,7 @@ class TrainerLoop(TrainLoop):
         self._engine.announcer.announce(Moment.AFTER_EVAL_STEP, step)
 
     def collect_found(self, found: Mapping[str, float]) -> None:
-        """Collect what an evaluation of the program's found."""
+        """Collect the metrics that the program's own evaluation found."""
         if not self._course.replaying:
             self._require_new(found)
         self._engine.watched.evaluated(found.keys() - self._found)
@@ -54,13 +54,13 @@ class TrainerLoop(TrainLoop):
         self.collect_metrics(found)
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
-        """A service has evaluated; the boundary at which it did goes on."""
+        """Announce what a service's evaluation found; its boundary goes on."""
         self._engine.watched.evaluated(found.keys())
         self._engine.note_evaluation(seconds)
         self._engine.announcer.fire(Moment.AFTER_EVALUATION, found)
 
     def _require_new(self, found: Mapping[str, float]) -> None:
-        """A name of an evaluation's is nobody else's: best values and early stops would mix them."""
+        """Refuse a second use of an evaluation's metric name: best values and early stops would mix both."""
         if clash := found.keys() & (self._engine.collector.given() - self._found):
             raise MetricError(
                 f"{min(clash)!r} is what an evaluation found and a metric that the program collects itself; "
@@ -73,7 +73,7 @@ class TrainerLoop(TrainLoop):
         return self._engine.board.all(Best)
 
     def left_with(self) -> Loaded | None:
-        """After a clean end: where the weights that the objects have now are saved, if in one place."""
+        """Find where the weights in the objects are saved, after a clean end; None if not in one place."""
         best, saved = self._engine.restored, self._engine.saver.last
         if best is not None and any(each.part for each in self.bests):
             return None  # a part came back: no checkpoint has what the objects have now

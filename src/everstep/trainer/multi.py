@@ -23,17 +23,17 @@ class MultiRun:
         large = everstep.Trainer(Digits(64), {"train": data}, "runs/large", max_step=1000, seed=7)
         everstep.MultiRun([small, large]).run_training()
 
-    Each is a run of its own, in its own run directory, equal to the one that it would be alone, to the
-    bit: it has its own random state, its own copy of each batch, its own evaluations and its own end.
-    Killed, all of them resume; one that stands behind the others reads alone until it has come to them.
-    One that fails does not end the others.  Carries on tfutils' lists of params.
+    Each Trainer makes a run of its own, in its own run directory, equal to the bit to a run alone: with its
+    own random state, its own copy of each batch, its own evaluations and its own end.  Killed, all of them
+    resume; a run behind the others reads alone until it has reached them.  A failed run does not end the
+    others.  Carries on tfutils' lists of params.
 
     Args:
-        trainers: one or more, with one and the same object as stream "train": everstep's own, or a
-            `Stream`, whose order is the same for all (one seed for all, or one of its own).
+        trainers: one or more, with the same object as stream "train": everstep's own, or a `Stream`; its
+            order must be the same for all (a single seed for all, or a seed of its own).
 
     Raises:
-        ConfigError: they cannot read together.
+        ConfigError: the Trainers cannot read together.
     """
 
     def __init__(self, trainers: Iterable[Trainer]) -> None:
@@ -43,16 +43,17 @@ class MultiRun:
         self._stream = _shared_by(self.trainers)
 
     def run_training(self) -> list[Ending]:
-        """Train all of them, or go on training, each until its own limit or stop.
+        """Train all of them, or continue their training, each until its own limit or stop.
 
         Raises:
             Interrupted: a signal, or a time budget; all of them are saved.
-            Exception: the first that one of them has failed with, after the others have ended.
+            Exception: the first failure of a run, raised after the others have ended.
         """
         with isolated(), closing(Shared(self._stream)) as shared:
             runs = [_Turns(trainer, Tap(shared)) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:
+                    # the run that is farthest behind in the data: only the last batch has to be kept
                     behind = min(going, key=lambda run: run.tap.place)
                     behind.take()
                     if isinstance(behind.error, Interrupted):
@@ -68,9 +69,9 @@ class _Turns:
     """The training of one Trainer, a step at a time.
 
     Attributes:
-        over: whether it has come to its end.
-        ending: how it ended, unless by an error.
-        error: what it has failed with, or what has interrupted it.
+        over: whether the training has come to its end.
+        ending: the ending of the training, unless it failed.
+        error: the exception that has failed, or interrupted, the training.
         loop: the loop that is open; None before the first step.
     """
 
@@ -100,14 +101,14 @@ class _Turns:
             self._random = capture()
 
     def close(self) -> None:
-        """Leave it where it is, if it has not come to its end: as by an exception."""
+        """Leave a training that has not come to its end, as by an exception."""
         if not self.over:
             restore(self._random)
             self._program.close()
 
 
 def _interrupt(going: Sequence[_Turns], error: Interrupted) -> None:
-    """Tell the others; one that was opened after the signal came has not seen it."""
+    """Interrupt the other runs: a run that was opened after the signal has not seen it."""
     for run in going:
         if run.over:
             continue
@@ -119,7 +120,7 @@ def _interrupt(going: Sequence[_Turns], error: Interrupted) -> None:
 
 
 def _raise(runs: Sequence[_Turns]) -> None:
-    """The first failure, else the first interruption, with what happened to the others."""
+    """Raise the first failure, else the first interruption, with notes on the others."""
     ended = [run for run in runs if run.error is not None]
     ended.sort(key=lambda run: isinstance(run.error, Interrupted))
     if not ended:
@@ -134,10 +135,10 @@ def _raise(runs: Sequence[_Turns]) -> None:
 
 
 def _shared_by(trainers: Sequence[Trainer]) -> Stream:
-    """The stream that all of them train on.
+    """Return the stream that all Trainers train on.
 
     Raises:
-        ConfigError: they have several, or it does not give each of them what it would give it alone.
+        ConfigError: they have several streams, or reading together would give a run other batches than alone.
     """
     streams = [trainer.streams.get("train") for trainer in trainers]
     stream = streams[0]

@@ -20,8 +20,8 @@ class Recorded:
 
     Args:
         run_dir: as the user gave it.
-        services: of the Trainer, for the record.
-        config: of the run, for the record.
+        services: the services of the Trainer, for the record.
+        config: the configuration of the run, for the record.
         lock: False where the file system has no locks.
     """
 
@@ -45,12 +45,12 @@ class Recorded:
         metrics: dict[str, float],
         seconds: float,
     ) -> Evaluation:
-        """Record what a stream came to; a disk that refuses is warned about.
+        """Record the evaluation of a stream; warn of a disk that refuses.
 
         Args:
             num_steps: batches that were asked for, -1 for all.
-            seed: the run's.
-            seconds: how long it took.
+            seed: the seed of the run.
+            seconds: duration of the evaluation.
         """
         found = Evaluation(
             stream, weights.name, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
@@ -65,14 +65,14 @@ class Recorded:
         return found
 
     def all(self) -> list[Evaluation]:
-        """Oldest first, of a run that may not be there yet."""
+        """List the evaluations, oldest first; none of a run that is not there yet."""
         try:
             return evaluations(located(self._run_dir))
         except RunDirError:
             return []
 
     def find(self, stream: str, num_steps: int, weights: Loaded) -> dict[str, float]:
-        """What an earlier start has found on the same weights, in its loop or outside; empty if none has."""
+        """Find the metrics of an earlier evaluation of the same weights; empty if there is none."""
         run_dir = to_read(self._run_dir)
         for each in reversed(evaluations(run_dir)):
             if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
@@ -84,7 +84,7 @@ class Recorded:
 
 
 def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
-    """The path of a run's best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given.
+    """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given.
 
     Raises:
         ConfigError: the run keeps no best weights, or those of several metrics.

@@ -1,4 +1,4 @@
-"""One reading of a stream for several runs."""
+"""Sharing of a stream by several runs, which read each batch once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from everstep.data.wrapping import StreamAround
 class Shared:
     """A stream that several runs read through taps of their own, each batch once.
 
-    A tap that stands where no other is, as after a resume from another step, reads alone until it has
-    come to where the others are.
+    A tap apart from the others, as after a resume from another step, reads alone until it has reached the
+    others.
 
     Args:
         stream: everstep's own or a user's: which batches come must follow from the seed, the pass and the
@@ -29,23 +29,24 @@ class Shared:
         self._passes: dict[tuple[str, int], _Pass] = {}
 
     def reading(self, purpose: str, pass_index: int, position: Any, seed: int) -> _Pass:
-        """The reading of a pass, opened at `position` if nobody has one."""
+        """Return the reading of a pass; open it at `position` if there is none."""
         key = (purpose, pass_index)
         if key not in self._passes:
+            # the pass before stays open: a run may still stand at its end
             for old in [each for each in self._passes if each[1] < pass_index - 1]:
                 self._passes.pop(old).close()
             self._passes[key] = _Pass(self.stream, purpose, pass_index, position, seed)
         return self._passes[key]
 
     def close(self) -> None:
-        """Stop what reads."""
+        """Close all readings."""
         for each in self._passes.values():
             each.close()
         self._passes.clear()
 
 
 class _Batch(NamedTuple):
-    """A batch, and how the pass stood before and after it."""
+    """A batch, with the positions before and after it, and the number of batches left."""
 
     before: Any
     batch: Any
@@ -54,7 +55,7 @@ class _Batch(NamedTuple):
 
 
 class _Pass:
-    """One pass, read once: its cursor, and the batch that was read last."""
+    """A pass that is read once: its cursor, and the batch that was read last."""
 
     def __init__(self, stream: Stream, purpose: str, pass_index: int, position: Any, seed: int) -> None:
         self.cursor = stream.open(purpose, pass_index, position, seed=seed)
@@ -69,7 +70,7 @@ class _Pass:
         return left
 
     def has(self, position: Any) -> bool:
-        """Whether what follows a position is what was read last, or what is read next."""
+        """Whether the batch after a position is the one read last, or the next to read."""
         return position == self.head or (self._last is not None and position == self._last.before)
 
     def after(self, position: Any) -> _Batch:
@@ -96,18 +97,18 @@ class Tap(StreamAround):
         super().__init__(shared.stream)
         self._shared = shared
         self.place = (0, 0)
-        """The pass, and the batches of it that were taken: how far this run has come."""
+        """Pass, and number of batches taken from it: how far this run has come."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _TapCursor(self, self._shared, purpose, pass_index, position, seed)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        """That of the stream: alone, the run would read it itself."""
+        """Describe the shared stream, which the run would read itself if it were alone."""
         return describe(self.stream, seed)
 
 
 class _TapCursor(Cursor):
-    """One run's pass over a shared stream."""
+    """A run's pass over a shared stream."""
 
     def __init__(
         self, tap: Tap, shared: Shared, purpose: str, pass_index: int, position: Any, seed: int
@@ -175,7 +176,7 @@ class _TapCursor(Cursor):
 
 
 def copied(batch: Any) -> Any:
-    """A batch with memory of its own; arrays have the strides that they had, on which bits can depend."""
+    """Copy a batch into memory of its own; arrays keep their strides, because bits can depend on them."""
     kind = type(batch)
     if kind is np.ndarray and not batch.dtype.hasobject:
         return _array(batch)

@@ -1,4 +1,4 @@
-"""Trying a training out: in a directory of its own, and nothing is left of it."""
+"""Smoke tests: a training is tried in a directory of its own, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.trainer.evaluation import drawn_again, places_kept
 
 @contextmanager
 def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
-    """Whatever is trained inside, the task's state, its gradients, data and random state come back."""
+    """Bring the task's state and gradients, the data and random state back after the block."""
     user = UserState(task.state())
     with isolated(), places_kept(streams), drawn_again(streams), ExitStack() as stack:
         user.open(stack)
@@ -33,7 +33,7 @@ def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for runs, also where EVERSTEP_ROOT moves them; gone afterwards."""
+    """Make a directory for runs, also where EVERSTEP_ROOT moves them; it is deleted afterwards."""
     with TemporaryDirectory(prefix="everstep-smoke-") as folder:
         moved = located(folder)
         try:

@@ -1,4 +1,4 @@
-"""A Trainer's streams, and data that its loop is given where a name could be."""
+"""Streams of a Trainer: by name, and of data that is given in place of a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Data = Any
 
 
 class Streams:
-    """Streams by name, and what each that keeps its own place in the data is used for.
+    """Streams by name, with the use of each that keeps its own place in the data.
 
     Args:
         given: name to data.
@@ -25,21 +25,21 @@ class Streams:
         named: name to stream.
 
     Raises:
-        ConfigError: it is no mapping of names to data.
+        ConfigError: `given` is not a mapping of names to data.
     """
 
     def __init__(self, given: Mapping[str, Data]) -> None:
         self.named = {name: as_stream(data) for name, data in adapt.named(given).items()}
         self._uses: dict[int, tuple[Any, str, str]] = {}
-        """By id, what keeps its own place in the data, what it is used for, and as which stream."""
+        """Objects that keep their own place in the data, with their use and their stream's name, by id."""
         self._unnamed: dict[str, tuple[Data, Stream]] | None = None
-        """In a loop, data that was given where a name could be, by the name that it got, and its stream."""
+        """Data given in place of a name, with its stream, by the name that it got; None outside a loop."""
         self._inputs: dict[str, Inputs] = {}
-        """In a loop, what the steps get of each stream, where the task makes that of several batches."""
+        """Streams of inputs, for a task that makes them of several batches, by name; empty outside a loop."""
 
     @contextmanager
     def in_a_loop(self) -> Iterator[None]:
-        """Data that the block gives is the same stream in every epoch; afterwards it is forgotten."""
+        """Keep the streams of data without a name in the block, so that they are the same in every epoch."""
         uses = dict(self._uses)
         self._unnamed = {}
         try:
@@ -49,17 +49,17 @@ class Streams:
             self._inputs.clear()
 
     def get(self, name: str) -> Stream:
-        """The stream of a name.
+        """Return the stream of a name.
 
         Raises:
-            ConfigError: there is none; names the nearest.
+            ConfigError: no stream has that name; names the nearest.
         """
         if name not in self.named:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
         return self.named[name]
 
     def chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
-        """(name, stream) of each that was given by name, as data or as name to data."""
+        """Return (name, stream) of each stream that was given by name, as data, or as name to data."""
         if isinstance(given, Mapping):
             return [(name, self._over(name, data)) for name, data in adapt.named(given).items()]
         if not isinstance(given, str | list | tuple):
@@ -78,7 +78,7 @@ class Streams:
         return list(named.items())
 
     def _over(self, name: str, data: Data) -> Stream:
-        """The stream over data that was given where a name could be: in a loop the same for the same data."""
+        """Return the stream over data given in place of a name; in a loop the same for the same data."""
         if self._unnamed is None:
             return as_stream(data)
         known = self._unnamed.get(name)
@@ -87,17 +87,17 @@ class Streams:
         return known[1]
 
     def inputs(self, name: str, stream: Stream, fetch: Fetch) -> Inputs:
-        """What `fetch` makes of a stream, as a stream: in a loop the same one in every epoch."""
+        """Return the stream of inputs that `fetch` makes of a stream; in a loop the same in every epoch."""
         known = self._inputs.get(name)
         if known is None or known.stream is not stream:
             known = self._inputs[name] = Inputs(stream, fetch)
         return known
 
     def require_apart(self, name: str, stream: Stream, use: str) -> None:
-        """Data that keeps its own place has one: an evaluation would move the training's.
+        """Refuse a second use of data that keeps its own place: an evaluation would move the training's.
 
         Raises:
-            ConfigError: it is used for something else.
+            ConfigError: the data is used for something else already.
         """
         place = stream.keeps_place
         if place is None:

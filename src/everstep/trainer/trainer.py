@@ -49,20 +49,20 @@ class Trainer:
                           services=[EarlyStop("valid/accuracy", "max", patience=3)])
         ending = trainer.run_training()
 
-    Run twice, it resumes.  `run_training` is a short program over `TrainLoop`; if it is not yours, write
-    your own, with `open` and `epoch`.  Carries on Model Garden's Trainer, Orbit and emloop's MainLoop.
+    Run twice, it resumes.  `run_training` is a short program over `TrainLoop`; if it does not suit you,
+    write your own, with `open` and `epoch`.  Carries on Model Garden's Trainer, Orbit and emloop's MainLoop.
 
     Args:
         task: your steps.
-        streams: name to data.  `run_training` trains on "train".  What is evaluated gets its stream's
+        streams: name to data.  `run_training` trains on "train".  Evaluated metrics get their stream's
             name as prefix ("valid/loss"), and so do the metrics of steps on any stream but "train".
         run_dir, services, and all arguments not listed here: as for `TrainLoop`; its state is the task's.
             Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.  `resume`
-            is where this Trainer begins: once its loop was open, it goes on where the run stands.
+            counts for the first loop of this Trainer; later loops continue where the run stands.
         seed: as for `TrainLoop`; what the task builds follows from it, too.
 
     Raises:
-        ConfigError: the task is no `Task`, or an argument is unknown or out of range.
+        ConfigError: the task is not a `Task`, or an argument is unknown or out of range.
     """
 
     @partial(checked_keywords, forwards_to=TrainLoop.__init__)
@@ -86,9 +86,9 @@ class Trainer:
         self.streams = self._streams.named
         self._loop: TrainerLoop | None = None
         self._weights: Loaded | None = None
-        """Where the task's objects come from, while they are as the run left them."""
+        """Source of the task's objects, while they are as the run left them."""
         self._found: dict[str, tuple[int, dict[str, float]]] = {}
-        """By service, what it found last, and at which step."""
+        """Step and metrics of each service's last evaluation, by the service's name."""
         self._seed = seed
         self._options = loop
         self._line = EpochLine()
@@ -99,12 +99,12 @@ class Trainer:
         """Outputs of evaluations that services look at."""
         self._clock = loop.get("clock", time.monotonic)
         self._retry: dict[str, Any] = {}
-        """Options of the loop that goes on after a rollback."""
+        """Options of the loop that continues after a rollback."""
         self._build()
         settings = LoopSettings(
             TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
         )
-        settings.state(task.state())  # what no loop could be opened with is refused here
+        settings.state(task.state())  # refuses here what no loop could be opened with
         self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
 
     def _build(self) -> None:
@@ -158,20 +158,19 @@ class Trainer:
     def run_training(
         self, *, max_step: int | None = None, evaluate: bool | Schedule = True, evaluate_end: bool = False
     ) -> Ending:
-        """Train, or go on training, until a limit or a stop; a finished run runs no step.
+        """Train, or continue training, until a limit or a stop; a finished run runs no step.
 
-        Where a `Recovery` goes back, the training goes on in this call; what of the task is not in its
-        `state()` is then as the failed try left it.
+        After a rollback by `Recovery` the training continues in this call; parts of the task outside its
+        `state()` are then as the failed try left them.
 
         Args:
             max_step: total number of steps of the run, instead of the Trainer's own limit.
-            evaluate: False to leave out every `Evaluate` (another process watches the run); a schedule, to
-                have them at other times than their own.
-            evaluate_end: whether each evaluates where a limit ends the training, too, if it was not due
-                there.
+            evaluate: False to leave out every `Evaluate` (another process watches the run); a schedule
+                to have them at other times than their own.
+            evaluate_end: whether each also evaluates at the end by a limit, if it was not due there.
 
         Raises:
-            ConfigError: `evaluate` is none of these.
+            ConfigError: `evaluate` is neither True, False nor a schedule.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         for attempt in self._attempts(max_step, self._evaluating(evaluate, evaluate_end)):
@@ -182,7 +181,7 @@ class Trainer:
         return loop.ending
 
     def in_turns(self, stream: Stream) -> Generator[TrainerLoop, None, Ending]:
-        """`run_training` on a stream, with a rest after each step, where it yields the loop that is open."""
+        """Run a training on a stream in turns: yield the open loop after each step."""
         for attempt in self._attempts(None, self._services):
             with attempt as loop:
                 for _ in loop.iter_epochs():
@@ -192,7 +191,7 @@ class Trainer:
     def _attempts(
         self, max_step: int | None, services: Sequence[Service]
     ) -> Iterator[AbstractContextManager[TrainerLoop]]:
-        """The loop to open for a training, and the one to open after each rollback of it."""
+        """Yield the loop to open for a training, and another loop after each rollback."""
         began, count, over = self._clock(), 0, False
 
         @contextmanager
@@ -213,7 +212,7 @@ class Trainer:
             yield attempt()
 
     def _evaluating(self, when: bool | Schedule, end: bool) -> list[Service]:
-        """The services with no evaluation among them, or with each at other times; True: as they are."""
+        """Return the services: without evaluations, with these at other times, or (True) as they are."""
         if not isinstance(when, bool | Schedule):
             raise ConfigError(f"evaluate={when!r}: give True, False or a schedule, such as Every(epochs=5)")
         chosen: list[Service] = []
@@ -228,7 +227,7 @@ class Trainer:
         return chosen
 
     def _ends(self) -> bool:
-        """Whether the loop that is open has come to its end."""
+        """Whether the open loop has come to its end."""
         return self._loop is not None and self._loop.should_stop()
 
     def _introduce(self, loop: TrainerLoop) -> None:
@@ -253,16 +252,17 @@ class Trainer:
         return self.run_training(max_step=num_steps)
 
     def _go_back(self, began: float) -> None:
-        """After `RolledBack`: the next `open` goes on where the run stands, in what is left of the time.
+        """Prepare the loop after `RolledBack`: it continues where the run stands, in the time that is left.
 
         Args:
-            began: `clock()`, when the training began.
+            began: clock time at which the training began.
         """
         limit = self._options.get("max_time")
+        # never 0, which max_time refuses: a loop without time left is interrupted at once
         self._retry = {} if limit is None else {"max_time": max(limit + began - self._clock(), 1e-9)}
 
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
-        """The loop that `run_training` runs, for a program of your own around `epoch`."""
+        """Open the loop of `run_training`, for a program of your own around `epoch`."""
         return self._opened(max_step, self._services)
 
     @contextmanager
@@ -287,7 +287,7 @@ class Trainer:
         try:
             with self._streams.in_a_loop(), loop:
                 self._loop = loop
-                self._options["resume"] = True  # the run has what was asked for; from here on it has its own
+                self._options["resume"] = True  # what was asked for is done; from here on the run continues
                 yield loop
         finally:
             self._loop = None
@@ -298,13 +298,13 @@ class Trainer:
     ) -> None:
         """Train on some streams, one after another, then evaluate others: one epoch of the run.
 
-        Inside the loop of `open` it is the body of an epoch.  Outside it opens the run, goes on for one
-        epoch, and closes it; of a run that is finished no step is run.
+        Inside the loop of `open` this is the body of an epoch.  Outside, the run is opened, trained for one
+        epoch and closed; a finished run runs no step.
 
         Args:
             train_streams: names, data, or name to data; data without a name is "train", "train2" ...
-            eval_streams: the same; data without a name is "valid", "valid2" ...  The `Evaluate` that a
-                Trainer has without being given one leaves out what is evaluated here.
+            eval_streams: the same; data without a name is "valid", "valid2" ...  A Trainer's
+                default `Evaluate` leaves out what is evaluated here.
 
         Raises:
             ConfigError: no stream has that name.
@@ -325,7 +325,7 @@ class Trainer:
         train_streams: Iterable[Any] | str,
         eval_streams: Iterable[Any] | str = (),
     ) -> Generator[TrainerLoop, None, None]:
-        """The one body of an epoch; it yields after each step."""
+        """Run the body of an epoch; yield after each step."""
         task = self.task
         for name, stream in self._streams.chosen(train_streams, "train"):
             self._streams.require_apart(name, stream, "training")
@@ -351,7 +351,7 @@ class Trainer:
     def smoke_test(self) -> None:
         """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
 
-        It happens in a directory of its own, without the services; afterwards nothing is left of it: the
+        The test runs in a directory of its own, without the services; afterwards nothing is left of it: the
         task's state, the random state and the data's place are as they were, and no worker runs.  (An
         iterator of a class of your own, without `state_dict`, has given its first batches.)
 
@@ -373,10 +373,10 @@ class Trainer:
     # ----------------------------------------------------------------------------- evaluation
 
     def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
-        """Evaluate all of a stream on the run's newest checkpoint, and print what was found.
+        """Evaluate all of a stream on the run's newest checkpoint, and print the metrics.
 
         Args:
-            weights: others, as for `evaluate`.
+            weights: other weights, as for `evaluate`.
         """
         if weights is None:
             self._load()
@@ -391,12 +391,14 @@ class Trainer:
 
         Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
         come from: see `everstep.evaluations`.  Weights that you load into the task's objects by hand are not
-        noticed: the newest checkpoint overwrites them, or they are recorded as it.  Give them as `weights=`.
+        noticed: the newest checkpoint overwrites them, or they are recorded as that checkpoint.  Give them as
+        `weights=`.
 
         Args:
             stream: its name, or data, which is called "valid".
-            num_steps: batches, 1 or more; -1: until the stream ends (one without an end needs a number).
-            weights: which to load for it: "best" or "best/METRIC" of this run, the name of one of its
+            num_steps: number of batches, 1 or more; -1: until the stream ends (one without an end needs a
+                number).
+            weights: weights to load for it: "best" or "best/METRIC" of this run, the name of one of its
                 checkpoints, or a path as for `everstep.load`.  All of the task's state comes from there, an
                 average of the weights, too.
 
@@ -405,7 +407,7 @@ class Trainer:
 
         Raises:
             NoCheckpointError: nothing was trained: random weights are not evaluated.
-            ConfigError: there is not one best.
+            ConfigError: the run has no best weights, or those of several metrics.
             UsageError: `weights` in a loop that is open.
         """
         self._require_weights(weights)
@@ -415,7 +417,7 @@ class Trainer:
         return self._evaluate(name, data, steps(num_steps), self._service_of(name))
 
     def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
-        """What `inference_step` returns for each batch of a stream; the weights as for `evaluate`.
+        """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
 
         Raises:
             ConfigError: no stream has that name.
@@ -448,19 +450,20 @@ class Trainer:
             for found in trainer.watch("valid"):
                 print(found)
 
-        Only whole checkpoints are read, and the run's lock is left alone.  One that retention deletes
-        meanwhile is passed over, with a line.  Each result is recorded (`everstep.evaluations`), so that
-        a watch that is killed and started again evaluates no checkpoint twice and misses none.
+        Only whole checkpoints are read, and the run's lock is left alone.  A checkpoint that
+        retention deletes meanwhile is passed over, with a line.  Each result is recorded
+        (`everstep.evaluations`): a watch that is killed and started again evaluates no checkpoint twice and
+        misses none.
 
-        It ends with the last checkpoint of a run that has ended.
+        The watch ends with the last checkpoint of a run that has ended.
 
         Args:
             streams: names; default those of the `Evaluate` services.
             every: "each" checkpoint, or always the "newest".
             throttle: seconds at least between two checkpoints.
-            timeout: seconds after which a run is given up that is not there, or that nobody trains (it was
-                killed); None: never.
-            max_step: it ends with a checkpoint of that step or a later one, too.
+            timeout: seconds after which the watch gives up a run that is not there, or that nobody trains (it
+                was killed); None: never.
+            max_step: the watch also ends with a checkpoint of that step or a later one.
 
         Raises:
             UsageError: this Trainer's own loop is open.
@@ -496,21 +499,21 @@ class Trainer:
                 return
 
     def _evaluated(self) -> list[str]:
-        """The streams that are evaluated: those of services, else "valid"."""
+        """List the streams to evaluate: those of services, else "valid"."""
         named = [service.stream for service in _evaluates(self._services)]
         if not named:
             self._streams.get("valid")
         return list(dict.fromkeys(named)) or ["valid"]
 
     def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
-        """Evaluate each stream that an `Evaluate` is there for, else "valid".
+        """Evaluate each stream that has an `Evaluate`, else "valid".
 
-        What was found on weights that are not loaded for it, in the loop or before on the end of the run, is
-        not found again.
+        Unless weights are loaded for this call, metrics that were found on the same weights before, in the
+        loop or outside, are returned again without a new evaluation.
 
         Args:
             newest: whether to load the newest checkpoint.
-            weights: others to load, as for `evaluate`.
+            weights: other weights to load, as for `evaluate`.
         """
         if newest:
             self._load()
@@ -574,13 +577,13 @@ class Trainer:
         return _prefixed(f"{name}/", found)
 
     def _require_apart(self, name: str, stream: Stream) -> None:
-        """In the loop, an evaluation must not move the training's data; outside, a resume brings it back."""
+        """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""
         if self._loop is not None:
             self._streams.require_apart(name, stream, "evaluation")
 
     @property
     def _stream_seed(self) -> int:
-        """The run's."""
+        """Seed of the run, for its streams."""
         if self._loop is not None:
             return self._loop.seed
         assert self._weights is not None
@@ -597,7 +600,7 @@ class Trainer:
 
     def _load(self) -> None:
         if self._loop is not None:
-            return  # what is open has loaded them, and goes on
+            return  # the open loop has loaded its weights
         try:
             self._weights = load(self.run_dir, self.task.state())
         except (NoCheckpointError, RunDirError) as error:
@@ -611,7 +614,7 @@ def _evaluates(services: Sequence[Service]) -> list[Evaluate]:
 
 
 def _one_batch(service: Evaluate) -> Evaluate:
-    """The service as a smoke test tries it: the same statistics and functions, of the first batch."""
+    """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
     return Evaluate(
         service.stream,
         num_steps=1,
@@ -623,10 +626,10 @@ def _one_batch(service: Evaluate) -> Evaluate:
 
 
 def _require_one_each(services: Sequence[Evaluate]) -> None:
-    """Two evaluations of a stream would write the same metrics, one day at the same step.
+    """Refuse two evaluations of a stream, which would one day write the same metrics at the same step.
 
     Raises:
-        ConfigError: names them.
+        ConfigError: names the two services.
     """
     by_stream: dict[str, Evaluate] = {}
     for service in services:

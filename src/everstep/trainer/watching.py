@@ -19,11 +19,11 @@ Which = Literal["each", "newest"]
 
 
 class Committed(NamedTuple):
-    """A checkpoint that is there.
+    """A committed checkpoint.
 
     Attributes:
         path: its folder.
-        digest: of its state; with the name it says which checkpoint this is.
+        digest: digest of its state; with the name, the identity of the checkpoint.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Watched:
         run_dir: the run directory, which may be made later.
         which: each checkpoint, or always the newest.
         throttle: seconds at least from one to the next.
-        timeout: seconds without a sign of life after which it is given up; None for no limit.
+        timeout: seconds without a sign of life after which the run is given up; None for no limit.
         say: takes sentences for the user.
 
     Raises:
@@ -64,9 +64,9 @@ class Watched:
         self._which, self._throttle, self._timeout = which, throttle, timeout
         self._store = Store(run_dir, 0, lambda _: None)
         self._known: dict[CheckpointName, tuple[object, Committed | None]] = {}
-        """By name: which folder was looked at, and what it is; None for an interim one."""
+        """Mark of each folder that was looked at, and its checkpoint (None for an interim one), by name."""
         self._seen: object = None
-        """What the journal looked like when it was last asked for the end."""
+        """Name and size of the newest journal file at the last look for the end."""
         self._over = False
         self._alive_at = time.monotonic()
 
@@ -74,7 +74,7 @@ class Watched:
         """Each committed checkpoint once, or always the newest one, until the run has ended.
 
         Args:
-            done: keys of those that are passed over.
+            done: keys of the checkpoints that are passed over.
         """
         given = set(done)
         last = float("-inf")
@@ -94,7 +94,7 @@ class Watched:
             time.sleep(POLL)
 
     def _committed(self) -> list[Committed]:
-        """Those on disk, oldest first; one that vanishes while it is looked at is left out."""
+        """List the checkpoints on disk, oldest first; one that vanishes meanwhile is left out."""
         found = []
         for name in self._store.names():
             path = self._store.path(name)
