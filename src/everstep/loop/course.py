@@ -99,7 +99,7 @@ class Course(Questions):
             raise UsageError("iter_epochs() inside another iter_epochs(); one epoch loop at a time")
         self._epoch_loops += 1
         if not engine.begun and self._epoch_loops < engine.progress.epoch_loop:
-            return  # a resume goes on in a later loop
+            return  # a resume continues in a later loop
         self._in_epochs = True
         try:
             while self._open_epoch():
@@ -166,7 +166,7 @@ class Course(Questions):
         # before the boundary: services judge the means of the epoch there
         engine.collector.end_epoch(engine.progress.step)
         self._record_times()
-        # with steps_per_epoch a pass goes on in the next epoch
+        # with steps_per_epoch a pass continues in the next epoch
         if self._steps_per_epoch is None:
             engine.streams.end_passes()
         engine.streams.end_epoch()

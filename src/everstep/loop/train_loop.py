@@ -48,7 +48,7 @@ class TrainLoop(Door):
     Args:
         run_dir, state: as for `Supervisor`, like all arguments not listed here.
         max_epoch: total number of epochs, 1 or more; None for no limit.
-        steps_per_epoch: number of steps in an epoch; a pass over the data goes on in the next epoch.
+        steps_per_epoch: number of steps in an epoch; a pass over the data continues in the next epoch.
             None: an epoch is a pass.
         watch: the metric whose best value is tracked, kept and marked ` (*)`, and given by `best`: a
             name, or (name, "min" or "max"); beside any `Best` among the services.  Default: the metric
@@ -191,7 +191,7 @@ class TrainLoop(Door):
     def collect_metrics(self, metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
         """Add metric values: to the step, if one is open, and to the epoch.
 
-        A value is copied; one that lies on a device stays there until somebody reads it.
+        A value is copied; a value on a device stays there until somebody reads it.
 
         Args:
             metrics: name to value.
@@ -277,6 +277,7 @@ class TrainLoop(Door):
                 f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
             )
         engine.note_evaluation(self.clock() - began)
+        # all values are read together, in one transfer
         values = resolve(list(found.values()))
         engine.announcer.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
 

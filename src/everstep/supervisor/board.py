@@ -161,7 +161,7 @@ class ServiceBoard:
             raise
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
-        """Tell the schedules of services that these ran."""
+        """Tell the schedules of these services that the services ran."""
         for service in services:
             service.schedule.fired(when)
 

@@ -54,7 +54,7 @@ from everstep.supervisor.watched import WatchedMetrics
 
 
 class Engine:
-    """One start of a run, from entry to exit.  The only place where a step counts.
+    """A start of a run, from entry to exit.  The only place where a step counts.
 
     The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
     (`Supervisor`, `TrainLoop`) uses the engine's methods and parts, and answers its `Questions`.

@@ -94,6 +94,7 @@ class Exit:
         self._at_end = engine.loop.finish()
         engine.wakeups.require_no_error()
         engine.saves.await_first()
+        # a loop without epochs has no earlier end at which to ask
         if not current.epoch:
             engine.oversights.check_updates()
         self._save_last()

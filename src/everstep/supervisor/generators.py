@@ -138,7 +138,7 @@ class HeadWatch:
         """End the head, and note what it has done.
 
         Args:
-            in_pass: whether a pass goes on after the head.
+            in_pass: whether a pass continues after the head.
         """
         before, self._left = self._left, None
         if before is None or len(before) != len(held):

@@ -138,6 +138,7 @@ class Opening:
             self.store.abandon(rollback.first, rollback.segment)
         if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
             asked = to_read(user_path(asked, "resume"))
+            # a path to a checkpoint of this run stands for its name: only another run's is copied
             if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
                 asked = asked.name
         checkpoint, notes = self.store.find(asked)
@@ -151,6 +152,7 @@ class Opening:
         start = self._start
         seed = self.run_dir.seed if start.seed is None else start.seed
         if start.seed is not None:
+            # before init_fn, which may draw from the seeded generators
             seed_all(start.seed)
         if start.init_fn is not None:
             start.init_fn()
@@ -175,6 +177,7 @@ class Opening:
         ended_by = stop
         if stop is not None:
             reopened = _reopened(stop, limits, board, stored["controllers"])
+            # the epoch is cut short no more: it continues inside, as under the new limit from the start
             if reopened is not None and checkpoint.partial:
                 checkpoint = self._inside(checkpoint, reopened)
                 tree, progress = _saved(checkpoint)
@@ -201,6 +204,7 @@ class Opening:
                 self._voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
         with reading(checkpoint.path, "user"):
             user.load(tree, progress.updates)
+        # after the load, which brings the stored options back
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
             meta = self._adopt(checkpoint)

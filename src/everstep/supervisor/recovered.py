@@ -16,7 +16,7 @@ from everstep.supervisor.progress import Progress
 
 @dataclass(frozen=True)
 class Start:
-    """Wishes of the user: the arguments of `Supervisor` of the same names."""
+    """Arguments of a start, as the user gave them to `Supervisor` under the same names."""
 
     path: Path
     seed: int | None

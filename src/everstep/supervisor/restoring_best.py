@@ -12,7 +12,7 @@ from everstep.supervisor.voice import Voice
 
 
 def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
-    """Load the weights of the best value; where they are lost, of the next best one that is kept.
+    """Load the weights of the best value; where they are lost, of the next best value.
 
     Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
     every start.

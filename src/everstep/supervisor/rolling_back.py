@@ -87,6 +87,7 @@ class Rollbacks:
         """Record a decision durably and return it, or the reason why it could not be recorded."""
         try:
             hazard.reach("loop.rollback")
+            # durable before the loop is left: a kill from here on leads to the same resume
             self._journal.decide(rollback.data())
         except OSError as error:
             return f"the decision could not be written to the journal ({error})"

@@ -123,6 +123,7 @@ class Saves:
         name = self._name(phase)
         if self._snapshot is not None and self._snapshot.name == name:
             return
+        # the state at the resume point is on disk already
         if self._recovered.checkpoint == str(name):
             return
         self.await_first()

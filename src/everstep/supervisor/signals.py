@@ -107,7 +107,7 @@ def is_interactive() -> bool:
 
 
 def leaving(code: int, reason: str) -> BaseException:
-    """Make the exception that leaves a saved run: it ends a script, but not a session after Ctrl-C."""
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session goes on."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
     return Interrupted(code, reason)

@@ -19,7 +19,7 @@ from everstep.supervisor.trial import KNOWN, SLOWEST, Verdict, pristine, try_str
 
 
 class StreamSlot:
-    """One named stream of a run.
+    """A named stream of a run.
 
     Attributes:
         name: the key of its state.
@@ -92,6 +92,7 @@ class StreamSlot:
                     self._states = None
             self._varies = True
         if stream is not self.stream:
+            # before the first batch is drawn: both look at the data as the program gave it
             reused_data.enter(stream)
             self._untried = pristine(stream) if stream.on_word else None
         self.stream, self._what, self._resuming = stream, what, False
@@ -146,6 +147,7 @@ class StreamSlot:
             given = [self._brought_back] * len(held)
         else:
             given = self.head.told(held, self.pass_index, in_pass=self.in_pass)
+        # opening at a position may draw from the generators, so they are put right afterwards
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 cursor = self._open_at(self.pass_index, self._saved)
@@ -191,6 +193,7 @@ class StreamSlot:
             try:
                 self._left = self._position()
             except NotResumableError as error:
+                # an error only where a save needs the place: `tree` raises it
                 self._left = error
         self.close()
         self._saved = None
@@ -274,6 +277,7 @@ class StreamSlot:
         assert self.stream is not None
         verdict = self._tried(untried)
         if verdict.kept is False and verdict.replays:
+            # drawing and discarding helps, so a resume does that
             self.stream.source.resumes = "replay"
         elif verdict.kept is False:
             self._refusal = (
@@ -406,6 +410,7 @@ class Streams:
         """Return the cursor, in a sieve if batches of its pass are to be noted or left out."""
         place = (slot.name, slot.pass_index)
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
+        # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
         if cursor.done is None:
@@ -486,7 +491,7 @@ class Streams:
                 slot.bring_back(as_stream(self._declared[name]))
 
     def require_bound(self) -> None:
-        """Refuse to go on while a stream of the checkpoint has no data.
+        """Refuse to continue while a stream of the checkpoint has no data.
 
         Raises:
             UsageError: names the stream and the nearest bound name.

@@ -173,6 +173,7 @@ def _comes_back(subject: _Subject, before: int = BEFORE) -> bool:
         cause = f"{type(error).__name__}: {error}"
         raise _LiesError(f"it cannot be opened at its position ({cause})") from error
     with opened as cursor:
+        # opened in another random state, as by a new process; the batches are drawn in the same one
         restore(state)
         return expected == subject.draw(cursor)
 

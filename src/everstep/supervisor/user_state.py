@@ -250,6 +250,7 @@ class UserState:
             for backend in backends.active():
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
+        # what the evaluation changed outside the state is not the doing of a step
         for watch in self._watches.values():
             watch.outside.skip()
 

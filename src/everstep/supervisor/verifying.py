@@ -149,6 +149,7 @@ class Verifier:
         Raises:
             DivergenceError: says what came out otherwise, and what to do.
         """
+        # raised once: the way out of the loop asks again
         error, self._error = self._error, None
         if error is not None:
             raise error

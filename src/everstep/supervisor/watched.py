@@ -1,4 +1,4 @@
-"""Watched metrics: a warning for each metric of a service that no value comes of."""
+"""Watched metrics: a warning for each metric of a service without a value."""
 
 from __future__ import annotations
 

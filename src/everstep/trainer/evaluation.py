@@ -192,7 +192,7 @@ class _Metrics:
 
     Args:
         stats: metric to the statistics that are asked for besides the mean.
-        takes_all: whether there is a reduction for what is no metric.
+        takes_all: whether a reduction takes values that are not metrics.
         takes: names whose values per sample are for services.
 
     Attributes:
@@ -217,6 +217,7 @@ class _Metrics:
                 self._no_metrics.add(name)
                 continue
             try:
+                # not read here: each read would wait for the device
                 self._waiting.append((name, to_scalar(name, value), weight, self.batches))
             except MetricError as error:
                 if name in self._stats:

@@ -54,7 +54,7 @@ class TrainerLoop(TrainLoop):
         self.collect_metrics(found)
 
     def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
-        """Announce what a service's evaluation found; its boundary goes on."""
+        """Announce what a service's evaluation found; its boundary continues."""
         self._engine.watched.evaluated(found.keys())
         self._engine.note_evaluation(seconds)
         self._engine.announcer.fire(Moment.AFTER_EVALUATION, found)

@@ -282,6 +282,7 @@ class Trainer:
             **options,
         )
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
+        # the loop changes the objects: what was known of their weights does not hold any more
         self._weights = None
         self._found.clear()
         try:
@@ -335,6 +336,7 @@ class Trainer:
             task.train_loop_begin()
             for _, batch in loop.iter_steps(stream, name):
                 metrics = task.train_step(batch)
+                # a plain dictionary of "train" passes as it is: collect_metrics checks it
                 if prefix or type(metrics) is not dict:
                     metrics = _prefixed(prefix, mapping(metrics, task, "train_step"))
                 loop.collect_metrics(metrics)

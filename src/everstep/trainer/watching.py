@@ -94,7 +94,7 @@ class Watched:
             time.sleep(POLL)
 
     def _committed(self) -> list[Committed]:
-        """List the checkpoints on disk, oldest first; one that vanishes meanwhile is left out."""
+        """List the checkpoints on disk, oldest first; those that vanish meanwhile are left out."""
         found = []
         for name in self._store.names():
             path = self._store.path(name)
