@@ -210,7 +210,7 @@ class Opening:
             meta = self._adopt(checkpoint)
             self.rollbacks = []
         self._remember_rollbacks(meta)
-        # after everything that may refuse: a refused resume leaves later checkpoints where they are
+        # after the checks above: what they refuse leaves later checkpoints where they are
         self.store.supersede_after(checkpoint.name)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
