@@ -65,6 +65,7 @@ class Exit:
         if failures:
             _note(failures[0], failures[1:])
             raise failures[0]
+        # last: an error of the program, or of closing, goes before the exit status of a stop
         self._raise_exit_status()
         return ended
 

@@ -183,6 +183,7 @@ class Saves:
 
     def _is_good(self) -> bool:
         """Whether the state may be saved; the kept buffers are free once that is known."""
+        # first: the guard, or an earlier write, may find that the state is bad
         self._check()
         return not self._user.tainted
 

@@ -88,6 +88,7 @@ class StreamSlot:
             if self._resuming:
                 self._accept(changes, override)
                 accepted = override
+                # the saved states are those of other generators
                 if self._states is not None and len(self._states) != len(stream.generators):
                     self._states = None
             self._varies = True
@@ -101,6 +102,7 @@ class StreamSlot:
     def _accept(self, changes: str, override: bool) -> None:
         """Drop the positions in the checkpoint's data, or refuse the given data."""
         inside = self._saved is not None
+        # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             raise DataError(
                 f"stream {self.name!r}: {changes}; give the data of that time back, or pass "
@@ -235,6 +237,7 @@ class StreamSlot:
             "varies": self._varies,
             **self.head.tree(),
         }
+        # the generators do not stand there yet: what the checkpoint had of them is saved again
         if self._states is not None or self.stream is None:
             return {**here, "generators": self._states or []}
         if not self.in_pass or self.head.began:  # what services did since the epoch's end is saved here
@@ -271,6 +274,7 @@ class StreamSlot:
         """Try a stream that is taken at its word, once it has given a batch; None without anything to try."""
         if self._untried is None or self.cursor is None or self.cursor.done == 0:
             return None
+        # once a start, whatever comes of it
         untried, self._untried = self._untried, None
         if not self.cursor.on_word:
             return None
@@ -508,6 +512,7 @@ class Streams:
         for slot in self._slots.values():
             slot.close()
             if slot.stream is not None:
+                # after the close: no worker draws from the data any more
                 reused_data.leave(slot.stream)
 
 
