@@ -1,7 +1,7 @@
-"""The frameworks: which are in use, and which one an array belongs to.
+"""Frameworks that are in use, and the framework that an array belongs to.
 
 NumPy is always there; any other framework counts as in use once the program has imported it, so that
-everstep itself never imports one that nobody asked for.
+everstep itself never imports a framework that the program does not use.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _by_type: dict[type, Backend | None] = {}
 
 
 def active() -> list[Backend]:
-    """The backends of the frameworks that this process has imported, NumPy first."""
+    """List the backends of the frameworks that this process has imported, NumPy first."""
     return [get(name) for name in _HOMES if name == "numpy" or name in sys.modules]
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`; imports its framework.
+    """Return the backend called `name`; imports its framework.
 
     Raises:
         ConfigError: no such backend, or its framework is not installed.
@@ -48,7 +48,7 @@ def get(name: str) -> Backend:
 
 
 def of(value: Any) -> Backend | None:
-    """The backend to whose array types `value` belongs, None if it is no array."""
+    """Return the backend that has the type of `value` among its array types; None if there is none."""
     kind = type(value)
     try:
         return _by_type[kind]

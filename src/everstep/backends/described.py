@@ -1,9 +1,9 @@
-"""Texts of what a program gives, compared at a resume: plain values, arrays, functions.
+"""Strings for the values that a program gives, to be compared at a resume: plain values, arrays, functions.
 
-A function is what it does: its code, the arguments that are bound to it, and the values outside it that
-the code reads (`args.epochs`, `CONFIG["warmup"]`, a variable around a closure).  Of an object that is
-called, every attribute counts; of one that is only read from, what is read.  A function of an installed
-package goes by its name.
+A function is described by what it does: its code, the arguments that are bound to it, and the values
+outside it that the code reads (`args.epochs`, `CONFIG["warmup"]`, a variable around a closure).  For an
+object that is called, every attribute counts; for an object that is only read, the attributes that are
+read.  A function of an installed package is described by its name.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _UNKNOWN = "not compared, "
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OPAQUE = object()
 _WIDEST = 400
-"""Characters of a text; of a longer one the digest is compared."""
+"""Most characters of a string; a longer string is compared by its digest."""
 
 _MANY = 100
-"""Parts of a container that are described one by one; of plain values there may be any number."""
+"""Most parts of a container that are described singly; plain values may be any number."""
 
 _Texts: TypeAlias = Iterator[tuple[str, str]]
 _Above: TypeAlias = frozenset[Any]
 
 
 def described(value: Any, name: str) -> dict[str, str]:
-    """A value as texts by name: "schedule", and for what it consists of "schedule.total_steps"."""
+    """Describe a value by strings: "schedule", and for its parts names such as "schedule.total_steps"."""
     return dict(_described(value, name, frozenset()))
 
 
 def is_unknown(text: object) -> bool:
-    """Whether a text of `described` stands for a value that cannot be compared."""
+    """Whether a string of `described` stands for a value that cannot be compared."""
     return isinstance(text, str) and text.startswith(_UNKNOWN)
 
 
 def other_python(stored: object, given: object) -> bool:
-    """Whether two texts are code as two versions of Python compile it, which nobody can compare."""
+    """Whether two strings are code compiled by two versions of Python, which cannot be compared."""
     versions = {match[1] for text in (stored, given) if (match := _CODE.fullmatch(str(text)))}
     return len(versions) == 2
 
 
 def _described(value: Any, name: str, above: _Above) -> _Texts:
-    """`above`: what `value` was found in, so that recursion ends."""
+    """Yield names and strings; `above`: the objects around `value`, at which recursion ends."""
     plain = _plain(value)
     if plain is not _OPAQUE:
         text = repr(plain)
@@ -85,7 +85,7 @@ def _described(value: Any, name: str, above: _Above) -> _Texts:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, texts, and lists and dictionaries of them as lists; else `_OPAQUE`."""
+    """Turn plain values, also in lists and dictionaries, into values to compare; `_OPAQUE` for others."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rank(key: Any) -> tuple[bool, float, str]:
-    """The order of keys: numbers by their value."""
+    """Sort key for keys: numbers by their value, before all others."""
     return (False, key, "") if isinstance(key, int | float) else (True, 0.0, repr(key))
 
 
@@ -121,7 +121,10 @@ def _digest(data: str | bytes) -> str:
 
 
 def _object(value: Any, name: str, above: _Above) -> _Texts:
-    """Describe an object by its class and attributes if it is called; a `state_dict` changes in training."""
+    """Describe an object that can be called by its class and attributes.
+
+    Other objects are not compared, nor those with a `state_dict`, which training changes.
+    """
     call: Any = inspect.getattr_static(type(value), "__call__", None)
     if not isinstance(call, types.FunctionType) or hasattr(value, "state_dict"):
         yield name, f"{_UNKNOWN}an object of {_full_name(type(value))}"
@@ -135,7 +138,7 @@ def _object(value: Any, name: str, above: _Above) -> _Texts:
 
 
 def _function(function: Any, name: str, above: _Above, owner: Any = _OPAQUE) -> _Texts:
-    """`owner`: the object whose method it is."""
+    """Describe a function; `owner`: the object whose method the function is."""
     if _is_installed(function):
         yield name, _full_name(function)
     elif (id(function), id(owner)) not in above:
@@ -156,7 +159,7 @@ def _code(function: Any, name: str, above: _Above, owner: Any = _OPAQUE) -> _Tex
 
 
 def _texts_of(code: types.CodeType, doc: str | None = None) -> list[Any]:
-    """Describe what code does, without the names of its own variables, its lines and its docstring."""
+    """List what code does, without the names of its own variables, its lines and its docstring."""
     constants = [
         _texts_of(each)
         if isinstance(each, types.CodeType)
@@ -171,7 +174,7 @@ def _texts_of(code: types.CodeType, doc: str | None = None) -> list[Any]:
 
 
 def _reads(function: types.FunctionType, owner: Any) -> dict[str, Any]:
-    """The values outside a function that its code reads, by the expression that reads them."""
+    """Values outside a function that its code reads, by the expression that reads them."""
     around = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known = {key: cell.cell_contents for key, cell in around.items() if _is_set(cell)}
     if owner is not _OPAQUE:
@@ -208,7 +211,7 @@ def _followed(path: str, value: Any, steps: list[dis.Instruction]) -> tuple[str,
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute as it stands: nothing is called to find it."""
+    """Return an attribute without calling any code of the object to find it."""
     found = inspect.getattr_static(value, name, _OPAQUE)
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
@@ -233,7 +236,7 @@ def _takes_item(step: dis.Instruction) -> bool:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether the code's own names say all: modules, classes, and what comes with packages."""
+    """Whether the name alone describes a value: a module, a class, or a function of a package."""
     if isinstance(value, types.ModuleType | type | types.BuiltinFunctionType | np.ufunc):
         return True
     return isinstance(value, types.FunctionType | types.MethodType) and _is_installed(value)

@@ -1,4 +1,4 @@
-"""NumPy: arrays, its scalars, and its three kinds of random state."""
+"""Backend for NumPy: arrays, scalars, and three kinds of random state."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAMES = {
     "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32",
     "float64": "F64", "complex64": "C64",
 }  # fmt: skip
-"""safetensors' names of NumPy's element types; any other is kept as bytes with its own description."""
+"""Names of NumPy's element types in safetensors; other types are kept as bytes with a description."""
 _DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in _NAMES.items()}
 
 
 class NumpyBackend:
-    """NumPy arrays and scalars; the global random state is that of `np.random`'s functions."""
+    """Backend for NumPy arrays and scalars; the global random state is that of `np.random`'s functions."""
 
     name = "numpy"
     array_types: tuple[type, ...] = (np.ndarray, np.generic)
 
     def random_state(self) -> Any:
-        """The state of `np.random`'s module-level functions, whichever bit generator is under them."""
+        """Return the state of `np.random`'s module-level functions, whichever bit generator they use."""
         return np.random.get_state(legacy=False)
 
     def set_random_state(self, state: Any) -> None:
@@ -43,7 +43,7 @@ class NumpyBackend:
         np.random.seed(seed % 2**32)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy the array, into `reuse`'s buffer where that fits."""
+        """Copy an array, into the buffer of `reuse` if it fits."""
         _refuse_array(array)
         name, extra = _describe(array)
         if reuse is not None and (reuse.dtype, reuse.shape, reuse.extra) == (name, array.shape, extra):
@@ -56,7 +56,7 @@ class NumpyBackend:
         return host
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
-        """A new array of its own memory."""
+        """Make an array with memory of its own."""
         described = host.extra.get("dtype")
         dtype = _DTYPES[host.dtype] if described is None else _dtype(described)
         if dtype.hasobject or dtype.itemsize * math.prod(host.shape) != host.data.size:
@@ -70,7 +70,7 @@ class NumpyBackend:
         return array
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """NumPy scalars: their dtype is the kind, their bytes the tree."""
+        """Describe a NumPy scalar by its dtype (the kind) and its bytes (the tree); None for other values."""
         if type(value) is np.str_:
             return "str", str(value)
         if type(value) is np.bytes_:
@@ -82,7 +82,7 @@ class NumpyBackend:
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """The NumPy scalar again."""
+        """Make the NumPy scalar that `pack` described."""
         if kind == "str":
             return np.str_(tree)
         if kind == "bytes":
@@ -90,7 +90,7 @@ class NumpyBackend:
         return np.frombuffer(tree, np.dtype(kind))[0]
 
     def scalar(self, value: Any) -> float:
-        """The float of a NumPy scalar or of an array of one element."""
+        """Return a NumPy scalar, or an array of one element, as a float."""
         if value.size != 1:
             raise MetricError(
                 f"a metric is one number, got an array of shape {value.shape}: reduce it, "
@@ -105,19 +105,19 @@ class NumpyBackend:
         return float(value.item())
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """Return the values: they are floats already."""
+        """Return the values, which are floats already."""
         return [float(value) for value in values]
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
-        """The array; None for a masked one, whose masked elements may be anything."""
+        """Return the array; None for a masked array, whose masked elements may be anything."""
         return None if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
 
     def is_deterministic(self) -> bool:
-        """NumPy is."""
+        """Return True: NumPy computes the same each time."""
         return True
 
     def entry(self, value: Any) -> Entry | None:
-        """Entries for arrays (restored in place), `np.random.Generator` and `np.random.RandomState`."""
+        """Make the entry of an array, `np.random.Generator` or `np.random.RandomState`; None for others."""
         if isinstance(value, np.ndarray):
             return ArrayEntry(value)
         if isinstance(value, np.random.Generator):
@@ -127,30 +127,30 @@ class NumpyBackend:
         return None
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
-        """NumPy has no optimizers."""
+        """Return None: NumPy has no optimizers."""
         return None
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """The arrays that are entries of their own; each counts as trainable."""
+        """List the arrays that are entries of their own; each counts as trainable."""
         return [(name, value.shape, True) for name, value in objects.items() if isinstance(value, np.ndarray)]
 
     def evaluation_mode(self, objects: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """NumPy's arrays have no modes."""
+        """Do nothing in the block: NumPy's arrays have no modes."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """NumPy waits by itself."""
+        """Do nothing: NumPy waits by itself."""
 
     def processes(self) -> int:
-        """NumPy computes alone."""
+        """Return 1: NumPy computes in a single process."""
         return 1
 
     def describe(self) -> dict[str, str]:
-        """NumPy's version."""
+        """Return NumPy's version."""
         return {"numpy": np.__version__}
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Versions of NumPy and its BLAS, the features found of the processor, the threads of the BLAS."""
+        """Return NumPy's version, its BLAS and that one's threads, and the processor's features."""
         built: Any = np.show_config(mode="dicts")
         blas = built.get("Build Dependencies", {}).get("blas", {})
         return {
@@ -163,7 +163,7 @@ class NumpyBackend:
 
 
 class ArrayEntry(Entry):
-    """An array that is restored in place, so that every reference to it stays valid."""
+    """Entry of an array; restored in place, so that every reference to the array stays valid."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         _refuse_array(array)
@@ -175,11 +175,11 @@ class ArrayEntry(Entry):
         self.array = array
 
     def save(self) -> Any:
-        """The array itself."""
+        """Return the array itself."""
         return self.array
 
     def check(self, tree: Any) -> Mismatch:
-        """Its shape and dtype must be the saved ones."""
+        """Compare shape and dtype."""
         saved = f"{tree.dtype} {tree.shape}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
         live = f"{self.array.dtype} {self.array.shape}"
         return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
@@ -190,12 +190,12 @@ class ArrayEntry(Entry):
         np.copyto(self.array, tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """An array given as an entry of its own counts as a parameter."""
+        """Whether the array holds floats or complex numbers: an entry of its own counts as a parameter."""
         return bool(np.issubdtype(self.array.dtype, np.inexact))
 
 
 class GeneratorEntry(Entry):
-    """A `np.random.Generator`: its bit generator's state, and how many children it has spawned."""
+    """Entry of a `np.random.Generator`: its bit generator's state, and the number of children spawned."""
 
     is_random = True
 
@@ -203,30 +203,31 @@ class GeneratorEntry(Entry):
         self.generator = generator
 
     def as_seeded(self) -> bool:
-        """Whether its state is the one that its seed gives, and a person chose that seed."""
+        """Whether the state is the one that the seed gives, and a person chose that seed."""
         bits: Any = self.generator.bit_generator
         seeds = bits.seed_seq
         if not isinstance(seeds, np.random.SeedSequence):
             return False
-        chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64  # else the system's
+        # The system's own entropy has 128 bits.
+        chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64
         return chosen and same_state(type(bits)(seeds).state, bits.state)
 
     def save(self) -> Any:
-        """The state dictionary of the bit generator and the seed sequence that `spawn` goes on from."""
+        """Return the bit generator's state, and the seed sequence from which `spawn` continues."""
         bits = self.generator.bit_generator
         seeds = bits.seed_seq
         state = getattr(seeds, "state", None) if isinstance(seeds, np.random.SeedSequence) else None
         return {"state": bits.state, "seed_sequence": state}
 
     def check(self, tree: Any) -> Mismatch:
-        """Its bit generator must be of the saved kind."""
+        """Compare the kinds of bit generator."""
         whole = isinstance(tree, dict) and tree.keys() >= {"state", "seed_sequence"}
         saved = tree["state"].get("bit_generator") if whole else f"of a {type(tree).__name__}"
         live = type(self.generator.bit_generator).__name__
         return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
-        """Set the state of the bit generator."""
+        """Set the state of the bit generator and of its seed sequence."""
         _refuse_mismatch(self.check(tree))
         bits: Any = self.generator.bit_generator
         if tree["seed_sequence"] is None:
@@ -236,7 +237,7 @@ class GeneratorEntry(Entry):
 
 
 class RandomStateEntry(Entry):
-    """A `np.random.RandomState`, the older generator."""
+    """Entry of a `np.random.RandomState`, the older generator."""
 
     is_random = True
 
@@ -244,23 +245,23 @@ class RandomStateEntry(Entry):
         self.generator = generator
 
     def save(self) -> Any:
-        """Its state as a dictionary."""
+        """Return the generator's state as a dictionary."""
         return self.generator.get_state(legacy=False)
 
     def check(self, tree: Any) -> Mismatch:
-        """Its bit generator must be of the saved kind."""
+        """Compare the kinds of bit generator."""
         saved = tree.get("bit_generator") if isinstance(tree, dict) else f"of a {type(tree).__name__}"
         live = self.save()["bit_generator"]
         return Mismatch([], [], [] if saved == live else [f"bit generator {saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
-        """Set its state."""
+        """Set the generator's state."""
         _refuse_mismatch(self.check(tree))
         self.generator.set_state(tree)
 
 
 def _blas_threads() -> str:
-    """Count the threads as the BLAS does when it is loaded: by its variables and its processors."""
+    """Count the threads as the BLAS does when it is loaded: by its variables, else by the processors."""
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name):
             return os.environ[name]
@@ -302,7 +303,7 @@ def _jsonable(descr: Any) -> Any:
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:
-    """The dtype that `dtype_to_descr` described, after JSON has made lists of its tuples."""
+    """Make the dtype that `dtype_to_descr` described, after JSON has turned its tuples into lists."""
 
     def fields(part: Any) -> Iterator[tuple[Any, ...]]:
         for name, kind, *shape in part:

@@ -1,4 +1,4 @@
-"""Random state: Python's, which is no framework, as data code and `state` save it; and when two are equal."""
+"""Random state of Python's generators as a tree, and the comparison of two random states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everstep.errors import RestoreError
 
 
 def python_state(source: Any) -> dict[str, Any]:
-    """The state of Python's generator (the module, or a `random.Random`), its 625 words as an array."""
+    """Return the state of Python's generator (the module, or a `random.Random`), 625 words as an array."""
     version, words, gauss = source.getstate()
     return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
 
@@ -26,7 +26,7 @@ def set_python_state(target: Any, tree: dict[str, Any]) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """Whether two states of one generator, Python's or a framework's, are equal."""
+    """Whether two states of a generator, Python's or a framework's, are equal."""
     if isinstance(a, dict):
         return all(same_state(value, b[key]) for key, value in a.items())
     return bool(np.array_equal(a, b))

@@ -32,21 +32,21 @@ class Call:
     Arguments may be calls themselves.  Without arguments the import path alone will do.
 
     Attributes:
-        call: its import path, `module:name` or `module:Class.name`.
+        call: import path of the function or class, `module:name` or `module:Class.name`.
         arguments: name to value, as the config has them.
     """
 
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     _ready: tuple[int, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """Once checked: how many arguments come from elsewhere, and its own, as the function takes them."""
+    """After a check: the number of positional arguments from elsewhere, and the converted arguments."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """From what a config has.
+        """Make a call from a config's value: an import path, or a mapping with one under `call`.
 
         Raises:
-            ConfigError: it has no import path.
+            ConfigError: the value has no import path.
         """
         if isinstance(given, cls):
             return given
@@ -60,19 +60,19 @@ class Call:
         return cls(path, {name: value for name, value in given.items() if name != CALL})
 
     def tree(self) -> dict[str, Any]:
-        """As `of` takes it."""
+        """Return the mapping that `of` takes."""
         return {CALL: self.call, **self.arguments}
 
     def inside(self, place: Place) -> Place:
-        """Where its arguments stand, if it stands at `place`."""
+        """Return the place of the arguments of a call that stands at `place`."""
         return place
 
     def completed(self, place: Place, at_default: list[Place], late: int = 0) -> Self:
-        """With the defaults of its signature that are plain values as arguments, and calls inside so, too.
+        """Return a copy with the signature's plain defaults as arguments; calls inside are completed, too.
 
         Args:
-            at_default: takes the place of each argument that is the default, given or not.
-            late: how many positional arguments come from elsewhere.
+            at_default: collects the place of each argument that equals its default, given or not.
+            late: number of positional arguments that come from elsewhere.
         """
         place = self.inside(place)
         defaults = _plain_defaults(_named(imported(self.call), late))
@@ -82,13 +82,13 @@ class Call:
         return type(self)(self.call, found, self._ready)  # a default is no argument to check
 
     def __call__(self, *late: Any) -> Any:
-        """Call it.
+        """Call the function with the arguments; check them first unless `checked` has done so.
 
         Args:
-            late: what goes before the config's arguments.
+            late: positional arguments, before those of the config.
 
         Raises:
-            ConfigError: what the config says cannot be right.
+            ConfigError: an argument of the config is wrong.
         """
         ready = self._ready
         if ready is None or ready[0] != len(late):
@@ -99,11 +99,11 @@ class Call:
         return imported(self.call)(*late, **{name: _made(value) for name, value in ready[1].items()})
 
     def checked(self, place: Place, problems: list[Problem], late: int = 0) -> Self:
-        """The same, which checks its arguments no more when it is called; nothing is called here.
+        """Check the arguments and return a copy that does not check them again; nothing is called.
 
         Args:
-            problems: takes what is wrong.
-            late: how many positional arguments come from elsewhere.
+            problems: collects each mistake.
+            late: number of positional arguments that come from elsewhere.
         """
         found: list[Problem] = []
         place, ready = self.inside(place), None
@@ -124,11 +124,11 @@ class Call:
 def checked_arguments(
     target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0
 ) -> dict[str, Any]:
-    """The arguments as `target` takes them: by its signature, with calls inside as `Call`.
+    """Convert a call's arguments to the types of the target's signature; calls inside become `Call`.
 
     Args:
-        problems: takes what is wrong.
-        late: how many positional arguments come from elsewhere.
+        problems: collects each mistake.
+        late: number of positional arguments that come from elsewhere.
     """
     if not callable(target):
         problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
@@ -141,7 +141,8 @@ def checked_arguments(
     wrong = dict(misfits(target, call.arguments, late))
     for name, value in call.arguments.items():
         if name in defaults and _same(value, defaults[name]):
-            arguments[name] = named[name].default  # whatever its type is said to be
+            # A default is right whatever its annotation says, as in `size: int = None`.
+            arguments[name] = named[name].default
         elif name not in wrong:
             arguments[name] = _converted(annotations.get(name, Any), value, (*place, name), problems)
     for name, fault in wrong.items():
@@ -153,12 +154,12 @@ def checked_arguments(
 def misfits(
     function: Any, given: Collection[str], late: int = 0, besides: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Which arguments a function does not take, or lacks: the name, and what to say after "FUNCTION() ".
+    """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() ".
 
     Args:
-        given: names of arguments.
-        late: how many positional ones come from elsewhere, before them.
-        besides: names of those that come from elsewhere by name.
+        given: names of the config's arguments.
+        late: number of positional arguments that come from elsewhere, before those of the config.
+        besides: names of arguments that come from elsewhere.
     """
     parameters = _parameters(function)
     if parameters is None:  # written in C, without a signature
@@ -189,7 +190,7 @@ def _function(target: Any) -> Any:
 
 
 def _parameters(target: Any) -> list[inspect.Parameter] | None:
-    """None where there is no signature, as of what is written in C."""
+    """List the parameters of a signature; None without one, as for some functions in C."""
     try:
         return list(inspect.signature(target, eval_str=True).parameters.values())
     except ValueError:
@@ -204,7 +205,7 @@ def _parameters(target: Any) -> list[inspect.Parameter] | None:
 
 
 def _inherited(target: Any) -> dict[str, Any]:
-    """Name to type of what a class with `**options` may hand on to the classes that it inherits from."""
+    """Types by name of the arguments that a class with `**options` may hand on to its base classes."""
     found: dict[str, Any] = {}
     for base in target.__mro__[1:-1] if inspect.isclass(target) else ():
         parameters = _parameters(base) or []
@@ -217,13 +218,13 @@ def _inherited(target: Any) -> dict[str, Any]:
 
 
 def _named(target: Any, late: int) -> dict[str, inspect.Parameter]:
-    """The parameters that a config may give by name, after `late` others; none without a signature."""
+    """Parameters that a config may give by name, without the first `late`; none without a signature."""
     parameters = _parameters(target) or []
     return {p.name: p for p in parameters[late:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _plain_defaults(named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The defaults that a config can hold."""
+    """Defaults that a config file can hold, by name."""
     return {name: _plain(p.default) for name, p in named.items() if _is_plain(p.default)}
 
 
@@ -242,12 +243,12 @@ def _plain(value: Any) -> Any:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether they are written alike: 1 is neither 1.0 nor true."""
+    """Whether JSON writes both alike: 1 equals neither 1.0 nor true."""
     return _is_plain(value) and json.dumps(value, sort_keys=True) == json.dumps(default, sort_keys=True)
 
 
 def _completed(value: Any, place: Place, at_default: list[Place]) -> Any:
-    """With each call in it completed."""
+    """Complete each call in a value."""
     if isinstance(value, Mapping) and CALL in value:
         return Call.of(value).completed(place, at_default).tree()
     if isinstance(value, Mapping):
@@ -258,9 +259,10 @@ def _completed(value: Any, place: Place, at_default: list[Place]) -> Any:
 
 
 def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem]) -> Any:
-    """A value of a config as the type asks for it."""
+    """Convert a value of a config to the type of an annotation."""
     if _has_calls(value):
         return _with_calls(value, place, problems)
+    # Import paths and schedules are converted here: pydantic knows neither.
     types_ = set(_alternatives(annotation))
     if isinstance(value, str) and ":" in value and types_ & _CALLABLES:
         return _attempt(lambda: imported(value), place, problems)
@@ -280,7 +282,7 @@ _ITERABLES = {Iterable, Iterator}
 
 
 def _config(annotation: Any) -> ConfigDict | None:
-    """None where the type has one of its own, and pydantic takes no other."""
+    """Choose pydantic's options; None for types whose own options pydantic insists on."""
     own = typing.get_origin(annotation) is None and (
         hasattr(annotation, "__dataclass_fields__") or typing.is_typeddict(annotation)
     )
@@ -288,7 +290,7 @@ def _config(annotation: Any) -> ConfigDict | None:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The types that it allows, without their parameters."""
+    """Yield the types that an annotation allows, without their parameters."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         for each in typing.get_args(annotation):
@@ -308,11 +310,12 @@ def _attempt(make: Callable[[], Any], place: Place, problems: list[Problem]) -> 
 
 
 def schedule(value: Any) -> Schedule:
-    """A schedule of a config: {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, never, or a list of
-    them, of which one must be due.
+    """Make a schedule of {steps: 100}, {epochs: 1}, {seconds: 60}, {at: [10, 20]}, never, or a list of these.
+
+    A list is due when at least one of its schedules is.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the value has none of these forms.
     """
     if value == "never":
         return Never()
@@ -339,7 +342,7 @@ def _has_calls(value: Any) -> bool:
 
 
 def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
-    """With each call in it as `Call`."""
+    """Replace each call in a value by a checked `Call`."""
     if isinstance(value, Mapping) and CALL in value:
         call = _attempt(lambda: Call.of(value), place, problems)
         return None if call is None else call.checked(place, problems)
@@ -351,7 +354,7 @@ def _with_calls(value: Any, place: Place, problems: list[Problem]) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """With each call in it called; the rest is copied, so that who is called twice changes nothing."""
+    """Make each call in a value; the rest is copied, so that no callee changes it for a second call."""
     if isinstance(value, Call):
         return value()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which config counts where a run has another one than is given: keep, override, or fork."""
+"""Choice of the config when a run has another one than is given: keep, override, or fork."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OnChange = Literal["error", "keep", "override", "fork"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What is run, and where.
+    """Decision about which config is used, in which run directory.
 
     Attributes:
-        resolved: the config that counts.
-        run_dir: the run directory that counts.
-        options: arguments of the Trainer that follow.
-        says: what the user should know of it.
-        begin: what is to be done before a state is trained; returns what it has come to.
+        resolved: the config to use.
+        run_dir: the run directory to use.
+        options: arguments of the Trainer that follow from the decision.
+        says: message for the user; "" if there is nothing to say.
+        begin: makes a fork; called with the state before training, and returns the decision that counts then.
     """
 
     resolved: Resolved[ExperimentConfig]
@@ -48,7 +48,7 @@ class Choice:
 
 
 def configuration(resolved: Resolved[ExperimentConfig], code: tuple[Path, ...] = ()) -> Configuration:
-    """A config as runs record it."""
+    """Make the form of a config that runs record and compare."""
     paths = tuple(free(ExperimentConfig))
     return Configuration(resolved.tree, paths, code, resolved.defaults, sections=("trainer",))
 
@@ -58,14 +58,14 @@ def choose(
 ) -> Choice:
     """Decide between the given config and that of a run's newest checkpoint; nothing is written.
 
-    With "error" and "override" the run itself compares, when it is entered.
+    With "error" and "override" the run itself compares the configs, when it is entered.
 
     Args:
-        trust: whether what the run names may be imported, though it does not count as this user's.
+        trust: whether code that the run names may be imported even if the run does not count as this user's.
 
     Raises:
-        ConfigError: there is no such choice.
-        TrustError: "keep" would import what a run names that does not count as this user's.
+        ConfigError: `on_change` has another value.
+        TrustError: "keep" would import code that a run names, and the run does not count as this user's.
     """
     if on_change not in ("error", "keep", "override", "fork"):
         raise ConfigError(f'on_change={on_change!r}: give "error", "keep", "override" or "fork"')
@@ -74,6 +74,7 @@ def choose(
     if checkpoint is not None and meta.get("config"):
         why = "" if trust else distrust_config(located(run_dir), meta["config"])
         changes = touching(meta["config"], resolved, imports=not why)
+        # Permission comes first: `resolve` imports what the stored config names.
         if changes and on_change == "keep":
             run = RunDir.open(located(run_dir), create=False)
             admit(run.path, run.id, meta["config"], (), why, trust)
@@ -88,10 +89,10 @@ def choose(
 
 
 def require_unchanged(choice: Choice, on_change: OnChange) -> str:
-    """What a training would say of its config and that of the run's newest checkpoint, in words.
+    """Return what a training would say about the changes since the newest checkpoint; "" if nothing.
 
     Raises:
-        ChangedError: it would be refused.
+        ChangedError: the training would be refused.
     """
     checkpoint = find_checkpoint(located(choice.run_dir), print)
     meta: Any = None if checkpoint is None else checkpoint.meta
@@ -117,10 +118,10 @@ def _listed(what: str, changes: list[Difference]) -> str:
 def touching(
     stored: Mapping[str, Any], given: Resolved[ExperimentConfig], *, imports: bool = True
 ) -> list[Difference]:
-    """The differences that touch the training; of the services, those among what controls it.
+    """Differences between two configs that can change the training; of the services only controllers count.
 
     Args:
-        imports: False to import none of the services but everstep's own: the others pass for controllers.
+        imports: False to import no services but everstep's own: all others count as controllers.
     """
     config = configuration(given)
     config = replace(
@@ -133,7 +134,7 @@ def touching(
 
 
 def _controllers(tree: Mapping[str, Any], imports: bool) -> list[Any]:
-    """The services of a config that control the training, every default filled in; the others only look."""
+    """Controllers among the services of a config, every default filled in; other services are left out."""
     found = [ServiceCall.of(each) for each in tree.get("services") or () if _controls(each, imports)]
     return [(each.completed((), []) if _is_known(each, imports) else each).tree() for each in found]
 
@@ -144,12 +145,12 @@ def _controls(service: Any, imports: bool) -> bool:
 
 
 def _is_known(call: ServiceCall, imports: bool) -> bool:
-    """Whether it may be looked at: importing a module runs it."""
+    """Whether the service may be imported: importing a module runs its code."""
     return imports or ":" not in call.name
 
 
 def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
-    """The stored config, with what touches no step from the given one; services in the given order.
+    """Take the stored config, but what touches no step from the given one; services in the given order.
 
     Args:
         imports: as for `touching`.
@@ -161,6 +162,7 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: b
         for part in above:
             ours, theirs = ours.setdefault(part, {}), theirs[part]
         ours[name] = theirs[name]
+    # Controllers are paired by their order: the given ones say only where the stored ones stand.
     controlling = iter(_controllers(stored, imports))
     services = [
         next(controlling, None) if _controls(each, imports) else each for each in given.get("services") or ()
@@ -173,7 +175,7 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: b
 
 
 def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Difference]) -> Choice:
-    """A new fork, or the one that was begun so before."""
+    """Choose a new fork, or the fork with the same config that was begun before."""
     folder, is_there = fork.place()
     if is_there:
         return Choice(resolved, folder, _inherited(folder, resolved), f"going on with the fork {folder}")
@@ -183,6 +185,7 @@ def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Diff
         return Choice(resolved, place, {"on_change": "override"}, says, begin)
 
     def begin(state: Mapping[str, Any]) -> Choice:
+        # A checkpoint that does not fit leaves no folder behind.
         _require_fit(state, fork.checkpoint)
         place, is_new = fork.begin()
         return chosen(place) if is_new else _forked(resolved, fork, changes)
@@ -191,10 +194,10 @@ def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Diff
 
 
 def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that does not fit, before a run that goes on from it is made.
+    """Refuse a checkpoint that does not fit the state, before a fork is made from it.
 
     Raises:
-        RestoreError: with the three lists.
+        RestoreError: the checkpoint does not fit; lists what is missing, unexpected and of another form.
     """
     user = UserState(state)
     with ExitStack() as stack:
@@ -205,13 +208,13 @@ def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def _inherited(run_dir: Path, resolved: Resolved[ExperimentConfig]) -> dict[str, Any]:
-    """Arguments of the Trainer for a fork that has no checkpoint but its parent's yet; none for others."""
+    """Arguments of the Trainer for a fork that has saved nothing yet; none for other runs."""
     facts = facts_of(run_dir)
     is_fork = facts.get("parent") is not None and facts.get("config") == _digest(resolved)
     return {"on_change": "override"} if is_fork and is_as_begun(run_dir, facts) else {}
 
 
 def _digest(resolved: Resolved[ExperimentConfig]) -> str:
-    """Of what touches the training."""
+    """Digest of the part of a config that touches the training."""
     leaves = [[str(each.path), each.given] for each in touching({}, replace(resolved, defaults=()))]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())

@@ -37,13 +37,13 @@ __all__ = ["Call", "Resolved", "as_yaml", "resolve"]
 
 @dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A config as it counts.
+    """Config after all layers are laid and every default is filled in.
 
     Attributes:
         config: an object of the schema.
-        tree: the same as plain JSON values, every default filled in, those of the signatures of calls, too,
-            that are plain values; it resolves to the same again.
-        defaults: the dotted paths of what calls take by default anyway.
+        tree: the config as JSON values, with every default, also the plain ones in the signatures of calls;
+            `resolve` makes the same config from it.
+        defaults: dotted paths of the arguments of calls that equal their defaults.
     """
 
     config: T
@@ -64,14 +64,14 @@ def resolve(
 
     Args:
         schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.
-        files: YAML; of two that say a thing, the later one wins.  Mappings are merged, lists replaced.
+        files: YAML; a later file wins over an earlier one.  Mappings are merged, lists replaced.
         overrides: PATH=VALUE each, VALUE in YAML: "optimizer.lr=1e-3", "layers=[64, 64]", "layers.0=32".
-        base: lies below the files: the `tree` of another one.
-        profile: of the key `profiles`, what is laid over all of it.
-        imports: False to leave alone what is called: its arguments are neither checked nor completed.
+        base: `tree` of another config, laid below the files.
+        profile: name under the key `profiles`; its values are laid over all the rest.
+        imports: False to import nothing that is called: arguments are neither checked nor completed.
 
     Raises:
-        ConfigError: everything that is wrong, each with its place: file and line, key, value.
+        ConfigError: lists every mistake with its place: file and line, key, value.
     """
     layers = layered(files, overrides)
     if base is not None:
@@ -98,7 +98,8 @@ def resolve(
     at_default = list[Place]()
     for (place, _, late), call in zip(called, checked, strict=True):
         _put(tree, place, call.completed(place, at_default, late))
-    config = adapter.validate_python(tree)  # with those very calls, which check nothing again
+    # Validated a second time for the completed calls in the tree, which do not check their arguments again.
+    config = adapter.validate_python(tree)
     tree = adapter.dump_python(config, mode="json")
     return Resolved(config, tree, tuple(map(dotted, at_default)))
 
@@ -119,9 +120,9 @@ def _with_profile(layers: Layers, name: str) -> Layers:
 
 
 def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:
-    """Every call in a tree that a schema asks for, its place, and how many arguments it gets from elsewhere.
+    """Yield each call in a tree where a schema has one: its place, the call, its number of late arguments.
 
-    What does not fit the schema is passed over.
+    Late arguments are positional ones that come from elsewhere.  What does not fit the schema is passed over.
     """
     for each in members(schema):
         inner = typing.get_args(each)
@@ -142,7 +143,7 @@ def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[
 
 
 def free(schema: Any, place: Place = ()) -> list[str]:
-    """The places whose change touches no step of the training, dotted: fields marked so."""
+    """Dotted paths of the fields that are marked as touching no step of the training."""
     hints = typing.get_type_hints(schema)
     found = []
     for each in dataclasses.fields(schema):

@@ -1,4 +1,4 @@
-"""`Experiment`: what to train on what, built when it is needed, run by a schedule's name."""
+"""`Experiment`: a task and its data, made when they are needed, and run by a schedule's name."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SCHEDULES = (
 
 
 class RunResult(NamedTuple):
-    """What a schedule came to.
+    """Result of a schedule.
 
     Attributes:
-        ending: how training ended; None of a schedule that does not train.
-        metrics: what was evaluated last, with the prefix of each stream.
+        ending: ending of the training; None if the schedule does not train.
+        metrics: the newest evaluated metrics, with the prefix of each stream.
     """
 
     ending: Ending | None
@@ -49,7 +49,7 @@ class RunResult(NamedTuple):
 
 
 class Experiment:
-    """A task, its streams, and schedules to run them by.  Nothing is called before a schedule is.
+    """A task, its streams, and schedules to run them by.  Nothing is made before a schedule runs.
 
         experiment = Experiment(Digits, train_data, valid_data, "runs/digits", max_epoch=20, seed=7)
         experiment.train_and_evaluate()
@@ -60,21 +60,22 @@ class Experiment:
     Args:
         task: makes the `Task`: its class, or a function.  This and the next two may be import paths.
         train_stream_fn: makes the data to train on.
-        eval_stream_fn: makes the data to evaluate, stream "valid"; or name to function, for several.
+        eval_stream_fn: makes the data to evaluate, stream "valid"; or a mapping of names to functions.
         run_dir: the run's directory.
         services: as for `Trainer`; a function among them makes one.
-        export_strategies: further ones, as `services.Export` is.
-        seed: of the run.  Given, the functions above draw random numbers that follow from it: the task's from
-            the seed itself, each stream's from the seed and the stream's name.
+        export_strategies: further services, such as `services.Export`.
+        seed: seed of the run.  If given, the functions above draw random numbers that follow from it: the
+            task's from the seed itself, each stream's from the seed and the stream's name.
         strict_git: refuse to train where the code has changes that are not committed and pushed.
-        skip_check: do not look.
+        skip_check: do not look at git at all.
         trainer: more arguments of `Trainer`: max_epoch, max_step, max_time ...
 
     Attributes:
         run_dir, seed: as given.
 
     Raises:
-        ConfigError: something to be called cannot be; `strict_git` and `skip_check` are both given.
+        ConfigError: what should make an object is not a function; or both strict_git and skip_check are
+            given.
     """
 
     @partial(checked_keywords, forwards_to=Trainer.__init__)
@@ -116,9 +117,10 @@ class Experiment:
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer; made when it is first asked for, and then the same."""
+        """The Trainer, made when it is first asked for."""
         if self._trainer is None:
             task = self._made(self._task, self.seed)
+            # The same seed again: weights do not depend on how much the task's own function draws.
             self._made(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
@@ -146,13 +148,13 @@ class Experiment:
             return make()
 
     def _build(self, task: Any) -> None:
-        """Let the task make its parts, where not the Trainer is to do that."""
+        """Let the task make its parts; does nothing here, so that the Trainer does it."""
 
     def _check_code(self) -> None:
-        """Say, or refuse with `strict_git`, that the code of this run could not be had back.
+        """Print a note, or raise with `strict_git`, if git could not give back the code of this run.
 
         Raises:
-            UsageError: `strict_git`, and changes, a commit that is nowhere else, or no repository.
+            UsageError: `strict_git`, and git has changes, a commit on no remote, or no repository.
         """
         if not self._skip_check:
             note_uncommitted(self._code_folder(), strict=self._strict_git)
@@ -166,10 +168,10 @@ class Experiment:
         """Run a schedule by its name.
 
         Args:
-            arguments: of the method.
+            arguments: arguments of the schedule's method.
 
         Raises:
-            ConfigError: there is no such schedule, or argument of it; names the nearest.
+            ConfigError: there is no such schedule, or it has no such argument; names the nearest.
         """
         if schedule not in SCHEDULES:
             raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
@@ -177,10 +179,10 @@ class Experiment:
         return result
 
     def train(self, evaluate: bool = True) -> RunResult:
-        """Train, with the services as they are given; go on where the run stands.
+        """Train with the services as they are given; a run that has checkpoints is resumed.
 
         Args:
-            evaluate: False to leave out every `Evaluate`: another process evaluates (`continuous_eval`).
+            evaluate: False to leave out every `Evaluate`, when another process evaluates (`continuous_eval`).
         """
         return RunResult(self._to_train().run_training(evaluate=evaluate), {})
 
@@ -194,11 +196,11 @@ class Experiment:
         return RunResult(None, self.trainer.evaluate_all(newest=weights is None, weights=weights))
 
     def train_and_evaluate(self, min_eval_frequency: int | None = None) -> RunResult:
-        """Train, evaluating in between, and evaluate the end unless that was just done.
+        """Train, evaluate in between, and evaluate at the end unless that was just done.
 
         Args:
-            min_eval_frequency: steps from one evaluation to the next; None: when the `Evaluate` services
-                say; 0: only at the end.
+            min_eval_frequency: steps from one evaluation to the next; None: as the `Evaluate` services
+                are scheduled; 0: only at the end.
         """
         frequency = whole("min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules")
         when = Every(steps=frequency) if frequency else frequency is None
@@ -216,10 +218,10 @@ class Experiment:
         """Evaluate the checkpoints of this run while another process trains it, until it ends.
 
         Args:
-            delay_secs: wait so long before the first.
-            throttle_secs: at least from one to the next.
-            every: "newest", or "each".
-            timeout: seconds after which a run is given up that nobody trains; None: never.
+            delay_secs: seconds to wait before the first evaluation.
+            throttle_secs: least seconds from one evaluation to the next.
+            every: "newest" to skip older checkpoints, or "each".
+            timeout: seconds without a trainer after which to stop waiting; None: never.
         """
         time.sleep(number("delay_secs", delay_secs, of="seconds", zero=True))
         metrics: dict[str, float] = {}
@@ -229,21 +231,21 @@ class Experiment:
         return RunResult(None, metrics)
 
     def continuously(self, throttle_secs: float, every: Which, timeout: float | None) -> Iterator[Any]:
-        """What `continuous_eval` finds, one `Evaluation` after another."""
+        """Yield each `Evaluation` that `continuous_eval` makes."""
         limit = self.trainer.max_step
         return self.trainer.watch(every=every, throttle=throttle_secs, timeout=timeout, max_step=limit)
 
     def continuous_train_and_eval(self, train_steps_per_iteration: int | None = None) -> RunResult:
-        """Train some steps, evaluate, and so on; the data goes on.
+        """Train and evaluate in turns; the data continues from turn to turn.
 
         Args:
-            train_steps_per_iteration: None: a tenth of max_step, 1000 without a max_step.
+            train_steps_per_iteration: steps of a turn; None: a tenth of max_step, 1000 without a max_step.
         """
         steps = whole("train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step")
         return self.train_and_evaluate(steps or max((self._options.get("max_step") or 10_000) // 10, 1))
 
     def test(self) -> RunResult:
-        """A smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""
+        """Run a smoke test: a step, a batch of each evaluation, a save and a restore; nothing is left."""
         self.trainer.smoke_test()
         return RunResult(None, {})
 
@@ -253,10 +255,10 @@ class Experiment:
 
 
 def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
-    """Say what of the code in a folder could not be had back; outside a repository, nothing unless `strict`.
+    """Print what git could not give back of a folder's code; outside a repository, nothing unless `strict`.
 
     Raises:
-        UsageError: `strict`, and there is something.
+        UsageError: `strict`, and git could not give back the code.
     """
     git = git_facts(folder)
     missing = _uncommitted(folder, git)
@@ -270,7 +272,7 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
 
 
 def _uncommitted(folder: Path, git: dict[str, Any] | None) -> str:
-    """In words; "" if all of it could be had back."""
+    """Describe in words what is not committed or pushed; "" if git could give back all the code."""
     if git is None:
         return f"{folder} is in no git repository"
     if "problem" in git:

@@ -1,4 +1,4 @@
-"""Code that a run's record names: whose it is, and that none of it comes out of the run directory."""
+"""Trust in the code that a run's record names; no module is imported out of a run directory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from everstep.record.trust import TRUST_VARIABLE
 
 _PATH = re.compile(r"[\w.]+:[\w.]+")
 _TOLD = 8
-"""Names that a message lists."""
+"""Most names that a message lists."""
 
 
 def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, trust: bool) -> None:
-    """Before code is imported that a run's record names: say so, and refuse it unless it is this user's.
+    """Print which code a run's record names, and refuse it unless it is this user's.
 
-    Afterwards nothing is imported out of the run directory by this process.
+    Called before the import.  From then on this process imports nothing out of the run directory.
 
     Args:
         run: the run's id.
-        tree: the config that names it.
-        code: the folders that it lies in.
-        why: why it does not count as this user's, in words; "" if it does.
-        trust: whether the user says that it is to be used all the same.
+        tree: the config that names the code.
+        code: the folders in which the code lies.
+        why: reason, in words, for which the code does not count as this user's; "" if it does.
+        trust: whether the user said to use the code all the same.
 
     Raises:
-        TrustError: it does not, and nobody said so.
+        TrustError: the code does not count as this user's, and `trust` is false.
     """
     where = ", ".join(map(repr, map(str, code))) or "where Python finds it"
     names = list(dict.fromkeys(_names(tree)))
@@ -50,7 +50,7 @@ def admit(run_dir: Path, run: str, tree: Any, code: Sequence[Path], why: str, tr
 
 
 def _names(tree: Any) -> Iterator[str]:
-    """What a config calls: import paths, wherever they stand; as texts that can be printed."""
+    """Yield the import paths in a config, at any depth, as printable strings."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             if key == CALL or _PATH.fullmatch(str(key)):
@@ -68,18 +68,19 @@ def _plain(text: str) -> str:
 
 
 class _Outside(importlib.abc.MetaPathFinder):
-    """Finds modules as the other finders do, and refuses those that lie in some folders."""
+    """Finder that returns what the other finders find, and refuses modules in some folders."""
 
     def __init__(self) -> None:
         self._folders: list[Path] = []
 
     def keep_out(self, folder: Path) -> None:
-        """From now on nothing is imported from there."""
+        """Refuse every later import out of a folder."""
         folder = folder.resolve()
         if folder not in self._folders:
             self._folders.append(folder)
         sys.path[:] = [each for each in sys.path if not self._in(each or os.curdir)]
         if self not in sys.meta_path:
+            # First of all finders: one that came before would import without asking this one.
             sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -113,7 +114,7 @@ _outside = _Outside()
 
 
 def code_of(facts: Mapping[str, Any], run_dir: Path) -> tuple[Path, ...]:
-    """The folders of code that a start has recorded, but for those in the run directory."""
+    """Code folders that a start has recorded, without those in the run directory."""
     given, home = facts.get("code"), run_dir.resolve()
     found = [Path(each) for each in given if isinstance(each, str)] if isinstance(given, list) else []
     return tuple(folder for folder in found if not folder.resolve().is_relative_to(home))

@@ -16,13 +16,13 @@ from everstep.record import RunDir, located, new_id
 
 @dataclass(frozen=True)
 class Fork:
-    """A run that goes on from a checkpoint of another run, with another config.
+    """A run that begins with a checkpoint of another run and has another config.
 
     Attributes:
-        run_dir: that run's directory.
-        checkpoint: where it begins.
-        tree: its config.
-        digest: of what touches the training in it.
+        run_dir: directory of the other run.
+        checkpoint: checkpoint of the other run with which the fork begins.
+        tree: the fork's config.
+        digest: digest of the part of the config that touches the training.
     """
 
     run_dir: Path
@@ -31,7 +31,7 @@ class Fork:
     digest: str
 
     def place(self) -> tuple[Path, bool]:
-        """Its directory, RUN-fork-N, and whether it was begun there before."""
+        """Return the fork's directory, RUN-fork-N, and whether the fork was begun there before."""
         run = RunDir.open(self.run_dir, create=False).id
         for number in itertools.count(1):
             folder = self.run_dir.with_name(f"{self.run_dir.name}-fork-{number}")
@@ -42,20 +42,21 @@ class Fork:
         return folder, is_there
 
     def begin(self) -> tuple[Path, bool]:
-        """Its directory, once it is there, and whether this has made it.
+        """Make the fork's directory unless it exists; returns its path and whether this call has made it.
 
         Raises:
-            RunDirError: it cannot be made.
+            RunDirError: the directory cannot be made.
         """
         folder, is_there = self.place()
         if is_there:
             return folder, False
+        # Another process may have taken the name: ask for a place again.
         return (folder, True) if self._made(folder) else self.begin()
 
     def _made(self, folder: Path) -> bool:
-        """Make it, whole or not at all; False if another one has the name by now.
+        """Make the directory, whole or not at all; returns False if another fork has the name by now.
 
-        It has the checkpoint from the beginning: the other run may let it go before there is a next one.
+        The checkpoint is copied at once: the other run may delete it before the fork has saved a checkpoint.
         """
         folder = located(folder).absolute()
         new = temporary(folder)
@@ -89,7 +90,10 @@ class Fork:
             store.adopt(checkpoint, journal=None, config=self.tree)
 
     def _inside(self) -> list[Checkpoint]:
-        """Where a raised limit may go on inside the epoch that the checkpoint had cut short."""
+        """Checkpoints inside the last epoch, from which a resume with a raised limit may complete it.
+
+        Only an epoch that was cut short has any that are needed.
+        """
         if not self.checkpoint.partial:
             return []
         there = Store(self.checkpoint.path.parent.parent, 0, print)
@@ -104,12 +108,12 @@ class Fork:
 
 
 def facts_of(run_dir: Path) -> dict[str, Any]:
-    """Of `run.json`; none where there is no run."""
+    """Facts in a run's `run.json`; empty where there is no run."""
     folder = located(run_dir)
     return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
 
 
 def is_as_begun(run_dir: Path, facts: Mapping[str, Any]) -> bool:
-    """Whether a fork has no checkpoint but its parent's yet."""
+    """Whether a fork has no checkpoint yet besides its parent's."""
     names = Store(located(run_dir), 0, lambda _: None).names()
     return not names or names[-1] <= CheckpointName.parse(facts["parent"]["checkpoint"])

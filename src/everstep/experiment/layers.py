@@ -1,4 +1,4 @@
-"""YAML files and overrides, laid one over the other; every value knows where it was written."""
+"""YAML files and overrides, laid one over the other; every value keeps the file and line of its origin."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from everstep.errors import ConfigError, alike
 
 Place = tuple[str | int, ...]
-"""Keys and numbers in lists, from the root of a tree to a value."""
+"""Keys of mappings and indices of lists, from the root of a tree to a value."""
 
 CALL = "call"
 """The key of an import path; the keys beside it are arguments."""
 
 
 MOST_VALUES = 100_000
-"""Values of one text, each alias counted as what it stands for: nine lines may stand for a billion."""
+"""Most values of a file or override, each alias counted in full: nine lines may stand for a billion."""
 
 
 @dataclass
 class Layers:
-    """A tree of plain values, and where each was written.
+    """A tree of JSON values, with the origin of each.
 
     Attributes:
-        tree: dictionaries with texts as keys, lists, and values as JSON has them.
+        tree: dictionaries with string keys, lists, and other values of JSON.
         origins: place to "FILE, line N", or to the override.
-        whole: the place whose value replaces what it is laid over, mapping or not.
+        whole: place whose value replaces the value below entirely, even if both are mappings.
     """
 
     tree: Any = field(default_factory=dict)
@@ -41,20 +41,20 @@ class Layers:
     whole: Place | None = None
 
     def origin(self, place: Place) -> str:
-        """Where the value there was written, or the nearest one around it; "" if nowhere."""
+        """Return the origin of the value at a place, or of the nearest value around it; "" without either."""
         for end in range(len(place), -1, -1):
             if place[:end] in self.origins:
                 return self.origins[place[:end]]
         return ""
 
     def lay(self, other: Layers) -> None:
-        """Lay another tree over this one: mappings key by key; all else replaces what was there.
+        """Lay another tree over this one: mappings are merged key by key, other values replaced.
 
-        A mapping with another `call` replaces, too: what stood beside was for another function.  Over a
-        list, a mapping of numbers to values changes those places.
+        A mapping with another `call` replaces the whole mapping: the old arguments were for another function.
+        A mapping of indices to values, laid over a list, changes those elements.
 
         Raises:
-            ConfigError: a list has no such place.
+            ConfigError: a list has no such index.
         """
         self.tree = self._laid(self.tree, other.tree, other, ())
 
@@ -87,7 +87,7 @@ def _another_call(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _renumbered(layers: Layers, at: Place, key: str) -> Layers:
-    """With the number that `key` writes instead of it."""
+    """Return the layers with the index that `key` writes in place of `key` itself."""
     below, end = (*at, key), len(at) + 1
 
     def moved(place: Place) -> Place:
@@ -98,19 +98,19 @@ def _renumbered(layers: Layers, at: Place, key: str) -> Layers:
 
 
 def dotted(place: Place) -> str:
-    """A place as an override writes it."""
+    """Write a place as an override does, with dots."""
     return ".".join(map(str, place))
 
 
 def layered(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Layers:
-    """The files, later ones over earlier ones, and the overrides over them.
+    """Lay files over each other, later over earlier, and the overrides over all files.
 
     Args:
-        overrides: PATH=VALUE each, where PATH has dots and VALUE is YAML, as in "optimizer.lr=1e-3"; the
-            whole of what is there is replaced.
+        overrides: PATH=VALUE each, where PATH has dots and VALUE is YAML, as in "optimizer.lr=1e-3"; VALUE
+            replaces the old value entirely.
 
     Raises:
-        ConfigError: a file cannot be read, is no YAML, or has no keys at its top, with the line; or an
+        ConfigError: a file cannot be read, is not YAML (with the line), or has no keys at its top; or an
             override has another form.
     """
     layers = Layers()
@@ -142,10 +142,10 @@ def _overriding(text: str) -> Layers:
 
 
 def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
-    """The keys and the value of "PATH=VALUE".
+    """Split "PATH=VALUE" into keys and value.
 
     Raises:
-        ConfigError: it has another form, or the value is no YAML.
+        ConfigError: the string has another form, or VALUE is not YAML.
     """
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
@@ -157,11 +157,11 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
 
 
 def parsed(text: str, name: str) -> Layers:
-    """What a YAML text says (YAML 1.2: 1e-3 is a number, and on is a text).
+    """Read a YAML string (YAML 1.2: 1e-3 is a number, and `on` is a string).
 
     Raises:
-        ConfigError: it is no YAML, has a key twice, one that is no text, or a value that JSON lacks; with
-            the line.
+        ConfigError: the string is not YAML, has a key twice, a key that is not a string, or a value that JSON
+            lacks; with the line.
     """
     layers = Layers()
     try:
@@ -180,7 +180,7 @@ def parsed(text: str, name: str) -> Layers:
 
 
 def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, str]) -> Any:
-    """A loaded value without the loader's types; notes where each part was written."""
+    """Convert a loaded value to plain Python types, and note the origin of each part."""
     if len(origins) >= MOST_VALUES:
         raise ConfigError(
             f"{name}, line {line}: there are more than {MOST_VALUES:,} values, with each alias written out; "
@@ -188,7 +188,8 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
         )
     origins[place] = f"{name}, line {line}"
     if isinstance(value, Mapping | list):
-        lines = getattr(getattr(value, "lc", None), "data", None) or {}  # of what << brought there are none
+        # Keys that a merge (<<) brought have no line of their own.
+        lines = getattr(getattr(value, "lc", None), "data", None) or {}
         parts = value.items() if isinstance(value, Mapping) else enumerate(value)
         plain: dict[Any, Any] = {}
         for key, part in parts:
@@ -214,7 +215,7 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
 
 
 def as_yaml(tree: Any) -> str:
-    """A tree as YAML, which reads back as the same."""
+    """Write a tree as YAML that reads back as the same tree."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 100

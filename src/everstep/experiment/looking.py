@@ -1,4 +1,4 @@
-"""Batches for a person to look at."""
+"""Batches and lines about them, for a person to look at."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from everstep.data import as_stream
 from everstep.experiment.experiment import Experiment
 
 _SHOWN = 6
-"""First values of each array."""
+"""Number of first values shown of each array."""
 
 
 def batches(experiment: Experiment, name: str) -> Iterator[Any]:
-    """The batches of a stream's first pass, as training would get them; only that stream is made."""
+    """Yield the batches of a stream's first pass as training would get them; only that stream is made."""
     stream = as_stream(experiment.stream(name))
     with closing(stream.open(name, 0, seed=experiment.seed or 0)) as cursor:
         yield from cursor
 
 
 def described(batch: Any, name: str = "") -> Iterator[str]:
-    """Lines about a batch: one for each array in it, with its place, type, shape and first values."""
+    """Yield a line for each array of a batch: its place, type, shape and first values."""
     if isinstance(batch, Mapping):
         for key, part in batch.items():
             yield from described(part, f"{name}[{key!r}]")

@@ -1,4 +1,4 @@
-"""What is wrong with a value of a config, in words: pydantic checks it, and this says what it found."""
+"""Mistakes in a config, in words: pydantic checks the values, and this module words what it found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everstep.experiment.layers import CALL, Place, dotted
 
 
 class Problem(typing.NamedTuple):
-    """Something wrong with a config: where, and what, with the remedy."""
+    """A mistake in a config: its place, and what is wrong there with the remedy."""
 
     place: Place
     text: str
@@ -28,10 +28,10 @@ class Problem(typing.NamedTuple):
 def validated(
     adapter: TypeAdapter[Any], value: Any, schema: Any, place: Place, problems: list[Problem]
 ) -> Any:
-    """`value`, JSON, as a type has it; or None, and what is wrong with it.
+    """Convert a JSON value to a type; if it does not fit, return None and add to `problems`.
 
-    As JSON and strictly: a list may become a tuple and a text a path, but no text a number and no
-    truth value an integer.
+    Conversion is strict and that of JSON: a list may become a tuple and a string a path, but a string never
+    becomes a number, and a boolean never an integer.
     """
     try:
         return adapter.validate_json(json.dumps(value), strict=True, extra="forbid")
@@ -52,11 +52,11 @@ _WANTED = {
     "a function": ("callable_type",),
     "a regular expression": ("pattern_type",),
 }
-"""In words, what pydantic's errors of type ask for."""
+"""Words for the type that is asked for, to the names of pydantic's errors."""
 
 
 def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
-    """What is wrong, a line for each place: the members of a union that it is none of are one mistake."""
+    """List the mistakes of a validation, one for each place, also where a value fits no member of a union."""
     wanted: dict[Place, list[str]] = {}
     others = []
     for each in error.errors():
@@ -65,12 +65,12 @@ def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -
             others.append(_problem_of_key(each, (*place, *inside)))
         elif word is not None:
             wanted.setdefault(inside, []).append(word)
-        elif each["type"] != "needs_python_object":  # an object that no config can hold
+        elif each["type"] != "needs_python_object":  # no config can hold the object that is asked for
             others.append(_problem(each, value, schema, place))
     found = []
     for inside, words in wanted.items():
         if any(other[: len(inside)] == inside != other for other in wanted):
-            continue  # it is right so far as that
+            continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, inside, value)
         if "a number" in words:
             words = [word for word in words if word != "a whole number"]
@@ -84,7 +84,7 @@ def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -
 
 
 def _word(error: Any) -> str | None:
-    """What an error of type asks for; None of another error."""
+    """Word for the type that an error asks for; None if the error is not about a type."""
     if error["type"] == "is_instance_of":
         return f"a {error['ctx']['class']}"
     return next((word for word, types_ in _WANTED.items() if error["type"] in types_), None)
@@ -104,7 +104,7 @@ def _is_number(text: str) -> bool:
 
 
 def _inside(location: Iterable[Any], value: Any) -> Place:
-    """The place in a value, of pydantic's, among which it has the names of a union's members."""
+    """Turn pydantic's location into a place: leave out the names of a union's members, which are no keys."""
     inside: list[str | int] = []
     for part in location:
         if part in value if isinstance(value, Mapping) else isinstance(value, list) and type(part) is int:
@@ -129,7 +129,7 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words."""
+    """Word for the type of a value."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -141,14 +141,14 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def _keys(schema: Any, inside: Place) -> set[str]:
-    """The keys that a schema knows at a place."""
+    """Return the keys that a schema has at a place."""
     for part in inside:
         schema = next((s for s in (_below(t, part) for t in members(schema)) if s is not None), None)
     return {name for each in members(schema) for name in _fields(each)}
 
 
 def members(schema: Any) -> Iterable[Any]:
-    """Of a union its members, else the schema itself."""
+    """Return the members of a union, or the schema itself if it is not a union."""
     if typing.get_origin(schema) in (typing.Union, types.UnionType):
         return typing.get_args(schema)
     return (schema,)
@@ -162,7 +162,7 @@ def _below(schema: Any, part: str | int) -> Any:
 
 
 def _fields(schema: Any) -> dict[str, Any]:
-    """The fields of a dataclass or of a model of pydantic, with their types."""
+    """Return the fields of a dataclass or pydantic model, name to type."""
     if dataclasses.is_dataclass(schema):
         hints = typing.get_type_hints(schema)
         return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
@@ -171,10 +171,10 @@ def _fields(schema: Any) -> dict[str, Any]:
 
 
 def told(problems: Iterable[Problem], origin: Callable[[Place], str] = lambda place: "") -> str:
-    """What is wrong, for a message; each with its place.
+    """Join mistakes into a message, each with its place.
 
     Args:
-        origin: where the value at a place was written, "" if nowhere.
+        origin: returns the file and line of a place; "" if there is none.
     """
     lines = []
     for problem in problems:

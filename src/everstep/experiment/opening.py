@@ -1,4 +1,4 @@
-"""Experiments from config files, and from what runs have stored."""
+"""Experiments made from config files, or from the config that a run has recorded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Configured(Experiment):
         checks: strict_git and skip_check, as for `Experiment`.
 
     Attributes:
-        config, tree: the config that counts, as an object and as JSON.
+        config, tree: the config that is used, as an object and as JSON values.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Configured(Experiment):
         """Run a schedule by its name.
 
         Args:
-            arguments: of the method; they win over those of the config's `schedules`.
+            arguments: arguments of the schedule's method; they win over those of the config's `schedules`.
 
         Raises:
-            ConfigError: there is no such schedule, or argument of it; names the nearest.
+            ConfigError: there is no such schedule, or it has no such argument; names the nearest.
         """
         return super().run(schedule, **{**self.config.schedules.get(schedule, {}), **arguments})
 
@@ -111,11 +111,12 @@ class Configured(Experiment):
             self._chosen = replace(self._chosen, says="")
         if self._chosen.run_dir == self.run_dir:
             return trainer
-        self.run_dir, self._trainer = self._chosen.run_dir, None  # another fork took that one meanwhile
+        # Another process began a fork under that name meanwhile: a new Trainer is made for the new folder.
+        self.run_dir, self._trainer = self._chosen.run_dir, None
         return self.trainer
 
     def check(self, schedule: str) -> str:
-        """Make everything that a schedule needs; returns what it would say of a changed config.
+        """Make everything that a schedule needs; returns what the schedule would say about a changed config.
 
         Raises:
             ConfigError: there is no such schedule, or the training would be refused.
@@ -129,7 +130,7 @@ class Configured(Experiment):
         return require_unchanged(self._chosen, self._on_change)
 
     def _require_optimizer(self) -> None:
-        """Of a task that steps one, as those of torch do."""
+        """Refuse a task that steps an optimizer, as torch tasks do, and has none."""
         required = getattr(self.trainer.task, "require_optimizer", lambda: None)
         try:
             required()
@@ -161,24 +162,24 @@ def open_config(
     skip_check: bool = False,
     trust: bool = False,
 ) -> Configured:
-    """The experiment of one or more config files; modules that they name may lie beside them.
+    """Open the experiment of one or more config files; modules that they name may lie beside them.
 
         everstep.experiment.open_config("digits.yaml", ["optimizer.lr=3e-4"]).train()
 
     Args:
         overrides: PATH=VALUE each, as in `resolve`.
-        run_dir: instead of the config's.
-        on_change: where the run in that directory has another config than this one, in what touches
-            training: "error": show both and refuse; "keep": go on with the stored one; "override": go on
-            with this one; "fork": leave that run alone, and go on from its newest checkpoint in a run
-            directory of its own, RUN-fork-1, which the same call goes on with.
-        profile: one of the config's, laid over it.
+        run_dir: run directory, instead of the config's.
+        on_change: what to do if the config of the run in that directory differs in what touches training:
+            "error": show both and refuse; "keep": resume with the stored config; "override": resume with the
+            given config; "fork": leave the run alone, and train from its newest checkpoint in a new run
+            directory, RUN-fork-1, which the same call resumes.
+        profile: name of a profile in the config, laid over the rest.
         strict_git, skip_check: as for `Experiment`.
-        trust: let "keep" import and call what the run names, though it does not count as this user's.
+        trust: let "keep" import and call what the run names, even if the run does not count as this user's.
 
     Raises:
-        TrustError: "keep" would do so without being told.
-        ConfigError: something in the config is wrong: file, line, key, value, and what to do.
+        TrustError: "keep" would do so, and `trust` is not given.
+        ConfigError: the config has mistakes: file, line, key, value, and the remedy of each.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
@@ -203,16 +204,16 @@ def open_run(
     skip_check: bool = False,
     trust: bool = False,
 ) -> Configured:
-    """The experiment of a run, from the config that its newest start has recorded.
+    """Open the experiment of a run, by the config that its newest start has recorded.
 
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
-        default_profile: taken without `profile`, if the config has it.
-        trust: import and call what the run names, though it does not count as this user's: see
+        default_profile: used if `profile` is not given and the config has a profile of this name.
+        trust: import and call what the run names, even if the run does not count as this user's: see
             docs/guide/trust.md.
 
     Raises:
-        TrustError: it does not, and `trust` is not given.
+        TrustError: the run does not count as this user's, and `trust` is not given.
         ConfigError: the run has no config: it was not made by an experiment.
     """
     tree, code = stored(run_dir, trust)
@@ -224,17 +225,18 @@ def open_run(
 
 
 def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """A run's config, of its newest start, and the folders of its code, where Python now finds modules.
+    """Return the config of a run's newest start and its code folders, in which Python now finds modules.
 
-    Of a start with another config that has saved nothing only what touches no step counts: what is stored
-    in the checkpoint was trained otherwise.
+    If that start has saved nothing, its changes count only where they touch no step: the newest checkpoint
+    was trained with the config stored there.
 
     Raises:
-        ConfigError: it has none.
-        TrustError: it does not count as this user's, and is not to be trusted either.
+        ConfigError: the run has no config.
+        TrustError: the run does not count as this user's, and `trust` is not given.
     """
     run_dir = to_read(run_dir)
     recorded, tree, saved = _recorded(run_dir)
+    # Nothing of the run is imported before `admit`; `_trained` may import it.
     code = code_of(recorded, run_dir)
     why = distrust(run_dir, recorded) or ("" if saved is None else distrust_config(run_dir, saved))
     admit(run_dir, RunDir.open(run_dir, create=False).id, [tree, saved], code, why, trust)
@@ -243,12 +245,12 @@ def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tu
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:
-    """A run's config, as `open_run` would take it, by what is recorded alone: nothing of it is imported.
+    """Return a run's config as `open_run` would use it, without importing any of its code.
 
-    What is called is so neither checked nor completed; of an override neither.
+    Arguments of calls, also of those in overrides, are therefore neither checked nor completed.
 
     Raises:
-        ConfigError: it has none; an override does not fit.
+        ConfigError: the run has no config; an override does not fit.
     """
     run_dir = to_read(run_dir)
     _, tree, saved = _recorded(run_dir)
@@ -257,11 +259,12 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
 
 def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
-    """What the newest start recorded, as it stands there; the config in it; that of the newest checkpoint,
-    if another start has saved it.
+    """Return the facts of the newest start, the config in them, and the newest checkpoint's config.
+
+    The checkpoint's config is None if that start itself has saved the newest checkpoint.
 
     Raises:
-        ConfigError: there is no config of an experiment.
+        ConfigError: the run has no config of an experiment.
     """
     start = RunJournal(run_dir).newest_start()
     recorded: dict[str, Any] = {} if start is None else start.data.get("facts", {})
@@ -282,7 +285,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
 def _trained(
     tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path, *, imports: bool = True
 ) -> dict[str, Any]:
-    """The config that the newest start recorded, as far as that of the newest checkpoint agrees."""
+    """Return the newest start's config, but what touches training as the newest checkpoint has it."""
     if saved is None:
         return tree
     given = resolve(ExperimentConfig, base=tree, imports=imports)

@@ -9,14 +9,14 @@ from typing import Any
 from everstep.errors import ConfigError, nearest
 
 _TOLD = 20
-"""Names that are told of a module that has not the one that was asked for."""
+"""Most names that a message lists if a module lacks the name that was asked for."""
 
 
 def imported(path: str) -> Any:
-    """What an import path names.
+    """Import the object that an import path names.
 
     Raises:
-        ConfigError: it has another form, its module cannot be imported, or has no such name.
+        ConfigError: the path has another form, or its module cannot be imported or has no such name.
     """
     module, colon, names = path.partition(":")
     if not colon or not module or not names:
@@ -40,7 +40,7 @@ def imported(path: str) -> Any:
 
 
 def _module(name: str) -> Any:
-    """A module, or what its parent has under that name, as `everstep` has `torch`."""
+    """Import a module; if it is missing, take its parent's attribute of that name, as `everstep.torch`."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Predictions as files."""
+"""Files of predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(path: Path, overwrite: bool = False) -> None:
     """Refuse a file that cannot be written.
 
     Raises:
-        ConfigError: another ending, no such folder, or it is there and not to be overwritten.
+        ConfigError: the file has another ending, no folder, or exists already and `overwrite` is false.
     """
     if path.suffix not in _KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; {nearest(path.suffix, _KINDS)}")
@@ -32,13 +32,13 @@ def check(path: Path, overwrite: bool = False) -> None:
 
 
 def write(path: Path, predictions: Iterable[Any]) -> int:
-    """Write the predictions of batches into one file, whole or not at all; returns how many samples.
+    """Write the predictions of all batches into one file, whole or not at all; returns the number of samples.
 
     Args:
-        predictions: of each batch an array or tensor, or name to array; one row a sample.
+        predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
 
     Raises:
-        DataError: there are none, or they do not fit together or the file.
+        DataError: there are no predictions, or they do not fit together or into the file.
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions):
@@ -66,15 +66,15 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
-    """Arrays by name as a .npz file, whatever the names (`numpy.savez` takes some for its arguments).
+    """Make a .npz file of arrays with any names (`numpy.savez` takes some names for its own arguments).
 
     Raises:
-        DataError: one holds objects of Python.
+        DataError: an array holds Python objects.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
-            member = zipfile.ZipInfo(f"{name}.npy")  # without the time of day
+            member = zipfile.ZipInfo(f"{name}.npy")  # without the time of day: equal arrays give equal bytes
             with archive.open(member, "w", force_zip64=True) as file:
                 _save(file, name, array)
     return buffer.getvalue()
@@ -121,7 +121,7 @@ def _lines(arrays: dict[str, Any]) -> Iterator[Any]:
 
 
 def _listed(array: Any) -> Any:
-    """As lists; nan, inf and -inf as texts, as `--json` has them."""
+    """Convert an array to lists; nan, inf and -inf become strings, as in the output of `--json`."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         array = np.where(np.isfinite(array), array.astype(object), array.astype(str))
     return array.tolist()

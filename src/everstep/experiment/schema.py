@@ -1,4 +1,4 @@
-"""`ExperimentConfig`: what a config file of an experiment may say, with types and defaults."""
+"""`ExperimentConfig`: the keys of an experiment's config file, with types and defaults."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from everstep.experiment.layers import Place, dotted
 from everstep.experiment.mistakes import Problem
 
 FREE = {"free": True}
-"""Marks a field whose change touches no step of the training: shown at a resume, and used as given."""
+"""Mark of a field whose change touches no step of the training: shown at a resume, and used as given."""
 
 LATE = {"late": 1}
-"""Marks a call whose first argument is not the config's: the model's parameters, the optimizer."""
+"""Mark of a call whose first argument comes from elsewhere: the model's parameters, or the optimizer."""
 
 MAIN_SERVICES = (
     "Best",
@@ -29,18 +29,18 @@ MAIN_SERVICES = (
     "Recovery",
     "StopAfter",
 )
-"""The services that `everstep` itself exports; the others are in `everstep.services`."""
+"""Services that `everstep` itself exports; the others are in `everstep.services`."""
 
 
 class ServiceCall(Call):
-    """A service: `{Evaluate: {stream: valid}}`, by its name or by import path."""
+    """A call of a service, named by its class or by an import path: `{Evaluate: {stream: valid}}`."""
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """From what a config has: a name, or a name with its arguments.
+        """Make the call from a config's value: a name, or a mapping of a name to arguments.
 
         Raises:
-            ConfigError: no such service.
+            ConfigError: there is no such service, or the value has another form.
         """
         if isinstance(given, cls):
             return given
@@ -61,21 +61,21 @@ class ServiceCall(Call):
 
     @property
     def name(self) -> str:
-        """As the config has it."""
+        """Name of the service as the config writes it."""
         return self.call.removeprefix("everstep.services:").removeprefix("everstep:")
 
     def tree(self) -> dict[str, Any]:
-        """As `of` takes it."""
+        """Return the mapping that `of` takes."""
         return {self.name: dict(self.arguments)}
 
     def inside(self, place: Place) -> Place:
-        """Where its arguments stand: below its name."""
+        """Return the place of the arguments, which is below the service's name."""
         return (*place, self.name)
 
 
 @dataclass
 class TrainerConfig:
-    """Arguments of `Trainer`, by the same names."""
+    """Arguments of `Trainer`, under the same names."""
 
     max_epoch: int | None = field(default=None, metadata=FREE)
     max_step: int | None = field(default=None, metadata=FREE)
@@ -90,24 +90,23 @@ class TrainerConfig:
 
 @dataclass
 class ExperimentConfig:
-    """What an experiment is.
+    """Config of an experiment.
 
     Attributes:
         task: makes the `Task`: its class, or a function.
-        streams: name to what makes the data; "train" is trained on.
+        streams: name to the call that makes the data; "train" is the stream to train on.
         model: makes the model, instead of the task's `build_model`.
         optimizer: called with the model's parameters (with the model, if it has no `parameters()`),
             instead of `build_optimizer`.
         scheduler: called with the optimizer, instead of `build_scheduler`.
-        trainer: limits and the like.
-        services: evaluation, early stop, checkpoints ...; those that control training are compared by
-            themselves at a resume.
-        seed: of the run.
-        name: of the run directory below `runs/`; default: that of the config file.
-        run_dir: the run directory, instead.
-        project, group: recorded, to ask for.
+        trainer: arguments of `Trainer`, such as limits.
+        services: evaluation, early stop, checkpoints ...; a resume compares the controllers among them.
+        seed: seed of the run.
+        name: name of the run directory below `runs/`; default: the name of the config file.
+        run_dir: the run directory, instead of one below `runs/`.
+        project, group: recorded, so that queries can ask for them.
         schedules: arguments of the schedules of `Experiment`, by name of the schedule.
-        profiles: name to what is laid over the config for it: "eval" for `everstep eval`, "predict" for
+        profiles: name to values that are laid over the config: "eval" for `everstep eval`, "predict" for
             `everstep predict`, others by `--profile`.
     """
 

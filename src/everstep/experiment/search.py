@@ -1,4 +1,4 @@
-"""A sweep that learns from its trials: Optuna (https://optuna.org) chooses the settings."""
+"""Sweep whose settings Optuna (https://optuna.org) chooses by the results of earlier trials."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """Trials whose settings are chosen by what those before came to.
+    """Trials whose settings are chosen by the results of the trials before.
 
-    The same arguments choose the same settings where the trials before came to the same: a search that is
-    begun again goes through what is trained already, and on from there.
+    The same arguments and the same earlier results choose the same settings: a search that is started again
+    repeats the choices of the trained trials, and continues after them.
 
     Args:
-        base: what the trials have in common.
-        spaces: dotted path to what its values are chosen from; at least one.
-        metric: the last value of it is what counts.
-        maximize: whether the largest is the best; else the smallest.
-        seed: of the choices.
+        base: the part that all trials have in common.
+        spaces: dotted path to the space of its values; at least one.
+        metric: metric whose last value is a trial's result.
+        maximize: whether the largest result is the best; else the smallest.
+        seed: seed of the choices.
 
     Raises:
         ConfigError: there is nothing to vary, or Optuna is not installed.
@@ -50,13 +50,13 @@ class Search:
         self._asked: list[tuple[optuna.Trial, Trial]] = []
 
     def ask(self, count: int) -> list[Trial]:
-        """The next trials, some of which may be the same.
+        """Choose the next trials; some of them may be equal.
 
         Args:
-            count: how many are trained before the next are chosen.
+            count: number of trials to train before the next ones are chosen.
 
         Raises:
-            ConfigError: the config of one would be wrong.
+            ConfigError: the config of a trial would be wrong.
         """
         asked = [self._study.ask(self._distributions) for _ in range(count)]
         self._asked = [(each, self._base.trial(self._settings(each.params))) for each in asked]
@@ -69,13 +69,13 @@ class Search:
         }
 
     def tell(self, finished: Mapping[str, bool]) -> dict[str, float]:
-        """Let the trials that were asked for last count; one that failed, or came to no number, does not.
+        """Report the results of the trials that `ask` chose last; a failure or nan does not count.
 
         Args:
             finished: run directory to whether its training ended well.
 
         Returns:
-            Run directory to the metric.
+            Run directory to the result; nan for a failed trial.
 
         Raises:
             ConfigError: a run that ended well has no such metric; names the nearest.
@@ -95,10 +95,10 @@ class Search:
 
 
 def last_value(run_dir: str, metric: str) -> float:
-    """The last value of a metric of a run.
+    """Return the last value of a run's metric.
 
     Raises:
-        ConfigError: it has none; names the nearest.
+        ConfigError: the run has no such metric; names the nearest.
     """
     return RunJournal(run_dir).series(metric)[1][-1]
 
@@ -106,7 +106,8 @@ def last_value(run_dir: str, metric: str) -> float:
 def _distribution(space: Space) -> optuna.distributions.BaseDistribution:
     from optuna import distributions
 
-    if not isinstance(space, Between):  # by their places: values may be lists, and 1 is not True
+    # Values are chosen by their indices: they may be lists, and 1 differs from True.
+    if not isinstance(space, Between):
         return distributions.CategoricalDistribution(range(len(space)))
     if space.whole:
         return distributions.IntDistribution(int(space.low), int(space.high), log=space.log)

@@ -1,4 +1,4 @@
-"""A sweep's trials: which settings a config is trained with, and where."""
+"""Trials of a sweep: the settings that a config is trained with, and the run directories."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from everstep.experiment.opening import findable
 from everstep.experiment.schema import ExperimentConfig
 
 _LONGEST = 100
-"""Characters of what a run directory's name says of the settings."""
+"""Most characters of a run directory's name that describe the settings."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a sweep.
+    """Training of a sweep with settings of its own.
 
     Attributes:
-        settings: dotted path to value, as JSON has it.
-        run_dir: where it trains.
+        settings: dotted path to JSON value.
+        run_dir: run directory of the trial.
     """
 
     settings: dict[str, Any]
@@ -41,17 +41,17 @@ class Trial:
 
     @property
     def overrides(self) -> list[str]:
-        """As `resolve` takes them: a number is read as a number, a text as a text."""
+        """The settings as `resolve` takes them: a number is read as a number, a string as a string."""
         return [_override(path, value) for path, value in self.settings.items()]
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the trials of a sweep have in common.
+    """The part that all trials of a sweep have in common.
 
     Args:
         files, overrides, profile: as for `open_config`.
-        run_dir: what the run directories' names begin with; the config's by default.
+        run_dir: beginning of the run directories' names; default: the config's run directory.
     """
 
     files: Sequence[str | Path]
@@ -63,10 +63,10 @@ class Base:
         findable(Path(file).absolute().parent for file in self.files)
 
     def trial(self, settings: dict[str, Any]) -> Trial:
-        """The trial of some settings.
+        """Make the trial of some settings.
 
         Raises:
-            ConfigError: their config would be wrong.
+            ConfigError: the config with these settings would be wrong.
         """
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
         config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
@@ -77,7 +77,7 @@ class Base:
         return Trial(settings, base.parent / f"{base.name}-{name}")
 
     def _words(self, settings: Iterable[str]) -> list[str]:
-        """What a name calls the settings: the last word where nothing else in the config is called so."""
+        """Words for the settings in a name: the last key if the config has it only once, else the path."""
         last = Counter(place[-1] for place in self._places)
         last.update(field.name for field in dataclasses.fields(ExperimentConfig))
         keys = [tuple(path.split(".")) for path in settings]
@@ -85,11 +85,11 @@ class Base:
 
     @cached_property
     def _places(self) -> set[Place]:
-        """Those in the config as it is written."""
+        """Places in the config files and overrides as they are written."""
         return {place for place in layered(self.files, self.overrides).origins if place}
 
     def takes(self, settings: dict[str, Any]) -> bool:
-        """Whether the config of some settings can be right."""
+        """Whether the config with some settings has no mistakes."""
         try:
             self.trial(settings)
         except ConfigError:
@@ -99,10 +99,10 @@ class Base:
 
 @dataclass(frozen=True)
 class Between:
-    """Numbers to draw from, `low` and `high` included; whole ones if both are (but see `fitting`).
+    """Range of numbers to draw from, both ends included; integers if both ends are (but see `fitting`).
 
     Attributes:
-        log: whether to draw from their logarithms.
+        log: whether to draw uniformly from the logarithms.
     """
 
     low: float
@@ -111,22 +111,23 @@ class Between:
 
     @property
     def whole(self) -> bool:
-        """Whether they are whole numbers."""
+        """Whether the range is one of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
-        """One of them."""
+        """Draw a number of the range."""
         if self.whole and not self.log:
             return source.randint(int(self.low), int(self.high))
         if not self.log:
             return source.uniform(self.low, self.high)
         drawn = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        # Rounding in exp and log may lead just outside the range.
         drawn = min(max(drawn, self.low), self.high)
         return round(drawn) if self.whole else drawn
 
 
 Space: TypeAlias = "Sequence[Any] | Between"
-"""What to choose a value from."""
+"""Values to choose from, or a range."""
 
 
 def trials(
@@ -137,19 +138,20 @@ def trials(
     count: int = 10,
     seed: int = 0,
 ) -> list[Trial]:
-    """What a sweep trains, one for each draw and combination; every config is checked before the first.
+    """List a sweep's trials, one for each draw and combination; every config is checked.
 
-    The same arguments give the same trials: a run directory is named by its settings, so that a sweep that
-    was cut off, or has got more values, goes on where it stands.  Some may be the same: see `distinct`.
+    The same arguments give the same trials: a run directory is named by its settings, so that a sweep
+    that was interrupted, or has got more values, continues with the trials that are missing.  Some trials
+    may be equal: see `distinct`.
 
     Args:
-        grid: "PATH=[VALUE, ...]" each, in YAML: every combination of them.
+        grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
-        count: how often to draw; each draw goes with every combination.
-        seed: of the draws.
+        count: number of draws; each draw is combined with every combination.
+        seed: seed of the draws.
 
     Raises:
-        ConfigError: there is nothing to vary, a list or a range is none, or a config would be wrong.
+        ConfigError: there is nothing to vary, a list or range has another form, or a config would be wrong.
     """
     listed = [_axis("--grid", text) for text in grid]
     drawn = [_space("--random", text) for text in draws]
@@ -162,15 +164,15 @@ def trials(
 
 
 def distinct(found: Iterable[Trial]) -> list[Trial]:
-    """Each once: what is drawn twice is trained once."""
+    """Leave out repeated trials: settings that are drawn twice are trained once."""
     return list({trial.run_dir: trial for trial in found}.values())
 
 
 def spaces(texts: Iterable[str]) -> dict[str, Space]:
-    """What `--optuna` chooses from: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each.
+    """Read the spaces of `--optuna`: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each.
 
     Raises:
-        ConfigError: a list or a range is none, or a path is there twice.
+        ConfigError: a list or range has another form, or a path is given twice.
     """
     found = [_space("--optuna", text) for text in texts]
     _require_once([path for path, _ in found])
@@ -180,10 +182,10 @@ def spaces(texts: Iterable[str]) -> dict[str, Space]:
 def fitting(
     base: Base, spaces: Mapping[str, Space], others: Mapping[str, Any] | None = None
 ) -> dict[str, Space]:
-    """Spaces between whole numbers as those between floats, where the config's type is a float.
+    """Turn ranges of integers into ranges of floats where the config's type is a float.
 
     Args:
-        others: what else varies, with a value each.
+        others: the other settings that vary, with a value each.
     """
     first = dict(others or {}) | {
         path: space.low if isinstance(space, Between) else space[0] for path, space in spaces.items()
@@ -192,8 +194,9 @@ def fitting(
     def fitted(path: str, space: Space) -> Space:
         if not isinstance(space, Between) or not space.whole:
             return space
-        fractions = base.takes({**first, path: space.low + 0.5})  # as do arguments without a type,
-        anything = base.takes({**first, path: "text"})  # which may count something
+        fractions = base.takes({**first, path: space.low + 0.5})
+        # An argument without a type takes fractions, too, but may be a count: it keeps its integers.
+        anything = base.takes({**first, path: "text"})
         return Between(float(space.low), float(space.high), space.log) if fractions > anything else space
 
     return {path: fitted(path, space) for path, space in spaces.items()}
@@ -248,12 +251,12 @@ def _override(path: str, value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """As YAML it reads back as the same, of the same type."""
+    """Write a value so that YAML reads back the same value of the same type."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
-    """The settings in a folder's name; with a digest where it cannot say them wholly."""
+    """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
     told = "-".join(f"{word}-{value}" for word, value in zip(words, settings.values(), strict=True))
     plain = re.sub(r"[^\w.+-]+", "_", told)
     if plain == told and len(told) <= _LONGEST and all(map(_unmistakable, settings.values())):
@@ -263,5 +266,5 @@ def _name(settings: Mapping[str, Any], words: Sequence[str]) -> str:
 
 
 def _unmistakable(value: Any) -> bool:
-    """Whether no other value is written so."""
+    """Whether the string form of a value belongs to no other value."""
     return not isinstance(value, str) or (value.isalpha() and value not in ("True", "False", "None"))

@@ -1,4 +1,4 @@
-"""The state tree: what is saved, how it becomes JSON and arrays, and random state."""
+"""State tree: the entries of the state, their encoding as JSON and arrays, and random state."""
 
 from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, digest, encode, leaves
 from everstep.state.entries import Slot, dropped, make_entry

@@ -1,8 +1,8 @@
-"""Trees of arrays and plain values to JSON and named arrays, and back, equal type by type.
+"""Encoding of trees as JSON and named arrays, and back, with equal types and values.
 
-A tree is nested dicts, lists and tuples with arrays and plain values as leaves.  Plain dicts with text
-keys, lists, finite numbers, text, booleans and None stand in the JSON as themselves; everything else
-is an object with one key that begins with "$" and says what it is.  Nothing is ever pickled.
+A tree is nested dicts, lists and tuples with arrays and plain values as leaves.  Plain dicts with string
+keys, lists, finite numbers, strings, booleans and None are the same in JSON; any other value becomes an
+object with a key that begins with "$" and names its kind.  Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.errors import StateError
 
 Tree: TypeAlias = Any
 Bytes: TypeAlias = Any
-"""bytes, or a 1-D uint8 array."""
+"""Type of bytes, or of a 1-D uint8 array."""
 
 SAVEABLE = (
     "objects with state_dict() and load_state_dict(), arrays, dicts, lists, tuples, sets, numbers, text, "
@@ -36,29 +36,30 @@ SAVEABLE = (
 
 
 class Buffers:
-    """Host memory of the last snapshot, into which the next one is copied.
+    """Host memory of the last snapshot, into which the next snapshot is copied.
 
-    The arrays of an `Encoded` that was made with these buffers are valid until the next `encode` with
-    them.
+    The arrays of an `Encoded` that was made with these buffers are valid until the next `encode` with the
+    same buffers.
     """
 
     def __init__(self) -> None:
         self.kept: dict[str, HostArray] = {}
 
     def reserve(self, arrays: Mapping[str, Any]) -> None:
-        """Have memory for arrays that the next `encode` will name so; their values are copied in vain.
+        """Reserve memory for arrays that the next `encode` will have under these names.
 
-        New memory costs more than the copy: reserved in the background, it does not stall a save.
+        New memory costs more than a copy: memory that is reserved in the background does not stall a save.
         """
         for name, array in arrays.items():
             backend = backends.of(array)
             if name not in self.kept and backend is not None and backend.pack(array) is None:
+                # The copied values are thrown away: only the memory is wanted.
                 self.kept[name] = backend.to_host(array, None)
 
 
 @dataclass
 class Encoded:
-    """A tree as JSON plus named arrays.
+    """Tree as JSON with named arrays.
 
     Attributes:
         structure: the tree; `{"$array": name}` stands for an array.  The order of its objects' keys is
@@ -71,10 +72,10 @@ class Encoded:
 
 
 def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
-    """A snapshot of `tree`: arrays are copied, into the kept buffers where those fit.
+    """Take a snapshot of a tree: arrays are copied, into the kept buffers if those fit.
 
     Raises:
-        StateError: something in the tree cannot be saved; names its path, its type and what can.
+        StateError: a value in the tree cannot be saved; names its path and type, and the types that can be.
     """
     encoder = _Encoder({} if buffers is None else buffers.kept)
     try:
@@ -89,26 +90,26 @@ def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
 
 
 def decode(encoded: Encoded) -> Tree:
-    """The tree again, in memory of its own.
+    """Make the tree again, in memory of its own.
 
     Raises:
-        StateError: the structure holds something that this version does not know.
+        StateError: the structure holds a kind that this version does not know.
     """
     return _decode(encoded.structure, encoded.arrays)
 
 
 def leaves(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
-    """(path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
+    """Yield (path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
 
-    An array gives two: its elements at its path, and what it is (dtype, shape ...) at path + "#", where
-    also the kinds of containers stand ("##": of values that a backend packed).  The order of dict keys
-    makes no difference.
+    An array gives two leaves: its elements at its path, and its form (dtype, shape ...) at path + "#".  The
+    kind of a container is at path + "#", too, the kind of a value that a backend packed at path + "##".  The
+    order of dict keys makes no difference.
     """
     yield from sorted(_walk(encoded.structure, "", encoded.arrays), key=operator.itemgetter(0))
 
 
 def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
-    """xxh3_128 of all leaves, in hex, but those whose first path component is in `skip`."""
+    """Return the xxh3_128 in hex of all leaves, except those whose first path component is in `skip`."""
     total = xxhash.xxh3_128()
     for path, data in leaves(encoded):
         if path.split("/", 1)[0].removesuffix("#") not in skip:
@@ -119,17 +120,17 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
 
 
 _ROOT = "array"
-"""The name of an array that is the whole tree."""
+"""Name of an array that is the whole tree."""
 
 
 def array_name(path: Iterable[Any]) -> str:
-    """The name of the array at the keys and indices of `path` (where no other has the same)."""
+    """Return the name of the array at the keys and indices of `path`, if no other array has the same name."""
     encoder = _Encoder({})
     return "/".join(_component(encoder.frozen(key, "")) for key in path) or _ROOT
 
 
 def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys and indices that lead to each array of a tree."""
+    """Yield the keys and indices that lead to each array of a tree."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from array_paths(value, (*path, key))
@@ -179,7 +180,7 @@ class _Encoder:
         return {"$array": name}
 
     def frozen(self, value: Any, path: str) -> Json:
-        """A key or the member of a set: plain values only."""
+        """Encode a key or the member of a set; only plain values are allowed there."""
         before = len(self.arrays)
         node = self.node(value, path)
         if len(self.arrays) > before:
@@ -194,7 +195,7 @@ class _Encoder:
         return [self.node(item, f"{inside}{i}") for i, item in enumerate(value)]
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Json:
-        """An object where every key can be one, else a list of pairs."""
+        """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
         inside = _inside(path)
         if all(
             type(key) is str and not key.startswith("$") and (key.isascii() or _is_text(key)) for key in value
@@ -270,9 +271,9 @@ _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
     set: lambda e, v, p: {"$set": e.set(v, p)},
     frozenset: lambda e, v, p: {"$frozenset": e.set(v, p)},
 }
-"""By exact type: a subclass would not come back as itself."""
+"""Encoders by exact type: a subclass would come back as its base class."""
 PLAIN = frozenset(_ENCODERS)
-"""The types that need no backend."""
+"""Types that need no backend."""
 
 
 def _remedy(value: Any) -> str:
@@ -397,7 +398,7 @@ _SPECIAL = re.compile("[%/#\ud800-\udfff]")
 
 
 def _component(key: Json) -> str:
-    """The path component of an (encoded) key; different text gives different components."""
+    """Return the path component of an (encoded) key; different strings give different components."""
     return _escaped(key if isinstance(key, str) else _text(key))
 
 
@@ -411,7 +412,7 @@ def _escaped(text: str) -> str:
 
 
 def _components(keys: Iterable[Json]) -> list[str]:
-    """Components of keys of mixed types, where 0 and "0" must differ."""
+    """Return the path components of keys of mixed types, among which 0 and "0" must differ."""
     parts: dict[str, None] = {}
     for key in keys:
         part = _component(key)
@@ -422,12 +423,12 @@ def _components(keys: Iterable[Json]) -> list[str]:
 
 
 def _inside(path: str) -> str:
-    """What the paths of a container's items begin with."""
+    """Return the beginning of the paths of a container's items."""
     return f"{path}/" if path else ""
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is Unicode text, that is, without lone surrogates; asked of what is not ASCII."""
+    """Whether a string has no lone surrogates and can be encoded; ASCII strings are not asked about."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Entries: how each kind of object that a user passes as `state=` is saved, checked and restored."""
+"""Entries of `state=`: each kind of object is saved, checked and restored in its own way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from everstep.state.codec import PLAIN, SAVEABLE
 
 
 class Slot:
-    """Holds a value that is replaced instead of mutated: a number, a tuple, a JAX pytree.
+    """Holder of a value that is replaced instead of mutated: a number, a tuple, a JAX pytree.
 
     A value that the program never replaces and changes in place (a deque, a list, a dict, a set, an
-    array) is restored in place, so that the program's other names for it stay right.
+    array) is restored in place, so that the program's other names for the value stay right.
     """
 
     @checked_keywords
@@ -28,7 +28,7 @@ class Slot:
         self._value = value
         self._replaced = False
         self._assigned: bool | None = None
-        """Since it was last restored; None if it never was."""
+        """Whether `value` was assigned since the last restore; None if there was no restore."""
 
     @property
     def value(self) -> Any:
@@ -37,14 +37,14 @@ class Slot:
 
     @value.setter
     def value(self, value: Any) -> None:
-        # None is not yet a value; of numbers and text each counts: which of them are one object is Python's.
+        # None is not yet a value.  Every number and string counts: Python decides which are one object.
         if self._value is not None and not (value is self._value and _mutable(value)):
             self._replaced = True
         self._value = value
         self._assigned = None if self._assigned is None else True
 
     def state_dict(self) -> Any:
-        """The value."""
+        """Return the value."""
         return self.value
 
     def load_state_dict(self, state: Any, /) -> None:
@@ -64,7 +64,7 @@ _CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple,
 
 
 def make_entry(name: str, obj: Any) -> Entry:
-    """The entry for `obj`.
+    """Make the entry of an object.
 
     Raises:
         StateError: `obj` cannot be saved or restored; says why and what to pass instead.
@@ -90,7 +90,7 @@ def make_entry(name: str, obj: Any) -> Entry:
 
 
 def _entry(obj: Any) -> Entry | None:
-    """The entry for an object that can be restored in place, None for anything else."""
+    """Make the entry of an object that can be restored in place; None for other values."""
     if type(obj) in _BARE or isinstance(obj, type):
         return None
     for backend in backends.active():
@@ -112,13 +112,13 @@ _BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
 
 class StatefulEntry(Entry):
-    """Anything with `state_dict` and `load_state_dict`."""
+    """Entry of an object with `state_dict` and `load_state_dict`."""
 
     def __init__(self, obj: Stateful) -> None:
         self.obj = obj
 
     def save(self) -> Any:
-        """Its state_dict."""
+        """Return the object's state_dict."""
         return self.obj.state_dict()
 
     def load(self, tree: Any) -> None:
@@ -127,22 +127,22 @@ class StatefulEntry(Entry):
 
 
 class SlotEntry(Entry):
-    """A `Slot`: its value, and whether the program has replaced the one that it began with.
+    """Entry of a `Slot`: its value, and whether the program has replaced the first value.
 
-    That one may have other names in the program: for those it is restored in place, unless it was
-    replaced; then they are for something else and it is left alone.  What the program has assigned again
-    in lines that a resume runs again has names, too.
+    The first value may have other names in the program, for which it is restored in place.  A first value
+    that was replaced is left alone, because the other names then belong to something else.  A value that the
+    program assigns again, in lines that a resume runs again, is restored in place, too.
     """
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
 
     def save(self) -> Any:
-        """The value and the fact."""
+        """Return the value, and whether it was replaced."""
         return {"value": self.slot._value, "replaced": self.slot._replaced}
 
     def check(self, tree: Any) -> Mismatch:
-        """Any value will do."""
+        """Compare the keys; any value fits."""
         if not isinstance(tree, dict):
             return Mismatch([], [], [f"a {type(tree).__name__} -> a Slot"])
         return Mismatch(
@@ -162,7 +162,7 @@ class SlotEntry(Entry):
 
 
 class PythonRandomEntry(Entry):
-    """A `random.Random`."""
+    """Entry of a `random.Random`."""
 
     is_random = True
 
@@ -172,35 +172,34 @@ class PythonRandomEntry(Entry):
         self.generator = generator
 
     def save(self) -> Any:
-        """Its state."""
+        """Return the generator's state."""
         return python_state(self.generator)
 
     def check(self, tree: Any) -> Mismatch:
-        """Refuse a value that is not such a state."""
+        """Compare the keys with those of such a state."""
         ours = isinstance(tree, dict) and tree.keys() == self.save().keys()
         return Mismatch([], [], [] if ours else [f"a {type(tree).__name__} -> a random.Random"])
 
     def load(self, tree: Any) -> None:
-        """Set its state."""
+        """Set the generator's state."""
         if any(found := self.check(tree)):
             raise RestoreError("the saved state does not fit", **found._asdict())
         set_python_state(self.generator, tree)
 
 
 class ContainerEntry(Entry):
-    """A dict or a list, restored in place.
+    """Entry of a dict or a list; restored in place.
 
-    Its values may be plain, arrays, or objects with entries of their own (models, optimizers ...).
-    Arrays that still have the saved shape and dtype are restored in place too, and so are sets, deques
-    and byte arrays; other values are replaced.  So plain values and arrays may come and go during
-    training; the objects must all be there.
+    Values may be plain, arrays, or objects with entries of their own (models, optimizers ...).  Arrays that
+    still have the saved shape and dtype are restored in place, and so are sets, deques and byte arrays; other
+    values are replaced.  Plain values and arrays may come and go during training; the objects must all exist.
     """
 
     def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
         self.container = container
 
     def save(self) -> Any:
-        """A container of the same type."""
+        """Return a container of the same type, with each object replaced by what its entry saves."""
         try:
             tree = copy.copy(self.container)
             for key, entry in self.inner():
@@ -210,11 +209,11 @@ class ContainerEntry(Entry):
         return tree
 
     def check(self, tree: Any) -> Mismatch:
-        """The objects in it must all be saved and fit."""
+        """Compare the objects inside: each must be saved, and must fit."""
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """The objects of now, and what each of them expects."""
+        """Note the objects of now, and what each of them expects; returns a function that compares a tree."""
         kind = type(self.container)
         objects = [(key, type(entry) is ContainerEntry, entry.expects()) for key, entry in self.inner()]
 
@@ -232,7 +231,7 @@ class ContainerEntry(Entry):
         return check
 
     def load(self, tree: Any) -> None:
-        """Become the saved container."""
+        """Restore the container in place."""
         found = self.check(tree)
         if type(tree) is not type(self.container):
             found.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
@@ -244,40 +243,40 @@ class ContainerEntry(Entry):
         if isinstance(self.container, list):
             self.container.extend(value for _, value in restored)
         else:
-            for key, value in restored:  # a Counter's update would count
+            for key, value in restored:  # not update(): a Counter would add the values
                 self.container[key] = value
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Ask the object at the path; bare arrays in a container may hold anything."""
+        """Ask the entry at the path; bare arrays in a container may hold anything."""
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
 
     def inner(self) -> Iterator[tuple[Any, Entry]]:
-        """The entries of what in it has one, arrays left out."""
+        """Yield the entries of the objects inside, without arrays."""
         for key, value in _pairs(self.container):
             entry = _object_entry(value)
             if entry is not None:
                 yield key, entry
 
     def enter(self) -> None:
-        """Each object its own."""
+        """Let each object inside note what is given."""
         for _, entry in self.inner():
             entry.enter()
 
     def leave(self) -> None:
-        """Each object its own."""
+        """Let each object inside note what training has left."""
         for _, entry in self.inner():
             entry.leave()
 
     def options(self) -> dict[str, str]:
-        """Options of the objects in it, as "KEY/NAME"."""
+        """Return the options of the objects inside, named "KEY/NAME"."""
         return {
             f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
         }
 
     def in_schedule(self, option: str) -> bool:
-        """Ask the object whose option it is."""
+        """Ask the object that has the option."""
         return any(
             entry.in_schedule(option.removeprefix(f"{key}/"))
             for key, entry in self.inner()
@@ -285,13 +284,13 @@ class ContainerEntry(Entry):
         )
 
     def use_options(self, names: Collection[str]) -> None:
-        """Each object its own."""
+        """Let each object inside use its own options as given."""
         for key, entry in self.inner():
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
 def dropped(entry: Entry, tree: Any) -> list[str]:
-    """Keys that the program's dict has and the saved one, which fits, lacks: loading drops them."""
+    """List the keys that the program's dict has and a fitting saved dict lacks: loading drops them."""
     return _dropped(entry.container, tree) if isinstance(entry, ContainerEntry) else []
 
 
@@ -311,7 +310,7 @@ def _object_entry(value: Any) -> Entry | None:
 
 
 def _restored(live: Any, saved: Any) -> Any:
-    """`live`, become `saved`, where it is something that can; else `saved`."""
+    """Restore `saved` into `live` if that is possible, and return `live`; else return `saved`."""
     if backends.of(live) is not None:
         return _copied(live, saved)
     if type(live) is type(saved):
@@ -333,7 +332,7 @@ def _restored(live: Any, saved: Any) -> Any:
 
 
 def _copied(live: Any, saved: Any) -> Any:
-    """The array `live` with the elements of `saved` where they fit, else `saved`."""
+    """Copy `saved` into the array `live` if it fits, and return `live`; else return `saved`."""
     try:
         entry = _entry(live)
     except StateError:  # read-only, or an array type of its own

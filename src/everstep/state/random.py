@@ -1,4 +1,4 @@
-"""Random state: Python's, NumPy's and each framework's global generators as one tree."""
+"""Random state of the global generators, Python's, NumPy's and each framework's, as a tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.backends.python import python_state, set_python_state
 
 
 def capture() -> dict[str, Any]:
-    """The global random state: {"python": ..., "numpy": ..., and each other framework in use}."""
+    """Return the global random state: {"python": ..., "numpy": ..., and each other framework in use}."""
     tree = {"python": python_state(random)}
     for backend in backends.active():
         tree[backend.name] = backend.random_state()
@@ -20,7 +20,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(tree: dict[str, Any]) -> None:
-    """Put back what `capture` returned; a framework that is not imported yet is imported for it."""
+    """Restore what `capture` returned; a framework that is not imported yet is imported for this."""
     set_python_state(random, tree["python"])
     for name, state in tree.items():
         if name != "python":
@@ -28,7 +28,7 @@ def restore(tree: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators, because the user gave a seed."""
+    """Seed the global generators of Python and of each framework in use."""
     random.seed(seed)
     for backend in backends.active():
         backend.seed(seed)

@@ -1,7 +1,7 @@
 """Tools for tests of your own: a clock to set, crashes on demand, and conformance suites.
 
-`check` tries any object and says what it found.  Each `check_*` raises `AssertionError` that says which
-rule is broken and where.  They need no test framework.
+`check` tries any object and returns what it found.  Each `check_*` raises an `AssertionError` that names
+the broken rule and its place.  No test framework is needed.
 """
 
 from __future__ import annotations

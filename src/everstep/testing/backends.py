@@ -1,4 +1,4 @@
-"""`check_backend`: does a framework's backend keep its contract?  For anyone who writes one."""
+"""`check_backend`: a check of a backend against its contract, for authors of backends."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def check_backend(
     """Check every member of `everstep.contracts.state.Backend`.
 
     1. Each array comes back from host memory equal in type, dtype, shape and bits, in memory of its
-       own; the host buffer is used again where it fits, and only there.
+       own; the host buffer is used again if it fits, and only then.
     2. The global random state comes back, also through a checkpoint's encoding; a seed determines it.
     3. A metric value is one real number, copied; anything else is a `MetricError`.
     4. The framework's own objects have entries that restore them to the bit and refuse what does not
-       fit; a foreign object has none.
-    5. Updates are counted where they happen, until the watch is closed; open gradients come back.
+       fit; other objects have no entry.
+    5. Updates are counted when they happen, until the watch is closed; open gradients come back.
     6. Evaluation mode, the table of parameters, the description and the fingerprint change nothing; the
-       fingerprint of one process is the same each time.
+       fingerprint of a process is the same each time.
 
     Args:
-        backend: the one to check; its framework is imported.
-        arrays: one array of each dtype and memory order that the framework has.
-        draw: random numbers from the framework's global state, as an array or a number.
-        make: the framework's own objects as a user passes them in `state=`, made as a new process
-            would make them; called many times.
-        update: one step of training them, an optimizer's step included where there are optimizers.
-        accumulate: computes gradients without a step; None where the framework keeps no gradients.
+        backend: the backend to check; its framework is imported.
+        arrays: an array of each dtype and memory order that the framework has.
+        draw: draws random numbers from the framework's global state, as an array or a number.
+        make: makes the framework's own objects, as a user passes them in `state=`, as a new process
+            would; called many times.
+        update: trains the objects for a step; with optimizers, the step includes theirs.
+        accumulate: computes gradients without a step; None if the framework keeps no gradients.
 
     Raises:
         AssertionError: says which rule is broken, and with what.
@@ -115,7 +115,7 @@ def _check_round_trip(backend: Backend, array: Any) -> None:
 
 
 def _require_values(array: Any, host: HostArray, what: str) -> None:
-    """The host bytes are the array's elements in C order, read by somebody else."""
+    """Require that NumPy reads the array's elements, in C order, from the host bytes."""
     if host.dtype in _NUMPY_READS and "dtype" not in host.extra:
         read = backends.get("numpy").from_host(dataclasses.replace(host, extra={}))
         values = repr(array.tolist())
@@ -123,7 +123,7 @@ def _require_values(array: Any, host: HostArray, what: str) -> None:
 
 
 def _check_all_bits(backend: Backend, host: HostArray, what: str) -> None:
-    """Whatever the elements are (negative zeros, payloads of NaNs), every bit of them travels."""
+    """Require that every bit of any element comes back: negative zeros, payloads of NaNs."""
     noise = np.random.default_rng(0).integers(0, 256, host.data.size, np.uint8)
     top, size = np.zeros_like(host.data), max(host.data.size // max(math.prod(host.shape), 1), 1)
     top[size - 1 :: size] = 0x80
@@ -332,11 +332,11 @@ def _check_evaluation_mode(backend: Backend, state: State, update: Callable[[Sta
 
 
 class _Planted(Exception):
-    """Raised inside an evaluation."""
+    """Error that is raised inside an evaluation on purpose."""
 
 
 def _modes(state: State) -> list[Any]:
-    """The `training` flags, where the framework has such."""
+    """List the `training` flags of all modules; None for objects without such a flag."""
     found = []
     for value in state.values():
         parts = value.modules() if callable(getattr(value, "modules", None)) else [value]

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""Clock that stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class ManualClock:
     """Callable that returns its time in seconds; a stand-in for `time.monotonic`.
 
     Args:
-        now: seconds it starts at.
+        now: first time, in seconds.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -19,10 +19,10 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass.
+        """Let some seconds pass.
 
         Raises:
-            ConfigError: negative; a monotonic clock does not go back.  Set `now` to test one that does.
+            ConfigError: `seconds` is negative; to test a clock that goes back, set `now`.
         """
         if seconds < 0:
             raise ConfigError(

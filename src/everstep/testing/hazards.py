@@ -1,4 +1,4 @@
-"""Make an operation of a save fail, or kill the process there, inside a `with` block."""
+"""Hazards armed inside a `with` block: an operation of a save fails, or the process is killed there."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from everstep import hazard
 
 @contextmanager
 def armed(spec: str) -> Iterator[None]:
-    """Arm one hazard of `everstep.hazard` for the length of the block; none is armed afterwards.
+    """Arm a hazard of `everstep.hazard` inside the block; none is armed afterwards.
 
-    A process of its own is armed from outside instead, by the variable EVERSTEP_HAZARD.
+    To arm another process, set the environment variable EVERSTEP_HAZARD for that process.
 
     Args:
         spec: "kill:checkpoint.rename:2" (SIGKILL at the second time), "ENOSPC:journal.write:3-5"
-            (the 3rd to 5th time raise OSError), or "trace:FILE" (append the name of each point that is
-            reached, to learn what there is).
+            (the 3rd to 5th time raise OSError), or "trace:FILE" (append the name of each hazard that is
+            reached, to learn which there are).
 
     Raises:
-        ConfigError: the spec is not of that form.
+        ConfigError: the spec has another form.
     """
     hazard.arm(spec)
     try:

@@ -1,4 +1,4 @@
-"""`nothing_left`: no thread, file handle or signal handler outlives a block."""
+"""`nothing_left`: a check that no thread, file handle or signal handler outlives a block."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Held(NamedTuple):
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Require that the block gives back whatever it takes, also where it raises.
+    """Require that the block gives back all that it takes.
 
-    Looked at: living threads, open file descriptors (where the system lists them), and the handlers of
-    the signals that everstep handles.
+    Compares the living threads, the open file descriptors (if the system lists them), and the handlers of the
+    signals that everstep handles, before and after.
 
     Raises:
-        AssertionError: names what is left; not where the block itself raises.
+        AssertionError: names what is left; if the block itself raises, its error is raised instead.
     """
     before = _held()
     yield

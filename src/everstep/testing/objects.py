@@ -1,4 +1,4 @@
-"""`check`: does what an object saves bring it back?  The trial that each start makes, as a tool."""
+"""`check`: a trial, as each start makes it, of whether an object comes back from what it saves."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from everstep.state.entries import StatefulEntry
 from everstep.supervisor.trial import Verdict, comparable, pristine, quiet, try_stream
 
 _CHANGES = 3
-"""How often a state is changed before it is saved, and after."""
+"""Number of changes to a state before it is saved, and again after."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Findings of a check.
+    """Result of a check.
 
     Attributes:
         kind: "data" or "state".
-        word: whether the object's own `state_dict` brings it back; None where it has none.
-        run: whether a run of everstep brings it back.
+        word: whether the object's own `state_dict` brings it back; None if it has none.
+        run: whether a run of everstep brings the object back.
     """
 
     kind: str
@@ -46,20 +46,20 @@ def _said(verdict: Verdict) -> str:
 
 
 def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
-    """Does what `obj` saves bring it back?  Copies of it are tried; it stays as it is.
+    """Try whether an object comes back from what it saves; copies are tried, and the object stays as it is.
 
-    Data (what a loop can take batches from) is read: batches, a position, two more; a second copy that is
-    opened there must give the same two.  Anything else is state: a copy is changed, saved, and must do the
-    same afterwards as another one that was given what was saved.
+    Data (from which a loop can take batches) is read: batches, a position, two more batches; a second copy,
+    opened at that position, must give the same two.  Any other object is state: a copy is changed and saved;
+    another copy, which is given what was saved, must do the same as the first copy from then on.
 
     Args:
-        obj: as a program makes it, not yet used.
-        change: of state: what training does to it, as `lambda scheduler: scheduler.step()`; what it returns
-            is compared, too.  With it, `obj` is checked as state.  Without it an object that is not data is
+        obj: the object as a program makes it, not yet used.
+        change: what training does to a state, such as `lambda scheduler: scheduler.step()`; its result is
+            compared, too.  If given, `obj` is checked as state.  Without it, an object that is not data is
             only saved and loaded.
 
     Returns:
-        The verdicts; `str` of it is for people.
+        The verdicts; `str` makes lines of them for people.
     """
     if change is None and (hasattr(obj, "__iter__") or is_stream(obj)):
         return _check_data(obj)
@@ -78,7 +78,7 @@ def _check_data(data: Any) -> Checked:
 
 
 def _as_it_says(data: Any) -> Stream:
-    """The data by its own state, whatever is known of it."""
+    """Make a stream that resumes by the data's own state, whatever is known about such data."""
     stream = StatefulStream(data)
     stream.resumes = "state"
     return stream
@@ -90,7 +90,7 @@ def _try(stream: Stream) -> Verdict:
 
 
 def _by(stream: Any, verdict: Verdict) -> Verdict:
-    """Way of resuming: drawing and discarding where the state was found wanting."""
+    """Word how a run resumes the data: by drawing and discarding if its own state does not suffice."""
     drawn = "a resume draws the batches before it again and discards them"
     if verdict.kept is False and verdict.replays:
         return Verdict(True, drawn)
@@ -122,6 +122,7 @@ def _brought_back(
     one: Any, other: Any, change: Callable[[Any], Any], entry_of: Callable[[Any], Entry]
 ) -> Verdict:
     first, second = entry_of(one), entry_of(other)
+    # Both note what is given before the first is changed, as at the start of a loop.
     for entry in (first, second):
         entry.enter()
     for _ in range(_CHANGES):

@@ -1,4 +1,4 @@
-"""`check_service`: does a service keep the laws?  For anyone who writes one."""
+"""`check_service`: a check of a service against the laws, for authors of services."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from everstep.testing.leftovers import nothing_left
 
 _EPOCHS, _STEPS = 3, 2
 _SECONDS = 100.0
-"""What a step takes by the clock of the check."""
+"""Duration of a step by the clock of the check."""
 _STARTS = 20
 _VALUES = (1.0, 0.5, 0.75)
-"""Of each metric collected after an epoch: first better, then worse."""
+"""Values of each metric that is collected after an epoch: first better, then worse."""
 
 _How = Literal["interrupted", "crashed"]
 _Place = tuple[str, int]
@@ -41,18 +41,18 @@ Disturb = Callable[[TrainLoop, _Place], None]
 def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str] = ()) -> None:
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
-    The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step and
-    "valid_loss", "valid_accuracy" after each epoch, and draws random numbers in each step.  Its state
-    has an entry "settings", {"rate": 1.0}, for services that set values: what a step changes is
-    multiplied by it.
+    The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
+    and "valid_accuracy" after each epoch, and draws random numbers in each step.  Its state has an entry
+    "settings", {"rate": 1.0}, for services that set values: the change of each step is multiplied by the
+    rate.
 
-    1. Its name, stage, moments and schedule are what they must be; unknown keywords are refused.
-    2. An observer changes nothing: state and metric rows are those of the run without it.
-    3. Its own state survives: interrupted at each boundary, or crashed in each body, and started again,
-       the run ends with the same state and rows to the bit.
-    4. Where it raises it is closed all the same.  In stage REPORT the training goes on, with a
+    1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
+    2. An observer changes nothing: state and metric rows are those of the run without the service.
+    3. The service's state survives: a run that is interrupted at each boundary, or crashes in each body,
+       and is started again, ends with the same state and rows to the bit.
+    4. A service that raises is closed all the same.  In stage REPORT the training continues with a
        warning; in any other stage the error is raised.
-    5. It is closed once for each time it was opened, and leaves no thread, file or handler behind.
+    5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
 
     Args:
         make_service: makes the service as a new process would make it; called many times.
@@ -120,11 +120,11 @@ def _check_failure(course: _Course, alone: _Final | None) -> None:
 
 
 class _Crash(Exception):
-    """Ends a start without a save."""
+    """Error that ends a start without a save."""
 
 
 class _Planted(Exception):
-    """Error that the service raises where its failure is tried."""
+    """Error that the service raises when its failure is tried."""
 
 
 class _Final(NamedTuple):
@@ -160,7 +160,7 @@ def _own_finish(service: Service) -> list[str]:
 
 
 class _Course:
-    """Runs of one small training program, each in a directory of its own."""
+    """Runs of a small training program, each in a directory of its own."""
 
     def __init__(self, make_service: Callable[[], Service], metrics: Sequence[str]) -> None:
         self.make_service, self.metrics = make_service, ("valid_loss", "valid_accuracy", *metrics)
@@ -169,7 +169,7 @@ class _Course:
         self._runs = 0
 
     def make(self) -> Service:
-        """The service, with its calls counted."""
+        """Make the service, with its calls counted."""
         service = self.make_service()
         for method in ("open", "run", "close", *_own_finish(service)):
             setattr(service, method, self._counted(method, getattr(service, method)))
@@ -183,7 +183,7 @@ class _Course:
         return call
 
     def make_failing(self) -> Service:
-        """The service, but it raises wherever it runs."""
+        """Make the service so that it raises whenever it runs."""
         service = self.make()
 
         def fail(boundary: Any) -> None:
@@ -194,7 +194,7 @@ class _Course:
         return service
 
     def run(self, make: Callable[[], Service | None], disturb: Disturb = lambda loop, place: None) -> _Final:
-        """Start the program, disturbed, and again, undisturbed, until it ends as written."""
+        """Start the program with a disturbance, then without one until it ends as written."""
         self._runs += 1
         run_dir = self.folder / str(self._runs)
         for _ in range(_STARTS):
@@ -261,7 +261,7 @@ def _final(run_dir: Path, ending: Ending, name: str | None) -> _Final:
 
 
 def _require_same(got: _Final, expected: _Final, broken: str, own: _Final | None = None) -> None:
-    """Equal state and rows; `own`: but for what belongs to the service of that run."""
+    """Require equal state and rows; `own`: run whose service's own rows and state are left out."""
     foreign: set[str | None] = set()
     if own is not None:
         foreign = {own.name, *(got.services ^ expected.services)}
@@ -271,7 +271,7 @@ def _require_same(got: _Final, expected: _Final, broken: str, own: _Final | None
 
 
 def _without(final: _Final, services: set[str | None]) -> dict[Any, Any]:
-    """Leaves and rows, without those of some services."""
+    """Return leaves and rows, without those of some services."""
     metrics = ("services", "metrics", "state")
     paths = [
         array_name(path)

@@ -1,4 +1,4 @@
-"""`check_stateful`: does an object come back to the bit?  For anyone who writes `state_dict`."""
+"""`check_stateful`: a check that an object comes back to the bit, for authors of `state_dict`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _EXTRA = "not a part of this state"
 def check_stateful(make: Callable[[], T], mutate: Callable[[T], object], *, strict: bool = True) -> None:
     """Check that an object's state survives a restart, through a real checkpoint on disk.
 
-    1. `mutate` shows: what it changes is in the state.
-    2. Saving changes nothing, and gives the same state again.
-    3. A fresh object that is given the state has it, to the bit, in itself.
-    4. From there on both do the same: nothing that `mutate` needs is left out of the state.
-    5. A state with a part missing, or with one too many, is refused (where the state is a dict).
+    1. Changes by `mutate` show in the state.
+    2. Saving changes nothing, and gives the same state a second time.
+    3. A fresh object that loads the state then saves the same state, to the bit.
+    4. From there on both objects do the same: nothing that `mutate` needs is left out of the state.
+    5. A state with a missing or an additional part is refused (if the state is a dict).
 
     Args:
         make: makes the object as a new process would make it; called many times.
-        mutate: what training does to it.  May draw from the global random state.
-        strict: False leaves out rule 5, for objects that take whatever they are given.
+        mutate: changes the object as training does; may draw from the global random state.
+        strict: False leaves out rule 5, for objects that load any state.
 
     Raises:
         AssertionError: says which rule is broken, and which leaves of the state differ.
@@ -52,7 +52,7 @@ def _entry(obj: Any) -> Entry:
 
 
 def _encoded(obj: Any) -> Encoded:
-    """A snapshot through an entry of its own: the state must lie in the object, not in its entry."""
+    """Take a snapshot through a new entry: the state must lie in the object, not in its entry."""
     return encode(_entry(obj).save())
 
 

@@ -1,4 +1,4 @@
-"""`check_stream`: does a stream keep the laws?  For anyone who writes one."""
+"""`check_stream`: a check of a stream against the laws, for authors of streams."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PASSES = 3
 def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0) -> None:
     """Check a stream against the laws that concern data.
 
-    1. A pass that is left after any batch and opened again at its position, by a fresh stream in
-       whatever random state, gives the rest of the pass and the following passes bit for bit, while
-       the step between the batches draws from the global random state.
+    1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
+       random state, gives the rest of the pass and the following passes bit for bit, while the step
+       between the batches draws from the global random state.
     2. Asking for positions changes nothing.
-    3. The end of a pass is the end, also when asked again; `remaining` tells the truth.
-    4. Nothing is left after `close`: no thread, no process.
+    3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
+    4. Neither a thread nor a process is left after `close`.
 
     Args:
         make_stream: makes the stream as a new process would make it; called many times.
         seed: the run's seed, and the seed of the global generators.
 
     Raises:
-        AssertionError: says which law, in which pass, after which batch.
+        AssertionError: names the broken law, the pass and the batch.
     """
     whole = _run(make_stream, seed)
     for pass_index, events in enumerate(whole.passes):
@@ -60,7 +60,7 @@ class _Trace(NamedTuple):
 
 
 def _run(make_stream: Callable[[], Stream], seed: int, *, watched: bool = True) -> _Trace:
-    """An undisturbed run of a few passes, and what a checkpoint after each batch would hold."""
+    """Read a few passes undisturbed, and note what a checkpoint after each batch would hold."""
     _seed_globals(seed)
     stream = make_stream()
     trace = _Trace([], [])
@@ -152,14 +152,14 @@ def _equal_events(expected: list[Any], got: list[Any], where: str) -> None:
 
 
 def fingerprint(tree: Any) -> Any:
-    """`comparable`; other objects by their repr."""
+    """Make a value comparable; objects of unknown types are compared by their repr."""
     return comparable(tree, lambda value: (type(value).__name__, repr(value)))
 
 
 _END = object()
 
 
-# The three global generators; torch's only where the program has imported it.
+# The three global generators; torch's only if the program has imported torch.
 
 
 def _seed_globals(seed: int) -> None:

@@ -1,12 +1,13 @@
 """State in plain attributes of modules, which torch's `state_dict` leaves out.
 
-A counter, a temperature that falls, a hidden state, everything that torchmetrics collects: a resume that
-begins them anew goes another way.  Plain are numbers, text, None, tensors without a graph, NumPy's arrays,
-and lists, tuples, sets, deques and dicts of those.  Saved is what differs from what the program has made,
-so that a setting which it gives otherwise the next time is as given.
+Examples are a counter, a temperature that falls, a hidden state, and the values that torchmetrics collects:
+if they began anew, a resumed training would take another course.  Plain values are numbers, strings, None,
+tensors without a graph, NumPy arrays, and lists, tuples, sets, deques and dicts of those.  An attribute is
+saved if it differs from its given value; a setting that the program changes between two starts is therefore
+used as given.
 
-What a module had when a loop was entered counts as given, unless a loop before it, in the same process, has
-left it like that.
+The given value is the attribute's value when a loop was entered, unless an earlier loop of the same process
+has left that value there.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from everstep.data.known import class_names
 from everstep.errors import RestoreError
 
 _OWN = frozenset(vars(Module()))
-"""What every module has; `training` and the buffers are saved as such."""
+"""Attributes of every module; `training` and the buffers are saved in other places."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set, frozenset, deque)
 _DICTS = (dict, OrderedDict)
 _LARGE = 1 << 20
-"""Bytes of an array from which on it is not copied."""
+"""Bytes above which an array is not copied."""
 _MANY = 10_000
-"""Items from which on of a list or dict that holds tensors only another length, or another one in its place,
-is seen."""
+"""Items above which a change inside a list or dict that holds tensors is not seen: only another length, or
+another object in its place, is."""
 _NONE = object()
 _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
-"""Makes a metric more at each `increment()`."""
+"""Class whose `increment()` adds a metric."""
 
 
 class _Given(NamedTuple):
-    """Value of an attribute as given: its mark, a copy where it is plain, the marks of large arrays in it."""
+    """Given value of an attribute: its mark, a copy if it is plain, and the marks of large arrays inside."""
 
     mark: Any
     value: Any
@@ -57,17 +58,17 @@ class _Given(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether a large array, of which there is no copy, was changed in place."""
+        """Whether a large array, of which there is no copy, has changed in place."""
         return any(not _same(_mark(array), mark) for array, mark in self.large)
 
 
 _given: WeakKeyDictionary[Module, dict[str, _Given]] = WeakKeyDictionary()
 _left: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
-"""The marks of what the last loop left."""
+"""Marks of the values that the last loop left."""
 
 
 def enter(root: Module) -> None:
-    """A loop is entered: note what the program has given."""
+    """Note the values that the program has given; called when a loop is entered."""
     for _, module in _keeping(root):
         before, left = _given.get(module, {}), _left.get(module, {})
         marks = _marks(module)
@@ -80,19 +81,19 @@ def enter(root: Module) -> None:
 
 
 def leave(root: Module) -> None:
-    """The loop is left: what the attributes are now is no gift."""
+    """Mark the values of now as made by training, not given; called when a loop is left."""
     for _, module in _keeping(root):
         _left[module] = _marks(module)
 
 
 def save(root: Module) -> dict[str, dict[str, Any]]:
-    """Plain attributes that are not as given, by the names of modules."""
+    """Return the plain attributes that differ from their given values, by the names of modules."""
     found = {path: _changed(module) for path, module in _keeping(root)}
     return {path: changed for path, changed in found.items() if changed}
 
 
 def foreign(root: Module) -> Callable[[Collection[str]], list[str]]:
-    """What names those of saved modules that are not in `root` as it is now, and that no load makes."""
+    """Make a function that lists the saved modules that `root` lacks and that no load makes."""
     modules = {path: _grows(module) for path, module in root.named_modules()}
     grown = tuple(_prefix(path) for path, grows in modules.items() if grows)
     return lambda saved: [path for path in saved if path not in modules and not path.startswith(grown)]
@@ -107,7 +108,7 @@ def _prefix(path: str) -> str:
 
 
 def _grow(root: Module, saved: Collection[str]) -> None:
-    """A MetricTracker has as many metrics as it has made until the save."""
+    """Let each MetricTracker have as many metrics as it had at the save."""
     for path, module in list(root.named_modules()):
         if _grows(module):
             tracker: Any = module
@@ -121,11 +122,12 @@ def _grow(root: Module, saved: Collection[str]) -> None:
 
 
 def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
-    """The inverse of `save`: all others are as given.
+    """Undo `save`: restore the saved attributes, and set all others to their given values.
 
     Raises:
-        RestoreError: an attribute is to be as given, and a loop of this process has changed it in place.
+        RestoreError: the given value is lost, because a loop of this process has changed it in place.
     """
+    # The modules that a tracker makes here are among those that the loop below restores.
     _grow(root, saved)
     for path, module in _keeping(root):
         own, live, given = saved.get(path, {}), vars(module), _given.get(module, {})
@@ -143,7 +145,7 @@ def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
 
 
 def _keeping(root: Module) -> Iterator[tuple[str, Module]]:
-    """The modules whose classes are not all torch's own: those keep nothing that counts in attributes."""
+    """Yield the modules with a class that is not torch's own: torch keeps no state in plain attributes."""
     for path, module in root.named_modules():
         if any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(module).__mro__):
             yield path, module
@@ -179,7 +181,7 @@ def _marks(module: Module) -> dict[str, Any]:
 
 
 def _mark(value: Any) -> Any:
-    """Mark a value, to tell later whether it is another one; no element of a tensor is read."""
+    """Mark a value, to tell later whether it has changed; no element of a tensor is read."""
     kind = type(value)
     if isinstance(value, Tensor):
         return kind, weakref.ref(value), 0 if value.is_inference() else value._version
@@ -195,7 +197,7 @@ def _mark(value: Any) -> Any:
 
 
 def _digest(array: Any) -> bytes:
-    """The bytes of a small array."""
+    """Return the bytes of a small array, or a digest of a large one."""
     if array.nbytes <= _LARGE or array.dtype.hasobject:
         found: bytes = array.tobytes()
         return found
@@ -203,7 +205,7 @@ def _digest(array: Any) -> bytes:
 
 
 def _digest_of_many(items: Any) -> Any:
-    """Compare plain values; take the identity of others."""
+    """Return a digest of plain values; for others the identity of the container."""
     try:
         return xxhash.xxh3_128_digest(marshal.dumps(items, 2))  # 2: equal values give equal bytes
     except ValueError:
@@ -219,7 +221,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """A copy of what is plain; of a large array itself."""
+    """Copy a plain value, without its large arrays, which are kept as they are; `_NONE` for other values."""
     if not _is_plain(value):
         return _NONE
     return copy.deepcopy(value, {id(each): each for each in _arrays(value) if each.nbytes > _LARGE})
@@ -234,5 +236,5 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _like(live: Any, saved: Any) -> Any:
-    """A tensor on the device of the one in whose place it comes."""
+    """Move a saved tensor to the device of the live one; other values stay as saved."""
     return saved.to(live.device) if isinstance(saved, Tensor) and isinstance(live, Tensor) else saved

@@ -1,4 +1,4 @@
-"""Torch's tensors, scalars and random state."""
+"""Backend for torch: tensors, scalars, random state and facts about the machine."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _AS_INTEGERS = {torch.bfloat16: torch.int16} | {
 
 @dataclass
 class _Host(HostArray):
-    """A host buffer with the view through which it is filled: making one takes longer than filling it."""
+    """Host buffer with the view that fills it; both are kept, as making them takes longer than filling."""
 
     elements: Tensor = field(default_factory=torch.Tensor, repr=False)
 
 
 class TorchBackend:
-    """Torch tensors, modules, optimizers; the global random state is the CPU's and every CUDA device's."""
+    """Backend for torch's objects; its global random state is that of the CPU and of every CUDA device."""
 
     name = "torch"
     array_types: tuple[type, ...] = (Tensor,)
 
     def random_state(self) -> Any:
-        """{"cpu": state}, and "cuda" with one state per device once CUDA is in use."""
+        """Return {"cpu": state}, and "cuda" with a state for each device once CUDA is in use."""
         state: dict[str, Any] = {"cpu": torch.default_generator.get_state()}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             state["cuda"] = torch.cuda.get_rng_state_all()
@@ -78,7 +78,7 @@ class TorchBackend:
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        """Copy the tensor's elements in C order, into `reuse`'s buffer where that fits."""
+        """Copy a tensor's elements in C order, into the buffer of `reuse` if it fits."""
         tensor, extra = _describe(array)
         name = _NAMES.get(tensor.dtype, "U8")
         shape = tuple(tensor.shape)
@@ -94,7 +94,7 @@ class TorchBackend:
         return host
 
     def from_host(self, host: HostArray) -> Tensor:
-        """A new tensor of its own memory, on its device where this machine has that, else on the CPU."""
+        """Make a tensor with memory of its own, on the saved device, or on the CPU if that is missing."""
         extra = host.extra
         dtype = getattr(torch, extra["dtype"], None) if "dtype" in extra else _DTYPES[host.dtype]
         if not isinstance(dtype, torch.dtype) or dtype.itemsize * math.prod(host.shape) != host.data.size:
@@ -113,7 +113,7 @@ class TorchBackend:
         return tensor.requires_grad_(extra.get("requires_grad", False))
 
     def pack(self, value: Any) -> tuple[str, Any] | None:
-        """Sparse tensors, sizes, dtypes and devices."""
+        """Describe a sparse tensor, size, dtype or device by its kind and a tree; None for other values."""
         if isinstance(value, Tensor):
             if value.layout is not torch.sparse_coo:
                 return None
@@ -129,7 +129,7 @@ class TorchBackend:
         return None
 
     def unpack(self, kind: str, tree: Any) -> Any:
-        """The value again."""
+        """Make the value that `pack` described."""
         if kind == "sparse":
             parts = (tree["indices"], tree["values"], tree["shape"])
             return torch.sparse_coo_tensor(*parts, is_coalesced=tree["coalesced"], check_invariants=True)
@@ -146,7 +146,7 @@ class TorchBackend:
         return dtype
 
     def scalar(self, value: Any) -> Any:
-        """The float of a CPU tensor; of a device's tensor a copy that is read later, without waiting."""
+        """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
         if value.is_nested:
             raise MetricError(
                 "a metric is one real number, got a nested tensor: reduce its parts, as with .unbind()"
@@ -164,7 +164,7 @@ class TorchBackend:
         )
 
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
-        """Read the values by a transfer per device and dtype; floats pass through."""
+        """Read values with one transfer for each device and dtype; floats pass through."""
         floats = [value if isinstance(value, float) else 0.0 for value in values]
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, value in enumerate(values):
@@ -177,7 +177,7 @@ class TorchBackend:
         return floats
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
-        """The elements of a plain dense CPU tensor; of bfloat16 and 8-bit floats as integers."""
+        """View a plain dense CPU tensor as an array (bfloat16 and 8-bit floats as integers), else None."""
         if type(array) not in (Tensor, torch.nn.Parameter) or not array.is_cpu:
             return None
         raw = array.detach() if array.requires_grad else array
@@ -190,14 +190,17 @@ class TorchBackend:
         return view
 
     def is_deterministic(self) -> bool:
-        """On the CPU; where the program uses CUDA as `torch.use_deterministic_algorithms` says, without
-        cuDNN's benchmark."""
+        """Whether torch computes the same each time.
+
+        True until the program uses CUDA; then `torch.use_deterministic_algorithms` must be on and cuDNN's
+        benchmark off.
+        """
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return True
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
     def entry(self, value: Any) -> Entry | None:
-        """Entries for modules, optimizers, schedulers, gradient scalers, tensors (in place), generators."""
+        """Make the entry of a module, optimizer, scheduler, gradient scaler, tensor or generator, else None."""
         return make_entry(value)
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
@@ -205,9 +208,11 @@ class TorchBackend:
         return TorchUpdateWatch(objects)
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
-        """The parameters of the modules, as "ENTRY/module.weight", and bare ones by their entry's name.
+        """List the parameters: name, shape, whether it is trained.
 
-        Those of an averaged copy (EMA, SWA) are the model's once more, and are left out.
+        Those of modules are named "ENTRY/module.weight", bare ones as their entry.  An averaged copy of a
+        model
+        (EMA, SWA) is left out: its parameters are the model's once more.
         """
         found = []
         for name, value in flatten(objects):
@@ -222,7 +227,7 @@ class TorchBackend:
 
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """`eval()` for the modules; afterwards each submodule's `training` is as it was."""
+        """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
         models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
@@ -239,19 +244,19 @@ class TorchBackend:
             torch.cuda.synchronize()
 
     def processes(self) -> int:
-        """The size of torch.distributed's group, where one is initialised."""
+        """Number of processes in torch.distributed's group; 1 without a group."""
         group = torch.distributed
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
     def describe(self) -> dict[str, str]:
-        """Torch's version, threads, and CUDA's devices if the program uses CUDA."""
+        """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Versions, the CPU's capability, threads, flags; CUDA's facts where the state lies there."""
+        """Return versions, the CPU's capability, threads and flags; CUDA's facts if the state lies there."""
         devices = {tensor.device for tensor in _tensors(objects)} - {torch.device("cpu")}
         kinds = sorted({_device_name(device) for device in devices})
         facts = _cpu_facts()
@@ -263,10 +268,10 @@ class TorchBackend:
 
 
 def cuda_devices() -> list[str]:
-    """Names of CUDA's devices.
+    """Names of CUDA's devices; called only if the program uses CUDA.
 
     The first question to CUDA takes seconds, keeps hundreds of MB, and makes the devices' random state a part
-    of the saved one: a program that computes on the CPU must not be made to pay for it.
+    of the saved one: a program that computes on the CPU should not pay for it.
     """
     if not torch.cuda.is_available():
         return []
@@ -277,7 +282,7 @@ _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
 )  # fmt: skip
-"""Variables of the environment by which torch's libraries choose among kernels."""
+"""Environment variables by which torch's libraries choose among kernels."""
 
 
 def _tensors(objects: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -307,7 +312,7 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def _cuda_facts() -> dict[str, str]:
-    """Versions and flags that count for what is computed on CUDA's devices."""
+    """Return the versions and flags that affect results on CUDA devices."""
     cuda: Any = torch.backends.cuda
     cudnn: Any = torch.backends.cudnn
     attention = ("flash", "mem_efficient", "math", "cudnn")
@@ -335,7 +340,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """The tensor without its graph, and what besides dtype and shape makes it again."""
+    """Return a tensor without its graph, and the facts besides dtype and shape from which to remake it."""
     refuse_sharded(tensor, "a tensor")
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         remedy = (
@@ -353,7 +358,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
         extra["dtype"] = str(raw.dtype).removeprefix("torch.")
     strides = raw.stride()
     if strides != _c_strides(raw.shape):
-        # strides that a kernel may look at are kept; gaps and overlaps are not
+        # Kernels may choose by strides (channels last), so they are kept; gaps and overlaps are not.
         kept = torch.empty_like(raw, device="meta").stride()
         if kept != _c_strides(raw.shape):
             extra["strides"] = list(kept)
@@ -383,7 +388,7 @@ def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
 
 
 def _elements(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The bytes seen as a tensor (those of an empty one cannot be)."""
+    """View bytes as a tensor; an empty tensor is made anew, as empty bytes cannot be viewed."""
     return torch.from_numpy(data).view(dtype).view(shape) if data.size else torch.empty(shape, dtype=dtype)
 
 

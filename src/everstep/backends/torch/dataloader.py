@@ -1,21 +1,22 @@
-"""The user's own torch `DataLoader`, or torchdata's `StatefulDataLoader`, as a stream.
+"""Stream over the user's own torch `DataLoader`, or torchdata's `StatefulDataLoader`.
 
-It draws what a bare loop over it draws, and resumes exactly at an unchanged number of workers:
+The stream draws what a bare loop over the loader draws, and resumes exactly if the number of workers is
+unchanged:
 
-- the random state in which the pass began is part of the position, and so are the states, at its
-  start and now, of the generators that the loader, its samplers, its dataset and its collate
-  function hold as attributes;
-- a map-style dataset without workers: the sampler alone is advanced, no sample is fetched;
-- workers, or an `IterableDataset`: batches are drawn and discarded, because the workers' random
+- the position has the random state in which the pass began; it also has the states, at the start of the
+  pass and now, of generators that are attributes of the loader, its samplers, its dataset or its collate
+  function;
+- for a map-style dataset without workers, only the sampler is advanced, and no sample is fetched;
+- with workers, or an `IterableDataset`, batches are drawn and discarded, because the workers' random
   state (or the dataset's place) follows from what was loaded; the cursor's note says how many;
-- a `StatefulDataLoader` without workers whose dataset has state: its own `state_dict`;
-- a sampler of the user's that has a state_dict is refused: whether its state means the start of a pass
-  or a place in it, only its author knows.
+- a `StatefulDataLoader` without workers, whose dataset has state, is restored by its own `state_dict`;
+- a user's sampler with a state_dict is refused: only its author knows whether its state means the start
+  of a pass or a place inside the pass.
 
-Not exact, and not visible from outside: a generator that is no attribute of those, and an
-`IterableDataset` that chooses samples by the same global generator that the training step uses.
-Not exact, and said at the resume: a sampler that draws as it goes, from a generator from which
-somebody else drew in between.
+Two cases are not exact, and cannot be seen from outside: a generator that is not an attribute of those
+objects, and an `IterableDataset` that chooses samples by the global generator that the step uses, too.
+A third case is not exact, and the resume says so: a sampler that draws as it goes, from a generator from
+which something else drew in between.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from everstep.errors import DataError, NotResumableError
 
 
 class DataLoaderStream(Stream):
-    """The stream over a `DataLoader` as the user made it; see the module.
+    """Stream over a `DataLoader` as the user made it; see the module.
 
-    The loader is the user's: its generators move on from pass to pass.  One with persistent workers, or
-    with `in_order=False`, can be evaluated on, but no run can read it.
+    Generators of the loader move on from pass to pass.  A loader with persistent workers, or with
+    `in_order=False`, can be evaluated on, but not read by a run.
     """
 
     shareable = False
@@ -62,14 +63,14 @@ class DataLoaderStream(Stream):
 
     @property
     def on_word(self) -> bool:  # type: ignore[override]
-        """Whether its own state is used, which brings it back on the word of its dataset."""
+        """Whether the loader's own state is used, which depends on what the dataset says of itself."""
         dataset = self.loader.dataset
         stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)
         return stateful and is_stateful(self.loader) and self.loader.num_workers == 0
 
     @property
     def keeps_place(self) -> Any:
-        """The loader if it has one place for all its iterators; its dataset, if that is an iterator."""
+        """Object with a single place for all iterators: the loader, or its dataset; None if there is none."""
         loader = self.loader
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
@@ -78,7 +79,7 @@ class DataLoaderStream(Stream):
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """Bring a dataset's state back after the block, so that what the block draws is drawn again."""
+        """Restore a dataset's state after the block, so that what the block draws is drawn again."""
         dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield
@@ -146,7 +147,7 @@ _SETTINGS = (
     "num_replicas",
     "rank",
 )
-"""What decides a sampler's choice and stays as it was made; not what counts or follows the epoch."""
+"""Attributes that decide a sampler's choice and never change; counters and the epoch are left out."""
 
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
-    """Their types and settings, as JSON values by name."""
+    """Return the types and settings of samplers, as JSON values by name."""
     facts: dict[str, Any] = {}
     for name, sampler in samplers.items():
         facts[name] = type(sampler).__name__
@@ -177,7 +178,7 @@ def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_state(loader: DataLoader[Any]) -> str:
-    """The types of its samplers that keep a state of their own, as text."""
+    """List, as a string, the types of a loader's samplers that keep a state of their own."""
     # Torch's and torchdata's keep only their place in the pass, to which they are advanced.
     own = [
         sampler
@@ -210,7 +211,7 @@ def _unsaveable(loader: DataLoader[Any]) -> str | None:
 
 
 def _generators(loader: DataLoader[Any]) -> list[Generator]:
-    """The generators that the loader and what it is made of hold, each once."""
+    """List the generators that the loader and its parts hold, each once."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     holders = [loader, loader.sampler, loader.batch_sampler, inner, loader.collate_fn]
     dataset: Any = loader.dataset
@@ -221,20 +222,20 @@ def _generators(loader: DataLoader[Any]) -> list[Generator]:
 
 
 def _own_state(loader: Any) -> Any:
-    """A stateful loader's own state, None where it knows no more than its sampler's place."""
-    # Asked before it has an iterator, it would make one, and draw for it.
+    """Return a stateful loader's own state; None if that has no more than its sampler's place."""
+    # A loader that is asked before it has an iterator makes one, and draws random numbers for it.
     if loader.num_workers > 0 or not is_stateful(loader) or loader._iterator is None:
         return None
     own = loader.state_dict()
     fetcher = own["fetcher_state"] or {}
     if own["dataset_state"] is None and fetcher.get("dataset_iter_state") is None:
         return None
-    # Loaded as finished, it would begin the next pass; a position stands at the end of this one.
+    # A state that is loaded as finished begins the next pass; a position stands at the end of this pass.
     return {**copy.deepcopy(own), "_iterator_finished": False}
 
 
 class _Saved:
-    """A position, of a loader that holds `have` generators."""
+    """Position read from a checkpoint, checked against the `have` generators of the loader."""
 
     def __init__(self, what: str, have: int, position: Any, *, by_state: bool) -> None:
         self.done: int = position["batches"]
@@ -260,7 +261,7 @@ def _set_all(generators: list[Generator], states: list[Any]) -> None:
 
 
 def _indices(source: Any) -> Iterator[Any]:
-    """Draw from the sampler, without fetching samples."""
+    """Draw indices from the sampler without fetching samples."""
     while True:
         try:
             index = source._next_index()
@@ -309,6 +310,7 @@ class DataLoaderCursor(PassCursor):
                 if isinstance(source, WorkerBatches):
                     source.close()
                 raise
+        # After the advance, which draws: what other passes drew from the generators counts, too.
         _set_all(self._generators, saved.now)
         return source
 
@@ -327,7 +329,7 @@ class DataLoaderCursor(PassCursor):
                 )
 
     def _noting(self, batches: Iterator[Any], early: list[Any]) -> Iterator[Any]:
-        """The batches; after the first of them `early` has the states of the generators."""
+        """Yield the batches; after the first batch, `early` has the states of the generators."""
         for count, batch in enumerate(batches):
             if not count:
                 early += _states(self._generators)
@@ -344,7 +346,7 @@ class DataLoaderCursor(PassCursor):
 
     @property
     def _is_left(self) -> bool:
-        """Whether the pass is over, and the next one begins anew whatever its data says."""
+        """Whether the pass is over, and the next pass begins anew whatever its dataset's state is."""
         return self.ended and begins_anew(self._loader.dataset)
 
     def position(self) -> dict[str, Any]:
@@ -363,5 +365,6 @@ class DataLoaderCursor(PassCursor):
     def _own(self) -> Any:
         opened = self._opened
         if opened is not None and opened.own is not None and (self.done, self.ended) == opened.place:
-            return opened.own  # some data goes to its place at the next batch only, and says the start
+            # Some datasets go to their place only at the next batch, and until then tell the start.
+            return opened.own
         return _own_state(self._loader)

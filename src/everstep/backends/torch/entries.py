@@ -18,20 +18,20 @@ from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import RestoreError, StateError
 
 _METADATA = "_metadata"
-"""Where a module's tree keeps the versions of its submodules, as torch's own state_dict does."""
+"""Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
 _BUFFERS = "_buffers"
-"""Where it keeps the buffers that its state_dict leaves out: training may change those too."""
+"""Key of the buffers that the state_dict leaves out: training may change those, too."""
 _FLAGS = "_flags"
-"""Where it keeps which submodules were in evaluation mode and which parameters were frozen."""
+"""Key of the names of submodules in evaluation mode and of frozen parameters."""
 _ATTRIBUTES = "_attributes"
-"""Where it keeps the plain attributes of submodules that training has changed."""
+"""Key of the plain attributes of submodules that training has changed."""
 
 
 def make_entry(value: Any) -> Entry | None:
-    """The entry for a module, optimizer, scheduler, scaler, tensor or generator; None for anything else.
+    """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for other values.
 
     Raises:
-        StateError: a lazy module that has not seen a batch yet.
+        StateError: a lazy module has not seen a batch yet, or a tensor cannot be restored.
     """
     if isinstance(value, torch.nn.Module):
         return ModuleEntry(value)
@@ -49,13 +49,15 @@ def make_entry(value: Any) -> Entry | None:
 
 
 class ModuleEntry(Entry):
-    """A module: its `state_dict`, the buffers and plain attributes that this leaves out, and its flags.
+    """Entry of a module: its `state_dict`, the buffers and plain attributes missing there, and its flags.
 
-    A program that makes the module with other flags than it did before means it: those stay.
+    Flags are restored only if the program made the module with the same flags as before: other flags are
+        meant
+    to change the training, and stay.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        # what torch.compile wraps is saved without the wrapper, so that either restores the other
+        # A compiled model is saved without its wrapper, so that compiled and plain models restore each other.
         self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             refuse_sharded(tensor, repr(name))
@@ -66,7 +68,7 @@ class ModuleEntry(Entry):
         self._made = _flags(self.module)
 
     def save(self) -> Any:
-        """Names to tensors, and what is no part of torch's own state_dict under names of its own."""
+        """Return names to tensors, and the parts that torch's state_dict lacks under keys of their own."""
         state = self.module.state_dict()
         tree = dict(state)
         plain = {"version": 1}
@@ -80,11 +82,11 @@ class ModuleEntry(Entry):
         return {**tree, _FLAGS: {"made": self._made, "now": _flags(self.module)}}
 
     def check(self, tree: Any) -> Mismatch:
-        """Names, shapes and dtypes."""
+        """Compare names, shapes and dtypes."""
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """The names, shapes and dtypes of now."""
+        """Note the names, shapes and dtypes of now; returns a function that compares a tree with them."""
         kind = type(self.module).__name__
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
         foreign = attributes.foreign(self.module)
@@ -102,7 +104,7 @@ class ModuleEntry(Entry):
         return check
 
     def load(self, tree: Any) -> None:
-        """Copy into the live tensors."""
+        """Copy a saved tree into the live tensors, attributes and flags."""
         _refuse(self.check(tree))
         state = OrderedDict((name, value) for name, value in tree.items() if name not in BESIDE)
         metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
@@ -118,7 +120,7 @@ class ModuleEntry(Entry):
                 parameter.requires_grad_(name not in flags["now"]["frozen"])
 
     def _load_buffer(self, name: str, saved: Tensor) -> None:
-        """Load in place where the shape fits; a cache that has grown is replaced."""
+        """Load a buffer in place if the shape fits; a buffer that has grown, as a cache does, is replaced."""
         owner, _, key = name.rpartition(".")
         buffers = dict(self.module.named_buffers())
         if name in buffers and _shape(buffers[name]) == _shape(saved):
@@ -127,15 +129,15 @@ class ModuleEntry(Entry):
             setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
 
     def enter(self) -> None:
-        """Note the plain attributes."""
+        """Note the plain attributes as given."""
         attributes.enter(self.module)
 
     def leave(self) -> None:
-        """Note what training made of them."""
+        """Note the plain attributes as training has left them."""
         attributes.leave(self.module)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """Parameters; a buffer may be a mask with -inf."""
+        """Whether a path leads to a parameter; buffers are not guarded, as a mask may hold -inf."""
         owner, _, name = str(path[0]).rpartition(".")
         try:
             return name in self.module.get_submodule(owner)._parameters
@@ -144,16 +146,17 @@ class ModuleEntry(Entry):
 
 
 class OptimizerEntry(Entry):
-    """An optimizer: its class, its groups' options and the state of each parameter.
+    """Entry of an optimizer: its class, its groups' options and the state of each parameter.
 
-    One around another is that other one, and has some options and state more.
+    A wrapper around an optimizer has the class and state of the wrapped one, and options and state of its own
+    besides.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
     def save(self) -> Any:
-        """Its state_dict, and its class."""
+        """Return the state_dict and the class."""
         return {**self.optimizer.state_dict(), _CLASS: self._class}
 
     @property
@@ -161,7 +164,7 @@ class OptimizerEntry(Entry):
         return type(innermost(self.optimizer)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
-        """The class, the number of groups, and of parameters in each."""
+        """Compare the class, the number of groups, and the number of parameters in each."""
         wanted = ("state", "param_groups", _CLASS)
         missing = [key for key in wanted if not isinstance(tree, dict) or key not in tree]
         if missing:
@@ -177,7 +180,7 @@ class OptimizerEntry(Entry):
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
         _refuse(self.check(tree))
         self.optimizer.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
-        # Its first steps lie behind it: without this, schedulers warn of a wrong order in a resumed tail.
+        # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.optimizer):
             layer._opt_called = True  # type: ignore[attr-defined]
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -188,11 +191,11 @@ class OptimizerEntry(Entry):
                 live.update(_uncast(live, saved))
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """All state of parameters: moments, momentum buffers."""
+        """Whether a path leads to the state of a parameter, such as a moment."""
         return bool(path) and path[0] == "state"
 
     def options(self) -> dict[str, str]:
-        """The options of its groups; as "1.lr" where there are several."""
+        """Return the groups' given options as strings; named "1.lr" if there are several groups."""
         groups = options.given(self.optimizer)
         found = {
             name if len(groups) == 1 else f"{index}.{name}": text
@@ -203,7 +206,7 @@ class OptimizerEntry(Entry):
         return {name: text for own in (found, *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
-        """Set them; a learning rate that has a schedule is the schedule's."""
+        """Use options as given; for a rate with a scheduler, set the rate with which the schedule begins."""
         for name in names:
             index, _, key = name.rpartition(".")
             group = self.optimizer.param_groups[int(index or 0)]
@@ -213,22 +216,22 @@ class OptimizerEntry(Entry):
                 options.put(group, key, made[key])
 
     def enter(self) -> None:
-        """Note the options of the groups."""
+        """Note the options of the groups as given."""
         options.enter(self.optimizer)
 
     def leave(self) -> None:
-        """Note what training made of them."""
+        """Note the options of the groups as training has left them."""
         options.leave(self.optimizer)
 
 
 class SchedulerEntry(Entry):
-    """A learning-rate scheduler of torch's."""
+    """Entry of a learning-rate scheduler."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
 
     def save(self) -> Any:
-        """Its state_dict."""
+        """Return the state_dict."""
         return self.scheduler.state_dict()
 
     def load(self, tree: Any) -> None:
@@ -236,47 +239,47 @@ class SchedulerEntry(Entry):
         self.scheduler.load_state_dict(tree)
 
     def options(self) -> dict[str, str]:
-        """Its class and what its constructor was given; of schedulers inside it as "0.T_max"."""
+        """Return the class and the constructor's arguments as strings; inner schedulers' as "0.T_max"."""
         return options.of_scheduler(self.scheduler, options.given(self.scheduler))
 
     def in_schedule(self, option: str) -> bool:
-        """All but the rates that the schedule begins with."""
+        """Whether an option decides the schedule's course; the rates with which it begins do not."""
         return not option.endswith("base_lrs")
 
     def use_options(self, names: Collection[str]) -> None:
-        """Go on where the schedule, as given, is at this point."""
+        """Bring the schedule, as given, to the number of steps that it has made."""
         if names:
             options.replay(self.scheduler)
 
     def enter(self) -> None:
-        """Note the schedule's beginning."""
+        """Note the schedule's state as given."""
         options.enter(self.scheduler)
 
     def leave(self) -> None:
-        """Note how far training brought it."""
+        """Note the schedule's state as training has left it."""
         options.leave(self.scheduler)
 
 
 class ScalerEntry(Entry):
-    """A gradient scaler."""
+    """Entry of a gradient scaler."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.scaler = scaler
 
     def save(self) -> Any:
-        """Its state_dict."""
+        """Return the state_dict."""
         return self.scaler.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Hand it the saved state; it stands between two steps then, wherever an error has left it."""
+        """Load the saved state, and bring the scaler between two steps, wherever an error has left it."""
         self.scaler.load_state_dict(tree)
         if self.scaler.is_enabled():
-            # else gradients of the next step, of the same process, would count as unscaled already
+            # Without this, the gradients of the next step in this process would count as unscaled already.
             self.scaler._per_optimizer_states.clear()
 
 
 class TensorEntry(Entry):
-    """A tensor or parameter that is restored in place."""
+    """Entry of a tensor or parameter; restored in place."""
 
     def __init__(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
@@ -286,11 +289,11 @@ class TensorEntry(Entry):
         self.tensor = tensor
 
     def save(self) -> Any:
-        """The tensor, without its gradient."""
+        """Return the tensor without its graph."""
         return self.tensor.detach()
 
     def check(self, tree: Any) -> Mismatch:
-        """Its shape and dtype must be the saved ones."""
+        """Compare shape and dtype."""
         saved, live = _shape(tree), _shape(self.tensor)
         return Mismatch([], [], [] if saved == live else [f"{saved} -> {live}"])
 
@@ -301,17 +304,17 @@ class TensorEntry(Entry):
             self.tensor.copy_(tree)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
-        """A tensor given as an entry of its own counts as a parameter."""
+        """Whether the tensor holds floats or complex numbers: an entry of its own counts as a parameter."""
         return self.tensor.is_floating_point() or self.tensor.is_complex()
 
 
 class GeneratorEntry(Entry):
-    """A `torch.Generator`, on any device."""
+    """Entry of a `torch.Generator` on any device."""
 
     is_random = True
 
     def as_seeded(self) -> bool:
-        """Whether its state is the one that its seed gives."""
+        """Whether the state is the one that the seed gives."""
         anew = torch.Generator(self.generator.device).manual_seed(self.generator.initial_seed())
         return torch.equal(anew.get_state(), self.generator.get_state())
 
@@ -319,16 +322,16 @@ class GeneratorEntry(Entry):
         self.generator = generator
 
     def save(self) -> Any:
-        """Its state, a uint8 tensor on the CPU."""
+        """Return the generator's state, a uint8 tensor on the CPU."""
         return self.generator.get_state()
 
     def check(self, tree: Any) -> Mismatch:
-        """The states of CPU and CUDA generators differ in size."""
+        """Compare sizes: the states of CPU and CUDA generators differ there."""
         saved, live = _shape(tree), _shape(self.generator.get_state())
         return Mismatch([], [], [] if saved == live else [f"generator state {saved} -> {live}"])
 
     def load(self, tree: Any) -> None:
-        """Set its state."""
+        """Set the generator's state."""
         _refuse(self.check(tree))
         self.generator.set_state(tree)
 
@@ -355,7 +358,7 @@ def _shape(value: Any) -> str:
 
 
 def _uncast(live: Any, saved: Any) -> Any:
-    """`live` with every tensor that loading cast to another dtype as it was saved."""
+    """Return `live` with the saved tensor in place of each one that loading has cast to another dtype."""
     if isinstance(saved, Tensor) and isinstance(live, Tensor):
         return live if live.dtype == saved.dtype else saved.to(live.device, copy=True)
     if isinstance(saved, dict) and isinstance(live, dict):

@@ -1,4 +1,4 @@
-"""Models for programs that know nothing of everstep, for the service `Export`."""
+"""Export of models to programs without everstep, for the service `Export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.errors import ConfigError
 
 
 def unwrapped(obj: Any) -> Any:
-    """The model inside what training wraps around it: an average, a compiled or a parallel one."""
+    """Return the model inside an average, a compiled or a parallel model."""
     obj = getattr(obj, "_orig_mod", obj)
     if isinstance(obj, AveragedModel | DataParallel | DistributedDataParallel):
         return unwrapped(obj.module)
@@ -21,10 +21,10 @@ def unwrapped(obj: Any) -> Any:
 
 
 def require_module(entry: str, obj: Any) -> None:
-    """Refuse what torch.export cannot take.
+    """Refuse an object that torch.export cannot take.
 
     Raises:
-        ConfigError: it is no module.
+        ConfigError: the object is not a module.
     """
     if not isinstance(obj, torch.nn.Module):
         raise ConfigError(
@@ -34,7 +34,7 @@ def require_module(entry: str, obj: Any) -> None:
 
 
 def program(model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> bytes:
-    """The bytes of what `torch.export.load` reads: the model in evaluation mode, with its weights."""
+    """Return a file's bytes for `torch.export.load`: the model in evaluation mode, with its weights."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -38,16 +38,16 @@ def loader(
     multiprocessing_context: Any = None,
     worker_init_fn: WorkerInit | None = None,
 ) -> Loader:
-    """A stream of batches from a dataset with `__len__` and `__getitem__`; resumes anywhere, to the bit.
+    """Make a stream of a dataset with `__len__` and `__getitem__`; it resumes at any batch, to the bit.
 
-    It has a length (batches in a pass), and can be iterated by itself, as for an evaluation: each time
-    the same pass with the same augmentation, which no run's position knows of.
+    The stream has a length (batches in a pass).  It can be iterated by itself, as for an evaluation: that
+    gives the same pass with the same augmentation each time, and touches no run's position.
 
-    Samples are fetched one by one, because each has random state of its own (`__getitems__` is not
-    used).  Randomness must come from the global generators of Python, NumPy or torch on the CPU: a
-    generator that the dataset keeps for itself is not keyed.  It is brought back at a resume where it
-    is an attribute of the dataset and there are no workers; with workers the resume says that it is
-    not.  In the main process the global states are put back after each batch.
+    Samples are fetched singly, because each has random state of its own (`__getitems__` is not used).
+    Randomness must come from the global generators of Python, NumPy or torch on the CPU: a generator that
+    the dataset keeps for itself is not keyed.  A resume restores such a generator if it is an attribute of
+    the dataset and there are no workers; with workers, the resume says that it is not restored.  In the
+    main process the global states are restored after each batch.
 
     Args:
         dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
@@ -58,12 +58,12 @@ def loader(
         num_workers: processes that make batches; 0 makes them in the main process.
         collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.  Its random
             state is keyed by the batch.
-        prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as torch's
-            DataLoader has them.  `timeout` is in seconds, 0 for none.
+        prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as for torch's
+            DataLoader.  `timeout` is in seconds, 0 for none.
 
     Raises:
         DataError: the dataset is iterable-style, has no length or no `__getitem__`, or is empty.
-        ConfigError: `batch_size` or `seed` is no whole number, or `batch_size` is less than 1.
+        ConfigError: `batch_size` or `seed` is not an integer, or `batch_size` is less than 1.
         ValueError: torch refuses a combination of its options.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -87,7 +87,7 @@ def loader(
 
 
 class Loader(SampledStream):
-    """The stream that `loader` makes.  Immutable."""
+    """Stream that `loader` makes; immutable."""
 
     no_thread = (
         "change the global random state in a thread; give the loader num_workers=1 or more instead: "
@@ -104,13 +104,15 @@ class Loader(SampledStream):
         super().__init__(sampling)
         self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = randomness.held_by([dataset, collate])
-        DataLoader(dataset, **options)  # a bad combination of options is an error now, not at the first pass
+        # Made for its checks alone: a bad combination of options is an error here, not at the first pass.
+        DataLoader(dataset, **options)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
         first = 0 if position is None else position["batches"]
         source: DataLoader[Any] = DataLoader(
             _Batches(self._dataset, plan, self._collate),  # type: ignore[arg-type]
+            # The items of the dataset are whole batches.
             batch_size=None,
             sampler=range(first, len(plan)),
             collate_fn=_as_is,
@@ -151,7 +153,7 @@ def _as_is(batch: Any) -> Any:
 
 
 class _Batches:
-    """Batches by index, each a pure function of its plan; what the workers get as their dataset."""
+    """Dataset of batches by index, which workers get: each batch is a pure function of the plan."""
 
     def __init__(self, dataset: Any, plan: Plan, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, collate
@@ -163,6 +165,7 @@ class _Batches:
         return len(self._plan)
 
     def __getitem__(self, batch: int) -> Any:
+        # A worker's global states are nobody else's, and need not be restored.
         if get_worker_info() is not None:
             return self._make(batch)
         kept = randomness.get_state()

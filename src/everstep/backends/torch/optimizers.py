@@ -1,4 +1,4 @@
-"""Optimizers around an optimizer: what happens to gradients before it steps with them."""
+"""Optimizers that wrap an optimizer and change gradients before it steps: clip, scale, accumulate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from everstep.keywords import checked_init, checked_keywords, number, whole
 @checked_init
 @dataclass(frozen=True)
 class Clip:
-    """Limit of gradients before an update; exactly one of the three, more than 0.
+    """Limit of gradients before an update; exactly one of the three is given, and is more than 0.
 
     Args:
-        value: each element to the range -value to value.
-        norm: each parameter's gradient to this 2-norm.
-        global_norm: all gradients together to this 2-norm.
+        value: limits each element to the range -value to value.
+        norm: largest 2-norm of each parameter's gradient.
+        global_norm: largest 2-norm of all gradients together.
 
     Raises:
-        ConfigError: none or several are given, or it is not positive.
+        ConfigError: none or several are given, or the limit is not positive.
     """
 
     value: float | None = None
@@ -46,7 +46,7 @@ class Clip:
         return f"Clip({', '.join(f'{name}={limit}' for name, limit in self._given().items())})"
 
     def apply(self, parameters: list[Tensor]) -> Tensor:
-        """Clip the gradients in place; returns their global 2-norm before that, on its device."""
+        """Clip the gradients in place; returns their global 2-norm before clipping, on their device."""
         utils = torch.nn.utils
         if self.global_norm is not None:
             return utils.clip_grad_norm_(parameters, self.global_norm)
@@ -61,19 +61,19 @@ class Clip:
 
 
 class Around(Optimizer):
-    """An optimizer around another.
+    """Wrapper around an optimizer.
 
-    To schedulers and to the state it is the other one: it has that one's groups, state and hooks, and what
-    counts as an update is a step of the other one.
+    Schedulers and the state see the wrapped optimizer: the wrapper has its groups, state and hooks, and only
+    a step of the wrapped optimizer counts as an update.
 
     Attributes:
-        optimizer: the other one.
-        left_out: whether it ever made no update where one was due.
+        optimizer: the wrapped optimizer.
+        left_out: whether an update that was due was ever left out.
     """
 
     left_out = False
     _step_supports_amp_scaling = False
-    """A gradient scaler unscales before it steps: what a fused optimizer does inside would come too late."""
+    """False, so that a scaler unscales before the step: inside a fused optimizer that would come too late."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -81,7 +81,8 @@ class Around(Optimizer):
                 f"{type(self).__name__}({optimizer!r:.60}): give an optimizer, as in "
                 f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1), ...)"
             )
-        self.optimizer = optimizer  # and no super().__init__: what that would make is the other one's
+        # No super().__init__(): groups, state and hooks are those of the wrapped optimizer.
+        self.optimizer = optimizer
         self._told: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -107,11 +108,11 @@ class Around(Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def options(self) -> dict[str, str]:
-        """Arguments of its own that change training, as texts."""
+        """Return the wrapper's own arguments that change training, as strings."""
         return {}
 
     def metrics(self) -> dict[str, Any]:
-        """Findings of the last `step`, told once; empty where it made no update."""
+        """Return the metrics of the last `step`, only once; without an update there may be none."""
         inner = self.optimizer.metrics() if isinstance(self.optimizer, Around) else {}
         told, self._told = self._told, {}
         return {**inner, **told}
@@ -122,9 +123,9 @@ class Around(Optimizer):
 
 
 def layers(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer, the one that it is around, and so on to the innermost.
+    """Yield an optimizer, the optimizer that it wraps, and so on to the innermost.
 
-    One of another library (accelerate's) is around the one that it holds as `optimizer`, whose groups it has.
+    A wrapper of another library (accelerate's) holds the wrapped one as `optimizer` and has the same groups.
     """
     yield optimizer
     inner = getattr(optimizer, "optimizer", None)
@@ -133,26 +134,26 @@ def layers(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
-    """The one that steps the parameters."""
+    """Return the innermost wrapped optimizer, which steps the parameters."""
     *_, last = layers(optimizer)
     return last
 
 
 class ClipOptimizer(Around):
-    """Limits gradients before an optimizer steps with them.  Carries on tfutils' ClipOptimizer.
+    """Wrapper that limits gradients before an optimizer steps with them.  Carries on tfutils' ClipOptimizer.
 
         optimizer = ClipOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), Clip(global_norm=1.0))
 
-    Gradients whose norm is NaN or infinite are not used: on the CPU no update is made; on a device, where
-    nobody waits for the norm, the update is made with gradients of 0.  (tfutils applied them unclipped.)
+    Gradients whose norm is NaN or infinite are not used: on the CPU no update is made; on another device,
+    whose norm is not waited for, the update is made with gradients of 0.  (tfutils applied them unclipped.)
     `metrics()` has the norm before clipping as "grad_norm": collect it, and the NaN guard names that step.
 
     Args:
-        optimizer: any of torch's.
-        clip: the limit; default, as in tfutils, each element to the range -1 to 1.
+        optimizer: any torch optimizer.
+        clip: the limit; default, as in tfutils: each element to the range -1 to 1.
 
     Raises:
-        ConfigError: it is no optimizer, or no `Clip`.
+        ConfigError: `optimizer` is not an optimizer, or `clip` is not a `Clip`.
     """
 
     @checked_keywords
@@ -163,7 +164,7 @@ class ClipOptimizer(Around):
         self.clip = clip
 
     def options(self) -> dict[str, str]:
-        """The limit."""
+        """Return the limit as a string."""
         return {"clip": repr(self.clip)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -185,10 +186,10 @@ class ClipOptimizer(Around):
 
 
 class ScaledOptimizer(Around):
-    """Steps by a gradient scaler, which leaves out an update whose gradients overflowed.
+    """Wrapper that steps through a gradient scaler, which leaves out updates with overflowed gradients.
 
-    `metrics()` has "overflowed", 1 where that happened and else 0.  A fused optimizer directly inside
-    leaves it out on the device, and nobody knows here.
+    `metrics()` has "overflowed": 1 if the last update was left out, else 0.  If the wrapped optimizer is
+    fused, the update is left out on the device, and "overflowed" stays 0.
     """
 
     def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
@@ -201,7 +202,7 @@ class ScaledOptimizer(Around):
         self._stepped = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Unscale, step unless they overflowed, and adapt the scale."""
+        """Unscale the gradients, step unless they overflowed, and adapt the scale."""
         loss = _called(closure)
         self._stepped = False
         self.scaler.step(self.optimizer)
@@ -212,7 +213,7 @@ class ScaledOptimizer(Around):
 
 
 class MinibatchOptimizer(Around):
-    """Makes one update of several steps, with the mean of their gradients.  tfutils' MinibatchOptimizer.
+    """Wrapper that makes an update of several steps, with the mean of their gradients, as in tfutils.
 
         optimizer = MinibatchOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 4)
         for step, (x, y) in loop.iter_steps(train):
@@ -221,15 +222,15 @@ class MinibatchOptimizer(Around):
             optimizer.weighted(loss, len(x)).backward()
             optimizer.step()
 
-    `zero_grad` does nothing while a window is open, and the window is part of the state: a run goes on
-    in it.  A window that an epoch leaves short stays open, unless `flush` is called.
+    `zero_grad` does nothing while a window is open, and the window is part of the state: a resume continues
+    inside it.  A window that is short at the end of an epoch stays open, unless `flush` is called.
 
     Args:
-        optimizer: any of torch's.
-        num_minibatches: steps to an update, 1 or more.
+        optimizer: any torch optimizer.
+        num_minibatches: steps for each update, 1 or more.
 
     Raises:
-        ConfigError: it is no optimizer, or no such number.
+        ConfigError: `optimizer` is not an optimizer, or the number is out of range.
     """
 
     @checked_keywords
@@ -241,20 +242,20 @@ class MinibatchOptimizer(Around):
 
     def _begin(self) -> None:
         self._steps = 0
-        """Of the open window; what follows is too."""
+        """Steps of the open window; the next two belong to that window, too."""
         self._elements: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
-        """The sum over the elements."""
+        """Sum of the losses over the elements."""
 
     def options(self) -> dict[str, str]:
-        """The size of the window."""
+        """Return the size of the window as a string."""
         return {"num_minibatches": str(self.num_minibatches)}
 
     def weighted(self, loss: Tensor, elements: float | Tensor) -> Tensor:
-        """The loss to call `backward` on, where the next step's is the mean over so many elements.
+        """Return the loss times the number of elements whose mean it is; call `backward` on the product.
 
-        Then the gradient of an update is the mean over all elements of its steps, and `metrics()` has
-        that of their losses, "window_loss".  Without it, every step counts the same.
+        Then the gradient of an update is the mean over all elements of its steps, and `metrics()` has the
+        mean of their losses as "window_loss".  Without this call, every step has the same weight.
         """
         self._weight = elements
         product = loss * elements
@@ -262,7 +263,7 @@ class MinibatchOptimizer(Around):
         return product
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Count a minibatch; the last of a window makes the update and zeroes the gradients."""
+        """Count a minibatch; the last minibatch of a window makes the update and zeroes the gradients."""
         loss = _called(closure)
         self._steps += 1
         self._elements = self._elements + self._weight
@@ -272,7 +273,7 @@ class MinibatchOptimizer(Around):
         return loss
 
     def flush(self) -> None:
-        """Make the update of a window that is shorter; without an open window, nothing."""
+        """Make the update of an open window, even if it is short; without an open window, do nothing."""
         if not self._steps:
             return
         gradients = [p.grad for p in _with_gradient(self) if p.grad is not None]
@@ -285,17 +286,17 @@ class MinibatchOptimizer(Around):
         self.optimizer.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients, unless a window is open: its gradients are still to be used."""
+        """Zero the gradients, unless a window is open whose gradients are still to be used."""
         if not self._steps:
             self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the wrapped optimizer, and the open window."""
+        """Return the state of the wrapped optimizer, and the open window."""
         window = {"steps": self._steps, "elements": self._elements, "loss": self._loss}
         return {**self.optimizer.state_dict(), _WINDOW: window}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse; a state without a window has none open."""
+        """Load what `state_dict` returned; a state without a window leaves none open."""
         window = state_dict.get(_WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
         self._steps, self._elements, self._loss = window["steps"], window["elements"], window["loss"]
         self._weight = 1.0
@@ -310,7 +311,7 @@ def _with_gradient(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _called(closure: Callable[[], Any] | None) -> Any:
-    """Call a closure: it makes the gradients, which must be there before the step."""
+    """Call a closure, which makes the gradients, before a wrapper uses them."""
     if closure is None:
         return None
     with torch.enable_grad():

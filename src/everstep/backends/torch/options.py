@@ -1,8 +1,8 @@
-"""Options that a program gives to optimizers and schedulers, told apart from what training makes of them.
+"""Options that a program gives to optimizers and schedulers, apart from the values that training makes.
 
-Both live in the same attributes: a scheduler changes the rate of a group, training moves a scheduler.
-So what an object had when a loop was entered counts as given, unless it is what a loop before it, in the
-same process, left: a notebook gives the same optimizer to run after run, and has made it once.
+Both are in the same attributes: a scheduler changes the rate of a group, training moves a scheduler.
+The given value is therefore the value when a loop was entered, unless an earlier loop of the same process
+left that value: a notebook makes an optimizer once, and gives it to run after run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from everstep.backends.described import described
 from everstep.backends.torch.optimizers import innermost
 
 _FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""Of a group's keys, those that are no options of the training: how it is computed is free."""
+"""Keys of a group that are not compared: parameters, and how (not what) the optimizer computes."""
 _given: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Object -> what it was given: an optimizer's groups without parameters; a scheduler's state, functions."""
+"""Given options by object: an optimizer's groups without parameters; a scheduler's state and functions."""
 _left: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Object -> the same as the last loop left it."""
+"""Options by object as the last loop left them."""
 
 
 def enter(obj: Optimizer | LRScheduler) -> None:
-    """A loop is entered: note what the object is given."""
+    """Note the given options; called when a loop is entered."""
     obj = _itself(obj)
     live = _live(obj)
     if obj not in _given:
@@ -40,13 +40,13 @@ def enter(obj: Optimizer | LRScheduler) -> None:
 
 
 def leave(obj: Optimizer | LRScheduler) -> None:
-    """A loop is left: what the object has now is no gift."""
+    """Note the options as made by training, not given; called when a loop is left."""
     obj = _itself(obj)
     _left[obj] = _live(obj)
 
 
 def given(obj: Optimizer | LRScheduler) -> Any:
-    """Options given when the loop was entered."""
+    """Return the options as given when the loop was entered."""
     obj = _itself(obj)
     if obj not in _given:
         enter(obj)
@@ -54,12 +54,12 @@ def given(obj: Optimizer | LRScheduler) -> Any:
 
 
 def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
-    """Find the object that stands for an optimizer and its wrappers: a scheduler may know any of them."""
+    """Return the innermost optimizer for all of its wrappers: a scheduler may hold any of them."""
     return innermost(obj) if isinstance(obj, Optimizer) else obj
 
 
 _FUNCTIONS = "functions"
-"""Where a scheduler's given state has the texts of its functions, which torch's own state lacks."""
+"""Key of a scheduler's functions, as strings, in its given state; torch's own state lacks them."""
 
 
 def _live(obj: Optimizer | LRScheduler) -> Any:
@@ -72,7 +72,7 @@ def _live(obj: Optimizer | LRScheduler) -> Any:
 
 
 def _functions(scheduler: Any) -> dict[str, str]:
-    """The functions that a scheduler, or one inside it, was made with, as texts."""
+    """Return the functions given to a scheduler's constructor, or to an inner one's, as strings."""
     asked = tuple(_asked(scheduler))
     own = {
         name: value
@@ -90,12 +90,12 @@ def _has_functions(value: Any) -> bool:
 
 
 def _asked(scheduler: Any) -> set[str]:
-    """Names of what a scheduler's constructor takes."""
+    """Names of the constructor's arguments of a scheduler."""
     return inspect.signature(type(scheduler).__init__).parameters.keys() - {"self", "optimizer", "last_epoch"}
 
 
 def _changed(given: Any, left: Any, live: Any) -> Any:
-    """`given`, with what differs between `left` and `live`: a person changed it since."""
+    """Return `given` with the values that differ between `left` and `live`: a person changed those since."""
     if isinstance(live, list) and isinstance(left, list) and len(given) == len(left) == len(live):
         return [_changed(*each) for each in zip(given, left, live, strict=True)]
     if isinstance(live, dict) and isinstance(left, dict):
@@ -107,14 +107,14 @@ def _changed(given: Any, left: Any, live: Any) -> Any:
 
 
 def of_group(group: Mapping[str, Any]) -> dict[str, str]:
-    """A group's options as texts; its rate is the one that its schedule begins with."""
+    """Return a group's options as strings; its rate is the rate with which its schedule begins."""
     own = {key: value for key, value in group.items() if key not in _FREE}
     own["lr"] = group.get("initial_lr", group["lr"])
     return _texts(own)
 
 
 def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
-    """Part of a scheduler's state that its constructor was given, and its class."""
+    """Return a scheduler's class and the constructor's arguments in its state, as strings."""
     asked = _asked(scheduler)
     own = {"class": type(scheduler).__qualname__}
     own |= {key: v for key, v in state.items() if key.lstrip("_") in asked or key == "base_lrs"}
@@ -127,10 +127,11 @@ def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def replay(scheduler: Any) -> None:
-    """Bring a scheduler, as it was given, to the epoch at which it stands: by as many steps as it made.
+    """Bring a scheduler with its given options to where it stands now, by as many steps as it has made.
 
-    One that follows a metric cannot be brought there: it goes on from its beginning.
+    A scheduler that follows a metric cannot be brought there: it begins anew.
     """
+    # Counted first: loading the given state sets the counter back.
     count = _steps(scheduler)
     optimizer = scheduler.optimizer
     for group, begun in zip(optimizer.param_groups, given(optimizer), strict=False):
@@ -140,7 +141,7 @@ def replay(scheduler: Any) -> None:
     scheduler.load_state_dict(copy.deepcopy(begun))
     if not isinstance(scheduler, ReduceLROnPlateau):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of steps without the optimizer's
+            warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
             for _ in range(count):
                 scheduler.step()
 
@@ -152,7 +153,7 @@ def _steps(scheduler: Any) -> int:
 
 
 def put(group: dict[str, Any], key: str, value: Any) -> None:
-    """Set an option; a tensor, which a compiled step reads, stays the same tensor."""
+    """Set an option; a tensor stays the same object, because a compiled step reads it."""
     live = group.get(key)
     if isinstance(live, Tensor):
         live.fill_(value)

@@ -1,7 +1,7 @@
-"""Modules that training changes and that the state does not save: a metric, averaged weights.
+"""Search for modules that training changes and that the state does not save: a metric, averaged weights.
 
-Such a module begins anew at a resume in the middle of an epoch, and what the epoch's tail takes from it lacks
-the steps before.  No step reads it, so no comparison of steps finds that out: it is looked for.
+Such a module begins anew at a resume inside an epoch, and what the epoch's tail reads from it lacks the
+steps before.  No step reads the module, so a comparison of steps cannot find that out.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 _FIRST = 3
-"""The step of a start after which modules are looked for: what the first ones make is there by then."""
+"""Step of a start after which modules are searched: by then the first steps have made theirs."""
 
 
 class OutsideWatch:
-    """Looks at the modules outside the state after each of the first steps of a start.
+    """Watch on the modules outside the state, asked after each of the first steps of a start.
 
     Args:
-        objects: the state's, by name; what they hold counts as saved.
-        parameters: gives (entry, name, tensor) of the state's parameters.
+        objects: the objects of the state by name; modules that they hold count as saved.
+        parameters: yields (entry, name, tensor) of the state's parameters.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class OutsideWatch:
         self._marks: list[tuple[weakref.ref[Module], Any]] = []
 
     def changed(self, epoch: int) -> list[str]:
-        """The classes of those that the last step has changed, each once.
+        """List the classes of the modules that the last step has changed, each once.
 
         Args:
-            epoch: of this step; what changes between two epochs is changed by no step.
+            epoch: epoch of this step; a change between two epochs counts as made by no step.
         """
         self._looks += 1
         if self._looks == _FIRST:
@@ -50,7 +50,7 @@ class OutsideWatch:
         return list(dict.fromkeys(type(root).__name__ for root in moved)) if same else []
 
     def skip(self) -> None:
-        """Take the changes until now as made by no step."""
+        """Count the changes until now as made by no step."""
         self._moved()
 
     def _moved(self) -> list[Module]:
@@ -64,7 +64,7 @@ class OutsideWatch:
         return moved
 
     def _outside(self) -> list[Module]:
-        """The outermost modules of this process that share no module and no array with the state."""
+        """List the outermost modules of this process that share no module and no array with the state."""
         ours = {id(part) for root in _held(self._objects) for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
         others = [each for each in _alive() if id(each) not in ours]
@@ -83,7 +83,7 @@ def _held(value: Any, depth: int = 4) -> Iterator[Module]:
 
 
 def _alive() -> Iterable[Module]:
-    """Every module of this process; in C as far as it goes, for there may be a million other objects."""
+    """List every module of this process; filters in C, for there may be a million other objects."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
     found = compress(objects, map(kinds.__contains__, map(type, objects)))
@@ -97,7 +97,7 @@ def _parts(root: Module) -> Iterator[Any]:
 
 
 def _mark(root: Module) -> list[Any]:
-    """Mark an array or a number, to see another value or a change in place; no element is read."""
+    """Mark a module's arrays and numbers, to tell later whether they have changed; no element is read."""
     return [
         (name, id(value), _version(value)) if isinstance(value, Tensor) else (name, value)
         for part in root.modules()

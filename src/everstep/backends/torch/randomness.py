@@ -1,4 +1,4 @@
-"""Random state that data code draws from: the three global ones, and generators of its own."""
+"""Random state from which data code draws: the three global states, and generators of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomS
 
 
 def get_state() -> dict[str, Any]:
-    """The three global states, as a tree that a checkpoint can hold."""
+    """Return the three global states as a tree that a checkpoint can hold."""
     return {
         "python": python_state(random),
         "numpy": np.random.get_state(legacy=False),
@@ -24,17 +24,17 @@ def get_state() -> dict[str, Any]:
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Put back what `get_state` returned."""
+    """Restore what `get_state` returned."""
     set_python_state(random, state["python"])
     np.random.set_state(state["numpy"])
     torch.default_generator.set_state(state["torch"])
 
 
 def seed_all(key: int) -> None:
-    """Seed the three from a 64-bit key.
+    """Seed the three global generators with a 64-bit key.
 
     NumPy's classic seeding takes 32 bits: it gets the upper half.  torch's devices are left alone:
-    `torch.manual_seed` would take 100 times as long to reach them.
+    `torch.manual_seed` would reach them, but takes 100 times as long.
     """
     random.seed(key)
     np.random.seed(key >> 32)
@@ -42,13 +42,13 @@ def seed_all(key: int) -> None:
 
 
 def held_by(holders: Iterable[Any]) -> list[Generator]:
-    """The generators that are attributes of some objects, each once, in a fixed order."""
+    """List the generators that are attributes of some objects, each once, in a fixed order."""
     values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
     return list({id(value): value for value in values if isinstance(value, Generator)}.values())
 
 
 def state_of(generator: Generator) -> Any:
-    """The state of one generator, as a tree that a checkpoint can hold."""
+    """Return the state of a generator as a tree that a checkpoint can hold."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -59,7 +59,7 @@ def state_of(generator: Generator) -> Any:
 
 
 def set_state_of(generator: Generator, state: Any) -> None:
-    """Put back what `state_of` returned."""
+    """Restore what `state_of` returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

@@ -1,4 +1,4 @@
-"""Tensors of which each process of a group holds a part: refused by name, as long as one process trains."""
+"""Refusal of tensors that are divided among several processes: everstep trains in one process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from everstep.errors import StateError
 
 
 def refuse_sharded(tensor: Tensor, what: str) -> None:
-    """Refuse a DTensor, as `fully_shard` makes them of parameters.
+    """Refuse a DTensor, which `fully_shard` makes of each parameter.
 
     Raises:
-        StateError: names `what`.
+        StateError: the tensor is a DTensor; names `what`.
     """
-    home = sys.modules.get("torch.distributed.tensor")  # importing it takes a second
+    # Importing the module takes a second; if the program has not, there are no DTensors.
+    home = sys.modules.get("torch.distributed.tensor")
     if home is not None and isinstance(tensor, home.DTensor):
         raise StateError(
             f"{what} is sharded over processes (fully_shard), and everstep saves what one process holds: "

@@ -1,4 +1,4 @@
-"""`everstep.torch.Task`: a task that is a loss; with devices, precision, accumulation, clipping, averages."""
+"""`everstep.torch.Task`: task of a loss; with devices, precision, accumulation, clipping, averages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Task(tasks.Task):
-    """A task for one model and one optimizer of torch's: write `build_model`, `build_optimizer`, `forward`.
+    """Task of one torch model and one optimizer: write `build_model`, `build_optimizer` and `forward`.
 
         class Digits(everstep.torch.Task):
             def build_model(self): return Net()
@@ -39,23 +39,25 @@ class Task(tasks.Task):
                 return {"loss": cross_entropy(self.model(x), y)}
 
     A task with a step of its own overrides `train_step` and uses what it needs of `to_device`, `precision`,
-    `backward` and `update`.  One with several optimizers returns them from `state`, or as a dictionary from
-    `build_optimizer`, and steps them itself (examples/gan.py): accumulation, clipping, float16, the average
-    and the schedule are for one; `ClipOptimizer` and `MinibatchOptimizer` go around each.
+    `backward` and `update`.  A task with several optimizers returns them from `state`, or as a dictionary
+    from
+    `build_optimizer`, and steps them itself (examples/gan.py).  Accumulation, clipping, float16, the average
+    and the schedule are for one optimizer; wrap several in `ClipOptimizer` and `MinibatchOptimizer` yourself.
 
     Args:
-        device: where the model and the batches go; None leaves them where they are.
+        device: device of the model and the batches; None leaves them where they are.
         autocast: torch.bfloat16 or torch.float16, or the name, for mixed precision.  With float16 the loss is
-            scaled; an update whose gradients overflow is left out: `updates` stands still, and "overflowed"
-            is a metric of each update, 0 or 1.
-        accumulate: steps to an update, 1 or more.  The gradient is the mean over the elements of the
-            window, however they are spread over its batches, and "window_loss" that of the losses; the last
+            scaled, and an update whose gradients overflow is left out: `updates` stands still, and the metric
+            "overflowed" of each update, 0 or 1, is 1.
+        accumulate: steps for each update, 1 or more.  The gradient is the mean over all elements of the
+            window, even if its batches differ in size; "window_loss" is the mean of their losses.  The last
             window of an epoch may be short.
-        clip: how gradients are limited; their norm before that is the metric "grad_norm".  Where it is not
+        clip: limit of the gradients; their norm before clipping is the metric "grad_norm".  If the norm is
+            not
             finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
-        trainable: a regular expression; parameters in whose name it is not found are frozen.
-        compile: whether the model is compiled; or the arguments of `torch.compile` for it.
+        trainable: a regular expression; parameters whose names do not contain a match are frozen.
+        compile: whether the model is compiled; or the arguments of `torch.compile` for the model.
 
     Raises:
         ConfigError: an argument is unknown or out of its range.
@@ -103,7 +105,7 @@ class Task(tasks.Task):
         self._trainable, self._compile = trainable, compile
         self._ema: Average | None = None
         self._evaluated: Any = None
-        """What an evaluation has for `model`, if it is another."""
+        """Model that replaces `model` in an evaluation; None for `model` itself."""
         self._scaler: torch.amp.GradScaler | None = None
 
     # -------------------------------------------------------------------------------- building
@@ -115,10 +117,10 @@ class Task(tasks.Task):
         optimizer: Callable[[Any], Any] | None = None,
         scheduler: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Make the model, place it, freeze what is not trained; then the optimizer and what follows it.
+        """Make the model, move and freeze its parameters; then make the optimizer and what depends on it.
 
         Args:
-            model, optimizer: instead of `build_model` and `build_optimizer`.
+            model, optimizer: used instead of `build_model` and `build_optimizer`.
             scheduler: makes the scheduler of the optimizer, instead of `build_scheduler`.
         """
         if not hasattr(self, "_accumulate"):
@@ -132,6 +134,7 @@ class Task(tasks.Task):
             _require_device(self.device)
             self.model.to(self.device)
         if self._trainable is not None:
+            # Before the optimizer is made, which may look at `requires_grad`.
             self._freeze(self._trainable)
         super().build(optimizer=optimizer)
         if isinstance(self.optimizer, tuple | list):
@@ -144,6 +147,7 @@ class Task(tasks.Task):
             self._equip(self.optimizer, scheduler or self.build_scheduler)
         else:
             self._require_plain()
+        # Compiled last: optimizer and average are made from the plain model, whose names have no prefix.
         if self._compile is not False:
             how = self._compile if isinstance(self._compile, Mapping) else {}
             self.model = torch.compile(self.model, **how)
@@ -151,7 +155,8 @@ class Task(tasks.Task):
                 self._evaluated = torch.compile(self._ema.module, **how)
 
     def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
-        """Put around the optimizer what was asked for; its updates move the schedule and the average."""
+        """Wrap the optimizer as asked for, and let its updates move the schedule and the average."""
+        # Clipping is innermost: it needs the gradients of a whole window, unscaled.
         if self._clip is not None:
             optimizer = ClipOptimizer(optimizer, self._clip)
         if self._autocast is torch.float16:
@@ -183,16 +188,16 @@ class Task(tasks.Task):
             )
 
     def _updated(self, *_: Any) -> None:
-        """The optimizer has made an update."""
+        """Move the schedule and the average after an update of the optimizer."""
         if self.scheduler is not None:
             self.scheduler.step()
         if self._ema is not None:
             self._ema.update_parameters(self.model)
 
     def build_scheduler(self, optimizer: Any) -> Any:
-        """A learning-rate scheduler, stepped after each update; None for none.
+        """Make a learning-rate scheduler, which is stepped after each update; None for none.
 
-        One that follows a metric is the service `Plateau`: it changes the rate where the metric is.
+        To follow a metric, use the service `Plateau` instead: it changes the rate when the metric is known.
         """
         return None
 
@@ -206,7 +211,7 @@ class Task(tasks.Task):
             parameter.requires_grad_(re.search(pattern, name) is not None)
 
     def state(self) -> Mapping[str, Any]:
-        """The model, the optimizer, and of scheduler, scaler and average what there is."""
+        """Return the model and the optimizer; also scheduler, scaler and average if the task has them."""
         parts = {
             "model": getattr(
                 self.model, "_orig_mod", self.model
@@ -221,19 +226,20 @@ class Task(tasks.Task):
     # -------------------------------------------------------------------------------- the steps
 
     def forward(self, batch: Any) -> Mapping[str, Any]:
-        """The metrics of one batch on its device, "loss" among them: a mean over the batch's elements."""
+        """Return the metrics of a batch on its device, with "loss": a mean over the batch's elements."""
         raise ConfigError(f"{type(self).__name__} has no forward; give it one: def forward(self, batch): ...")
 
     def elements(self, batch: Any) -> float | Tensor:
-        """Over how many elements a batch's loss is the mean: its weight where gradients accumulate.
+        """Number of elements over which a batch's loss is the mean: its weight when gradients accumulate.
 
-        It gets the batch as the stream gave it.  Default: `batch_size`; of a loss per token, return the
-        tokens that are not padding.  A number above 0; a tensor on a device is not looked at.
+        The batch is given as the stream made it.  Default: `batch_size`; for a loss per token, return the
+        number
+        of tokens that are not padding.  The number must be above 0; a tensor on a device is not checked.
         """
         return self.batch_size(batch)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        """Run a forward and backward pass, and update where the accumulation window ends."""
+        """Run a forward and a backward pass, and update if the accumulation window ends."""
         count = self._counted(batch) if self._accumulate > 1 else None
         batch = self.to_device(batch)
         with self.precision():
@@ -243,12 +249,13 @@ class Task(tasks.Task):
 
     def _counted(self, batch: Any) -> float | Tensor:
         count = self.elements(batch)
-        if not isinstance(count, Tensor) or count.device.type == "cpu":  # reading another would wait for it
+        # Reading a tensor on another device would wait for it.
+        if not isinstance(count, Tensor) or count.device.type == "cpu":
             positive(count, f"{type(self).__name__}.elements", "over how many elements the loss is the mean")
         return count
 
     def train_loop_begin(self) -> None:
-        """Complete the state by what only the task can know: the scaler and the average."""
+        """Refuse a state that lacks the task's scaler or average."""
         held = {id(part) for _, part in flatten(self.state())}
         for name, part in {"scaler": self._scaler, "ema": self._ema}.items():
             if part is not None and id(part) not in held:
@@ -258,20 +265,20 @@ class Task(tasks.Task):
                 )
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
-        """The epoch's last window may be short."""
+        """Make the update of the epoch's last window, which may be short; returns its metrics."""
         if not isinstance(self.optimizer, MinibatchOptimizer):
             return None
         self.optimizer.flush()
         return self.optimizer.metrics()
 
     def eval_step(self, batch: Any) -> Mapping[str, Any]:
-        """The metrics of `forward`."""
+        """Return the metrics of `forward`."""
         with self.precision():
             return self.forward(self.to_device(batch))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without gradients; `model` is the average, if there is one."""
+        """Turn gradients off in the block, and let `model` be the average if there is one."""
         live = self.model
         with torch.no_grad():
             if self._evaluated is not None:
@@ -284,19 +291,19 @@ class Task(tasks.Task):
     # ------------------------------------------------------------------------------ for one's own
 
     def precision(self) -> AbstractContextManager[Any]:
-        """The block in which a forward pass belongs: autocast, if asked for."""
+        """Return a context for a forward pass, with autocast if asked for."""
         if self._autocast is None:
             return nullcontext()
         return torch.autocast(self._device_type, self._autocast)
 
     def backward(self, loss: Tensor, elements: float | Tensor | None = None) -> None:
-        """The gradients of a loss, scaled if need be; `elements`: over how many it is the mean."""
+        """Compute the gradients of a loss, scaled if needed; `elements`: how many the loss is the mean of."""
         if elements is not None and isinstance(self.optimizer, MinibatchOptimizer):
             loss = self.optimizer.weighted(loss, elements)
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def update(self) -> Mapping[str, Any]:
-        """Step the optimizer, where the window ends, and clear the gradients; returns metrics of it.
+        """Step the optimizer if the window ends, and clear the gradients; returns metrics of the update.
 
         Raises:
             ConfigError: the task has no optimizer, or several.
@@ -309,10 +316,10 @@ class Task(tasks.Task):
         return optimizer.metrics() if isinstance(optimizer, Around) else {}
 
     def require_optimizer(self) -> None:
-        """Require, before a training, what `train_step` steps; a step of your own may do without.
+        """Require, before a training, the optimizer that `train_step` steps; another step may need none.
 
         Raises:
-            ConfigError: there is not.
+            ConfigError: the task has no optimizer, or several.
         """
         if type(self).train_step is Task.train_step and not isinstance(self.optimizer, Optimizer):
             raise self._without_optimizer()
@@ -324,9 +331,9 @@ class Task(tasks.Task):
         )
 
     def to_device(self, batch: Any) -> Any:
-        """A batch with its tensors on the device; tuples, lists and mappings are looked into.
+        """Move the tensors of a batch to the device, also those inside tuples, lists and mappings.
 
-        What has a method `to` of its own goes there by that (a packed sequence, say).
+        Other objects with a method `to`, such as a packed sequence, are moved by that method.
         """
         if self.device is None:
             return batch
@@ -346,7 +353,7 @@ class Task(tasks.Task):
 
 
 class Average(AveragedModel):
-    """torch's exponential average of a model's weights, without its waiting for the device."""
+    """Exponential average of a model's weights; torch's own would wait for the device."""
 
     def __init__(self, model: torch.nn.Module, decay: float) -> None:
         super().__init__(model)
@@ -354,10 +361,10 @@ class Average(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: torch.nn.Module) -> None:
-        """The first update copies the weights; buffers are always copied."""
+        """Add the weights to the average; the first update copies them, and buffers are always copied."""
         copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
         averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        if self.n_averaged:  # on the CPU, wherever the model is
+        if self.n_averaged:  # a tensor on the CPU, so that reading it waits for no device
             ours, theirs = map(list, zip(*averaged, strict=True))
             torch._foreach_lerp_(ours, theirs, 1 - self.decay)
         else:
@@ -379,7 +386,7 @@ def _require_device(device: torch.device) -> None:
 
 
 def _loss(task: Task, metrics: Any) -> Tensor:
-    """The loss among what `forward` returned, which gradients can be made of."""
+    """Find the loss in what `forward` returned, and check that it has gradients."""
     loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
     name = type(task).__name__
     if not isinstance(loss, Tensor):

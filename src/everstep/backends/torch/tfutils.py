@@ -1,4 +1,4 @@
-"""Torch's part of the task of a parameter tree (everstep/tfutils)."""
+"""Functions of torch for the task of a parameter tree (everstep/tfutils)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from everstep.errors import ConfigError, nearest
 
 
 def is_model(model: Any) -> bool:
-    """Whether it is trained by its gradients."""
+    """Whether a model is a torch module, which is trained by gradients."""
     return isinstance(model, torch.nn.Module)
 
 
 def inputs(batch: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """A batch with tensors in place of NumPy arrays, where the model is."""
+    """Turn a batch's NumPy arrays into tensors, and move all tensors to the model's device."""
     first: Tensor | None = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     return {name: _tensor(part, device) for name, part in batch.items()}
@@ -42,12 +42,12 @@ def optimizer(
     clip: bool | Mapping[str, Any] | None = None,
     names: str | Sequence[str] | None = None,
 ) -> Optimizer:
-    """The optimizer that `optimizer_params` describe.
+    """Make the optimizer that `optimizer_params` describe.
 
     Args:
-        arguments: besides the parameters, the rate among them.
-        inner: makes an optimizer that `make`, as tfutils' ClipOptimizer, goes around.
-        clip: False for `inner` alone; or the arguments of `Clip`.
+        arguments: arguments besides the parameters, such as the learning rate.
+        inner: makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.
+        clip: False to use `inner` without the wrapper; or the arguments of `Clip`.
         names: as for `_trained`.
     """
     parameters = _trained(model, names)
@@ -60,7 +60,7 @@ def optimizer(
 
 
 def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[Tensor]:
-    """The parameters in whose names one of `names` is found; the others are frozen."""
+    """Return the parameters whose names contain one of `names`, and freeze the others; None for all."""
     parameters = dict(model.named_parameters())
     if names is None:
         return list(parameters.values())
@@ -77,10 +77,10 @@ def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[
 
 
 def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str, Any], float]]:
-    """The minibatches of a batch, of `size` samples or fewer, and which part of it each is.
+    """Yield the minibatches of a batch, of `size` samples or fewer, each with its share of the batch.
 
-    The samples are those of the first value; what has not as many rows, as weights of classes, is whole in
-    each.  Without a size the batch is one, as it is.
+    The first value gives the number of samples.  A value with another number of rows, such as weights of
+    classes, is whole in each minibatch.  Without a size, the batch itself is the only minibatch.
     """
     if size is None:
         yield dict(batch), 1.0
@@ -94,7 +94,7 @@ def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str
 
 
 def _rows(value: Any) -> int | None:
-    """Return None for a value without length: a number, a string."""
+    """Number of rows; None for a value without rows: a number, a string."""
     if isinstance(value, Tensor | np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None
@@ -106,10 +106,10 @@ def train(
     batch: Mapping[str, Any],
     minibatch_size: int | None,
 ) -> dict[str, Any]:
-    """Update with the mean of the gradients over a batch; return its metrics, means too.
+    """Update with the mean of the gradients over a batch; returns its metrics, which are means, too.
 
     Args:
-        loss: of a minibatch, with other metrics.
+        loss: computes the metrics of a minibatch, "loss" among them.
     """
     optimizer.zero_grad()
     found: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def train(
 
 
 def mean(value: Any) -> Any:
-    """The mean of a tensor's elements."""
+    """Return the mean of a tensor with several elements; other values are returned as they are."""
     return value.float().mean() if isinstance(value, Tensor) and value.numel() != 1 else value
 
 
@@ -135,5 +135,5 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 def without_gradients() -> AbstractContextManager[Any]:
-    """The block in which to evaluate."""
+    """Return a context in which to evaluate."""
     return torch.no_grad()

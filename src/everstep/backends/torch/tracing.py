@@ -1,4 +1,4 @@
-"""torch.profiler, for the service `Profile`."""
+"""Recordings of torch.profiler, for the service `Profile`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LEVEL = "KINETO_LOG_LEVEL"
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler says where it starts and stops on standard error, unless the user has set what it says.
+    """Silence the profiler's messages on standard error, unless the user has set their level.
 
-    It reads the variable once, where it is first used.
+    The profiler reads the variable once, when it is first used.
     """
     if _LEVEL in os.environ:
         yield
@@ -30,7 +30,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Trace:
-    """A recording that begins at once."""
+    """Recording that begins when it is made."""
 
     def __init__(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -45,5 +45,5 @@ class Trace:
         self._profile.stop()
 
     def export(self, path: Path) -> None:
-        """Write it as a Chrome trace, after `stop`."""
+        """Write the recording as a Chrome trace; called after `stop`."""
         self._profile.export_chrome_trace(str(path))

@@ -1,4 +1,4 @@
-"""Counting the updates that happen, and knowing which gradients are still to be used."""
+"""Count of the updates that happen, and the gradients that are still to be used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.errors import RestoreError
 
 _SENTINELS = 4
 _owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers of the states of open loops: those of another run are no strangers."""
+"""Optimizers in the states of all open loops: those of another run are not strangers."""
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -28,26 +28,26 @@ _RECOMPUTED = {
     OneCycleLR: ("lr", "momentum", "betas"),
     CyclicLR: ("lr", "momentum", "betas"),
 }
-"""What these schedulers compute from the number of the step alone; the others change what is there."""
+"""Options that these schedulers compute from the step alone; other schedulers change the present value."""
 
 
 class TorchUpdateWatch:
-    """Counts the steps of the state's optimizers through one hook on all optimizers.
+    """Watch that counts the steps of the state's optimizers through one hook on all optimizers.
 
-    An optimizer counts as the state's where it is an entry, stands in a dict or list that is one, or is
-    an attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient
-    scaler skips an overflowed step on the device; such a step is counted.
+    An optimizer belongs to the state if it is an entry, stands in a dict or list that is an entry, or is an
+    attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient scaler
+    skips an overflowed step on the device; such a step is counted.
 
-    Gradients need saving while they are still to be used.  They are used up where the optimizer has
-    stepped and its parameters' gradients are the objects, unchanged, that it stepped with (no backward
-    pass came after), in a program that makes new ones for each update, as `zero_grad()` does.  Where the
-    same objects served two updates once (zeroed in place, now and then, or never), they are always saved;
-    which of the two a program does shows at its second update and is saved too.
+    Gradients need saving while they are still to be used.  They are used up if the optimizer has stepped with
+    them, no backward pass came after (the gradients are the same objects, unchanged), and the program makes
+    new gradients for each update, as `zero_grad()` does.  If the same objects ever served two updates (zeroed
+    in place, now and then, or never), gradients are always saved.  Which of the two a program does is known
+    at its second update, and is saved, too.
 
     Attributes:
-        updates: how many steps the state's optimizers have made.
-        optimizers: how many those are.
-        outside: looks at modules that the state does not save.
+        updates: number of steps that the state's optimizers have made.
+        optimizers: number of the state's optimizers.
+        outside: watch on the modules that the state does not save.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class TorchUpdateWatch:
         self._strangers: dict[str, None] = {}
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        """Optimizers of arrays outside the state, and whether `strangers` was asked since they stepped."""
+        """Optimizers of arrays outside the state; true if `strangers` was asked after they first stepped."""
         for watched in self._own.values():
             self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
         _owned.update(watched.optimizer for watched in self._own.values())
@@ -96,26 +96,26 @@ class TorchUpdateWatch:
             self._others[optimizer] = False
 
     def left_out(self) -> bool:
-        """Whether an update was left out because its gradients were not finite; reads from the device."""
+        """Whether an update was left out because its gradients were not finite; waits for the device."""
         around = any(getattr(layer, "left_out", False) for found in self._layers.values() for layer in found)
         return around or any(scaler.get_scale() < before for scaler, before in self._scales)
 
     def strangers(self) -> list[str]:
-        """Optimizers that training depends on without their being in the state, each in words.
+        """Describe, each in words, the optimizers on which training depends and that the state lacks.
 
-        They stepped the state's parameters; or arrays of their own before the last call of this method
-        and again since.  (One that is made, used and dropped inside a step or an evaluation is nobody's.)
+        They stepped the state's parameters; or they stepped arrays of their own before the last call of this
+        method and again since.  (An optimizer that is made, used and dropped inside a step does not count.)
         """
         for optimizer in self._others:
             self._others[optimizer] = True
         return list(self._strangers)
 
     def unsaved(self, user: Mapping[str, Any]) -> list[str]:
-        """Parameters that an optimizer of the state steps and that nothing in it saves, each in words.
+        """Describe, each in words, the parameters that the state's optimizers step and that the state lacks.
 
-        An object of the user's own may save copies of them: of those only the shape is known.
+        An object of the user's may save copies of parameters: a copy is recognised by its shape alone.
         """
-        saved = {0}  # where tensors without elements lie
+        saved = {0}  # address of tensors without elements, which need no saving
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
             tensors = list(_tensors(user[name]))
@@ -142,13 +142,13 @@ class TorchUpdateWatch:
         driven = {id(optimizer) for _, value in flatten(self._objects) for optimizer in _driven(value)}
         return [
             name
-            for name, found in self._layers.items()  # torch's schedulers leave that mark
+            for name, found in self._layers.items()  # torch's schedulers leave this mark
             if any(hasattr(layer.step, "_wrapped_by_lr_sched") for layer in found)
             and not any(id(layer) in driven for layer in found)
         ]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
-        """Schedulers that set an option of an optimizer without regard to what it is, each in words."""
+        """Describe, each in words, the schedulers that overwrite an option whatever its present value is."""
         return [
             f"{type(part).__name__} {name!r}"
             for name, value in flatten(self._objects)
@@ -158,27 +158,27 @@ class TorchUpdateWatch:
         ]
 
     def gradients(self) -> Any:
-        """Gradients that are still to be used, and whether optimizers reuse theirs.
+        """Return the gradients that are still to be used, and whether optimizers reuse theirs.
 
-        A parameter is an index among its optimizer's, or its name in a model where no optimizer of the
-        state has it.  None if there is nothing to tell.
+        The key of a parameter is its index in its optimizer, or its name in a model if no optimizer of the
+        state has it.  Returns None if there is nothing to save.
         """
         tree: dict[str, Any] = {}
         used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
             if parameter.grad is not None and owner not in used_up:
                 tree.setdefault(owner, {})[key] = parameter.grad
-        reused = {  # gradients that are not saved are nobody's after a resume
+        reused = {  # after a resume nobody holds gradients that were not saved
             owner: [watched.reused, watched.held() if owner not in used_up else False]
             for owner, watched in self._own.items()
         }
         return {"grad": tree, "reused": reused} if tree or reused else None
 
     def load_gradients(self, tree: Any) -> None:
-        """Give each parameter its saved gradient, or none.
+        """Set each parameter's gradient to the saved one, or to None.
 
         Raises:
-            RestoreError: gradients of parameters that are not there.
+            RestoreError: the saved gradients belong to parameters that are missing.
         """
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
@@ -192,7 +192,7 @@ class TorchUpdateWatch:
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
 
     def _parameters(self) -> Iterator[tuple[str, int | str, Tensor]]:
-        """(entry, index or name, parameter), each parameter once; optimizers first."""
+        """Yield (entry, index or name, parameter), each parameter once; those of optimizers come first."""
         seen: set[int] = set()
         for owner, key, parameter in self._claims():
             if id(parameter) not in seen:
@@ -218,7 +218,7 @@ class TorchUpdateWatch:
 
 
 class _Watched:
-    """Optimizer of the state, and its gradients as they were at its last step."""
+    """Optimizer of the state, with marks of the gradients of its last step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -230,7 +230,7 @@ class _Watched:
         """Whether the last update was made before a resume, and its gradients are no longer there."""
 
     def stepped(self) -> None:
-        """Remember the sentinels' gradients: weakly, for an address alone may be used again."""
+        """Mark the sentinels' gradients by weak references: an address alone may be used again."""
         held, self.gone = self.held(), False
         if held is not None and not self.reused:
             self.reused = held
@@ -248,25 +248,25 @@ class _Watched:
         return last is not None and grad is not None and last[0]() is grad
 
     def held(self) -> bool | None:
-        """The same; None before the first update."""
+        """Whether the gradients are still the objects of the last update; None before the first update."""
         begun = self.gone or (bool(self.marks) and self.marks[0] is not None)
         return self.holds() if begun else None
 
     def resume(self, reused: bool | None, held: bool | None) -> None:
-        """Go on from what was saved; the restored gradients are to be used, whatever they were."""
+        """Take over the saved facts; restored gradients count as still to be used."""
         self.reused, self.marks, self.gone = reused, [], held is False
         if held and self._choose():
             self.marks = [(weakref.ref(p.grad), -1) for p in self.sentinels if p.grad is not None]
 
     def _choose(self) -> bool:
-        """Some parameters with a gradient, spread evenly over all."""
+        """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
         having = [p for p in _parameters(self.optimizer) if p.grad is not None]
         places = {round((len(having) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
         self.sentinels = [having[place] for place in sorted(places)] if having else []
         return bool(having)
 
     def used_up(self) -> bool:
-        """Whether nothing has touched the gradients since the last step, and the next has its own."""
+        """Whether the gradients are unchanged since the last step, and the next step makes new ones."""
         if self.reused is not False:
             return False
         for parameter, mark in zip(self.sentinels, self.marks, strict=False):
@@ -280,7 +280,7 @@ class _Watched:
 
 
 def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, object) of the state's objects, those inside dicts and lists as "entry/key"."""
+    """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
     for name, value in objects.items():
         if isinstance(value, dict):
             yield from flatten({f"{name}/{key}": item for key, item in value.items()})
@@ -291,7 +291,7 @@ def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
-    """The optimizers that an object, or what it holds, has as its `optimizer`."""
+    """Yield the attribute `optimizer` of an object, and of the objects that it holds."""
     if depth == 0 or isinstance(value, torch.nn.Module | Optimizer | Tensor):
         return
     yield getattr(value, "optimizer", None)
@@ -312,7 +312,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Address in memory."""
+    """Return a tensor's address in memory."""
     refuse_sharded(tensor, "a tensor of the state")
     return tensor.untyped_storage().data_ptr()
 

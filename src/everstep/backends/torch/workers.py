@@ -1,11 +1,11 @@
-"""The worker processes of a torch DataLoader: kept out of the way of signals, and watched.
+"""Worker processes of a torch DataLoader: protected from signals, and watched.
 
-Three things a bare DataLoader does that a run which survives anything cannot have:
+Three habits of a bare DataLoader are changed here, because a run has to survive them:
 
 - Ctrl-C (or `scancel`, or a closed terminal) reaches the whole process group and kills the workers,
   while the main process still wants to finish its step and save.  Workers here ignore those signals.
 - A worker that dies raises in the main thread at any bytecode, in the middle of a step or of a
-  commit.  Here it is an error of the next fetch.
+  commit.  Here its death is an error of the next fetch.
 - A killed parent leaves workers behind for seconds, or for ever if their pipe is full.  Here the
   kernel ends them with their parent (Linux; elsewhere torch's own check does, in seconds).
 """
@@ -30,7 +30,7 @@ from everstep.errors import DataError
 
 WorkerInit: TypeAlias = Callable[[int], object]
 
-# What a terminal, a scheduler or a shell sends to a whole process group.
+# Signals that a terminal, a scheduler or a shell sends to a whole process group.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 
@@ -41,9 +41,9 @@ def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatc
     Draws from the random state exactly what `iter(loader)` draws.
 
     Args:
-        loader: its `worker_init_fn` still runs, after ours.
-        what: the data, in words, for messages.
-        dataset: what `get_worker_info().dataset` shall be in the workers; None leaves it as it is.
+        loader: the DataLoader; its `worker_init_fn` still runs, after ours.
+        what: the data in words, for messages.
+        dataset: value of `get_worker_info().dataset` in the workers; None leaves it as it is.
     """
     init = loader.worker_init_fn
     loader.worker_init_fn = _WorkerInit(init, dataset, threading.current_thread() is threading.main_thread())
@@ -65,7 +65,7 @@ def end_persistent(loader: DataLoader[Any]) -> None:
 
 
 class _WorkerInit:
-    """Runs first in each worker; picklable, for start methods other than fork."""
+    """Function that runs first in each worker; picklable, for start methods other than fork."""
 
     def __init__(self, init: WorkerInit | None, dataset: Any, from_main_thread: bool) -> None:
         self._init, self._dataset, self._from_main_thread = init, dataset, from_main_thread
@@ -76,7 +76,8 @@ class _WorkerInit:
             signal.signal(number, _ignore)
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-        if self._from_main_thread:  # the kernel means the thread that started us, not its process
+        # The kernel ends a worker with the thread that started it: a side thread may end before its process.
+        if self._from_main_thread:
             _die_with_parent()
         info = torch_worker._worker_info
         if self._dataset is not None and info is not None:
@@ -92,6 +93,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def _die_with_parent() -> None:
     if not sys.platform.startswith("linux"):
         return
+    # Asked for before the parent is looked at: a parent that dies in between is noticed either way.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
@@ -99,7 +101,7 @@ def _die_with_parent() -> None:
 
 
 class WorkerBatches:
-    """The batches of one iterator with workers; a worker's death is an error of the next fetch."""
+    """Batches of an iterator with workers; a worker's death is an error of the next fetch."""
 
     def __init__(self, batches: Any, what: str, *, persistent: bool) -> None:
         self._batches, self._what, self._persistent = batches, what, persistent
@@ -124,7 +126,7 @@ class WorkerBatches:
             raise
         except Exception as error:
             self.fetching = False
-            if isinstance(error, OSError | EOFError):  # its files close before it counts as dead
+            if isinstance(error, OSError | EOFError):  # files close before the worker counts as dead
                 for worker in self.workers:
                     worker.join(0.1)
             if self.dead():
@@ -134,13 +136,13 @@ class WorkerBatches:
             self.fetching = False
 
     def dead(self) -> list[Any]:
-        """The workers that ended badly, before anybody told them to end."""
+        """List the workers that ended badly before they were told to end."""
         if getattr(self._batches, "_shutdown", False):
             return []
         return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
 
     def death(self) -> DataError:
-        """The error that says which workers died, and how."""
+        """Make the error that says which workers died, and how."""
         how = ", ".join(f"pid {worker.pid} {_ending(worker.exitcode)}" for worker in self.dead())
         return DataError(
             f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
@@ -149,7 +151,7 @@ class WorkerBatches:
         )
 
     def close(self) -> None:
-        """End the workers.  Persistent ones belong to the loader and end with it."""
+        """End the workers; persistent workers belong to the loader and end with the loader."""
         batches, self._batches = self._batches, iter(())
         try:
             if hasattr(batches, "_shutdown_workers") and not self._persistent:
@@ -165,7 +167,7 @@ def _ending(code: int) -> str:
 
 
 class _Watch:
-    """The SIGCHLD handler while loaders with workers are open; the one before comes back after."""
+    """SIGCHLD handler while loaders with workers are open; then the previous handler comes back."""
 
     def __init__(self) -> None:
         self._open: list[WorkerBatches] = []
@@ -192,10 +194,11 @@ class _Watch:
         error: RuntimeError | None = None
         try:
             if callable(self._previous):
-                self._previous(number, frame)  # torch's own, which raises
+                self._previous(number, frame)  # torch's own handler, which raises if one of its workers died
         except RuntimeError as raised:
             error = raised
         struck = [batches for batches in self._open if batches.dead()]
+        # All are marked before one is raised: the others tell of theirs at their next fetch.
         for batches in struck:
             batches.died = True
         for batches in struck:
