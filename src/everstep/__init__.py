@@ -1,6 +1,6 @@
 """everstep: training loops whose runs survive anything, to the bit.
 
-Everything public is imported from here, and only when it is used: `import everstep` itself loads no
+Every public name is exported here, and imported only when it is used: `import everstep` itself loads no
 framework.
 """
 

@@ -1,10 +1,11 @@
-"""Durable file operations: each passes a hazard point first, so that a test can crash or fail any of them.
+"""Durable file operations: each passes a hazard first, so that a test can crash or fail any of them.
 
-Durable means: after the call returns, a power cut cannot undo it.  A failed fsync raises and is never
-retried on the same file: the kernel may have dropped the bytes and would report success the second time.
+Durable means that a power cut cannot undo an operation once its call has returned.  A failed fsync raises
+and is never retried on the same file: the kernel may have dropped the bytes, and would report success the
+second time.
 
-What is made under a temporary name is a leftover once its process is dead: `discard_leftovers` at entry.
-In every function `room` is the first part of the points' names ("checkpoint" passes "checkpoint.open" ...).
+A file with a temporary name is a leftover once its process is dead: see `discard_leftovers`.  In every
+function, `room` is the first part of the hazards' names ("checkpoint" passes "checkpoint.open" ...).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from everstep.errors import RunDirError
 from everstep.hazard import reach
 
 TMP = ".tmp-"
-"""Temporary names begin so and end in the id of their process."""
+"""Beginning of temporary names, which end with the id of their process."""
 
 _NO_SUCH_OPERATION = {errno.EINVAL, errno.ENOTSUP}
 
 
 def require_no_link(path: Path, top: Path) -> None:
-    """Refuse to change what a link below `top` leads to: it may be another run's, or anybody's.
+    """Refuse to change the target of a link below `top`: the target may belong to another run or user.
 
-    Call it before something at `path`, or in the folder `path`, is written, moved or deleted.  `top` itself
+    Call this before anything at `path`, or in the folder `path`, is written, moved or deleted.  `top` itself
     may be reached through a link.
 
     Raises:
@@ -74,7 +75,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException | None) -> str:
-    """Say in words what happened to a file operation and what to do."""
+    """Return what happened to a file operation and what to do, in words."""
     if isinstance(error, MemoryError):
         return _REMEDIES[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None
@@ -82,13 +83,13 @@ def remedy(error: BaseException | None) -> str:
 
 
 def temporary(target: Path) -> Path:
-    """The path beside `target` (so on its file system) under which this process prepares it."""
+    """Return the path beside `target`, on the same file system, at which this process prepares it."""
     return target.with_name(f"{TMP}{target.name}-{os.getpid()}")
 
 
 @contextlib.contextmanager
 def create(path: Path, room: str) -> Iterator[FileIO]:
-    """Open the new file `path` for writing without a buffer; fsync it if the block ends well."""
+    """Make a new file for unbuffered writing; fsync it if the block ends well."""
     reach(f"{room}.open")
     with FileIO(path, "x") as file:
         yield file
@@ -97,7 +98,7 @@ def create(path: Path, room: str) -> Iterator[FileIO]:
 
 
 def write(file: FileIO, data: memoryview | bytes, room: str) -> None:
-    """Write all of `data` (a raw write may take less)."""
+    """Write all of `data`, as a raw write may take only a part."""
     reach(f"{room}.write")
     rest = memoryview(data)
     while rest:
@@ -105,7 +106,7 @@ def write(file: FileIO, data: memoryview | bytes, room: str) -> None:
 
 
 def fsync_folder(folder: Path, room: str) -> None:
-    """Make the names in a folder durable; where the file system has no such operation, nothing."""
+    """Make the names in a folder durable; do nothing if the file system has no such operation."""
     reach(f"{room}.fsync_folder")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -118,16 +119,16 @@ def fsync_folder(folder: Path, room: str) -> None:
 
 
 def rename(source: Path, target: Path, room: str) -> None:
-    """Rename within one file system; a file at `target` is replaced, a folder with content is not."""
+    """Rename inside a file system; a file at `target` is replaced, a folder with content is not."""
     reach(f"{room}.rename")
     source.replace(target)
 
 
 def make_dirs(folder: Path, room: str) -> None:
-    """Create a folder and those above it, durably, as far as they are not there.
+    """Make a folder and those above it, durably, if they do not exist.
 
     Raises:
-        OSError: it cannot be done, or something else has one of their names.
+        OSError: a folder cannot be made, or its name belongs to something else.
     """
     if folder.is_dir():
         return
@@ -137,17 +138,18 @@ def make_dirs(folder: Path, room: str) -> None:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
-    with contextlib.suppress(PermissionError):  # a folder in which one may create, and which one may not read
+    # Permission to make a folder there does not include permission to read the folder above.
+    with contextlib.suppress(PermissionError):
         fsync_folder(folder.parent, room)
 
 
 def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> None:
-    """Give the file `path` a content: the old one or the new one survives a crash, never a mix.
+    """Write a file whole: either the old content or the new content survives a crash, never a mix.
 
     Args:
         path: the file; its folder exists.
-        data: its content.
-        replace: False to leave a file alone that has the name already.
+        data: the new content.
+        replace: False to leave an existing file as it is.
 
     Raises:
         OSError: the disk refuses.
@@ -163,11 +165,12 @@ def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> 
             _name_first(new, path, room)
     finally:
         discard(new, room)
+    # Last: only a rename whose folder is on the disk survives a power cut.
     fsync_folder(path.parent, room)
 
 
 def _name_first(new: Path, path: Path, room: str) -> None:
-    """Give `new` its name unless a file has it; without hard links two at once cannot be told apart."""
+    """Give `new` its name unless a file has it; without hard links, two processes may both succeed."""
     reach(f"{room}.rename")
     try:
         os.link(new, path)
@@ -178,7 +181,7 @@ def _name_first(new: Path, path: Path, room: str) -> None:
 
 
 def discard(path: Path, room: str) -> None:
-    """Delete a leftover, file or folder, if it is there and as far as that is possible."""
+    """Delete a leftover, file or folder, as far as that is possible."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             reach(f"{room}.rmtree")
@@ -189,9 +192,9 @@ def discard(path: Path, room: str) -> None:
 
 
 def discard_leftovers(folder: Path, room: str, name: str = "") -> None:
-    """Delete what dead processes left half done directly in `folder`, of names that begin with `name`.
+    """Delete leftovers of dead processes directly in `folder` whose names begin with `name`.
 
-    Call it before this process saves anything: a leftover with our own process id is then one of an
+    Call this before this process saves anything: a leftover with our own process id is then that of an
     earlier process (in containers, ids repeat).
     """
     for path in list(folder.glob(f"{TMP}{glob.escape(name)}*")):

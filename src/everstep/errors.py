@@ -1,7 +1,7 @@
-"""Every error of everstep, in one hierarchy.
+"""Errors of everstep, in one hierarchy.
 
-Each message says three things: what happened, the offending value, and what to do.  Domain errors
-that a caller would also expect as a built-in error are that built-in error too.
+Each message says what happened, the offending value, and what to do.  An error that a caller would also
+expect as a built-in error inherits from that built-in error, too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 
 class EverstepError(Exception):
-    """The root of every error that everstep raises on purpose."""
+    """Base of every error that everstep raises on purpose."""
 
 
 class UsageError(EverstepError, RuntimeError):
-    """A method was called at a moment, or in an order, in which it has no meaning."""
+    """A method was called at a time, or in an order, in which it has no meaning."""
 
 
 class ConfigError(EverstepError, ValueError):
@@ -26,7 +26,7 @@ class ChangedError(ConfigError):
     """A given value differs from the stored value, and that changes training.
 
     Attributes:
-        differences: in words.
+        differences: the differences in words.
     """
 
     def __init__(self, differences: str, remedy: str) -> None:
@@ -51,7 +51,7 @@ class StateError(EverstepError, TypeError):
 
 
 class RestoreError(EverstepError, ValueError):
-    """A checkpoint does not fit the objects it should be restored into.
+    """A checkpoint does not fit the objects that it should restore.
 
     Attributes:
         missing: names that the objects have and the checkpoint lacks.
@@ -83,7 +83,7 @@ class RestoreError(EverstepError, ValueError):
 
 
 class CheckpointError(EverstepError):
-    """A checkpoint could not be written, or none can be read."""
+    """A checkpoint could not be written, or no checkpoint can be read."""
 
 
 class DamagedCheckpointError(CheckpointError, ValueError):
@@ -99,11 +99,11 @@ class ForeignCheckpointError(CheckpointError):
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
-    """A checkpoint was asked for by name or step, and there is none."""
+    """A checkpoint that was asked for does not exist."""
 
 
 class JournalError(EverstepError, ValueError):
-    """The run's journal is damaged where it must not be, or of another version."""
+    """A run's journal is damaged where it must not be, or has another version."""
 
 
 class RunIndexError(EverstepError, OSError):
@@ -111,22 +111,22 @@ class RunIndexError(EverstepError, OSError):
 
 
 class NotResumableError(EverstepError):
-    """The data in use cannot tell its position, so no checkpoint can be made inside its pass."""
+    """The data in use cannot tell its position, so that no checkpoint can be made inside its pass."""
 
 
 class DataError(EverstepError, ValueError):
-    """The data is not what the run was told or saw before (length, batch size, an end too early)."""
+    """The data differs from what the run was told or saw before (length, batch size, an early end)."""
 
 
 class MetricError(EverstepError, TypeError):
-    """A metric's value is not one real number, or its name is taken."""
+    """A metric's value is not a single real number, or its name is taken."""
 
 
 class BadStepError(EverstepError, ArithmeticError):
-    """A step has spoilt the training; raised by guards, and undone where a `Recovery` is in the run.
+    """A step has spoilt the training; raised by guards, and undone if the run has a `Recovery`.
 
     Attributes:
-        step: its number; None: the step in which this was raised, or the last one.
+        step: number of the step; None: the step in which this was raised, or the last step.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
@@ -139,7 +139,7 @@ class NonFiniteError(BadStepError):
 
 
 class LossBoundError(BadStepError):
-    """A metric is above the bound that the program gave it."""
+    """A metric is above the bound that the program gave."""
 
 
 class HiLossError(LossBoundError):
@@ -151,7 +151,7 @@ class ProgressError(EverstepError, RuntimeError):
 
 
 class DivergenceError(EverstepError, RuntimeError):
-    """Steps that were executed again found something else than the first time, and that is to stop the run.
+    """Steps that were executed again had other results than the first time, and the run should stop then.
 
     Attributes:
         step: the first step that differs.
@@ -163,21 +163,21 @@ class DivergenceError(EverstepError, RuntimeError):
 
 
 class ServiceError(EverstepError, RuntimeError):
-    """At least one service failed; the first failure is the cause, all are listed."""
+    """At least one service failed; the first failure is the cause, and all failures are listed."""
 
 
 class DrillError(EverstepError, RuntimeError):
-    """A script cannot be drilled: it fails undisturbed, has no run, or does not end in time."""
+    """A script cannot be drilled: it fails undisturbed, opens no run, or does not end in time."""
 
 
 class Interrupted(SystemExit):
-    """The run was interrupted (signal, time budget) and saved; starting it again goes on.
+    """The run was interrupted (signal, time budget) and saved; the next start resumes it.
 
-    A `SystemExit`, so that a script needs no handling: it ends with `code`.
+    This error is a `SystemExit`: a script that does not handle it ends with `code`.
 
     Attributes:
         code: the exit status: 128 + the signal's number, or 3 for a time budget.
-        reason: what interrupted the run, in words.
+        reason: the interruption in words.
     """
 
     def __init__(self, code: int, reason: str) -> None:
@@ -189,15 +189,15 @@ class Interrupted(SystemExit):
 
 
 class RolledBack(Interrupted):
-    """The run goes back to a checkpoint, without the batches that spoilt it; starting it again does so.
+    """The run goes back to a checkpoint, without the batches that spoilt it, at the next start.
 
-    `everstep.recovering` does it in the same process, and so does a `Trainer`.
+    `everstep.recovering` makes that start in the same process, and so does a `Trainer`.
 
     Attributes:
         code: 3.
-        reason: why, and which batches are quarantined, in words.
+        reason: the reason and the quarantined batches, in words.
         run_dir: the run's directory.
-        number: which rollback of the run this is, from 1.
+        number: ordinal of this rollback in the run, from 1.
     """
 
     def __init__(self, reason: str, run_dir: str, number: int) -> None:
@@ -209,16 +209,16 @@ class TriedAgain(RolledBack):
     """A listed error ended the run; a new start tries again from the newest checkpoint.
 
     Attributes:
-        number: which try in a row this is, from 1.
+        number: ordinal of this try in a row of tries, from 1.
     """
 
 
 class GuardStop(SystemExit):
-    """A service ended the run as failed: everything closed as written.
+    """A service ended the run as failed; everything was closed in order.
 
     Attributes:
-        code: the exit status: 1 from a guard, 4 where a requirement is not met.
-        reason: in words.
+        code: the exit status: 1 from a guard, 4 if a requirement is not met.
+        reason: the reason in words.
     """
 
     def __init__(self, reason: str, code: int = 1) -> None:
@@ -230,17 +230,17 @@ class GuardStop(SystemExit):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown `name`: the nearest known name and the list of all, as a phrase."""
+    """Make a hint for an unknown name, as a phrase: the nearest known name, and the list of all."""
     names = sorted(known)
     return f"{alike(name, names, cutoff=0.5)}known: {', '.join(names) if names else 'none'}"
 
 
 def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
-    """The question whether the known name nearest to `name` was meant; "" if none is near.
+    """Ask whether the known name nearest to `name` was meant, as a phrase; "" if none is near.
 
     Args:
-        cutoff: how much alike they must be, 0 to 1; by default, as "val_loss" and "valid_loss", not as
-            "train_loss" and "valid_loss".
+        cutoff: least likeness, 0 to 1; by default "val_loss" and "valid_loss" are near, "train_loss" and
+            "valid_loss" are not.
     """
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}? " if close else ""

@@ -1,7 +1,7 @@
-"""Named points at which a test may kill the process or make an operation fail.
+"""Hazards: named places at which a test can kill the process or make an operation fail.
 
-Every operation of a save, and a few other places where a crash is worst ("loop.PLACE"), call `reach(name)`.
-Unarmed, that is one comparison.  A process is armed from outside, through the environment:
+Every operation of a save calls `reach(name)`, and so do a few other places where a crash is worst
+("loop.PLACE").  If no hazard is armed, that is one comparison.  A process is armed through its environment:
 
     EVERSTEP_HAZARD="kill:checkpoint.rename:2"     # SIGKILL itself at the second time it gets there
     EVERSTEP_HAZARD="ENOSPC:journal.write:3-5"     # raise OSError(ENOSPC) the 3rd to 5th time
@@ -24,21 +24,21 @@ _action: Callable[[str], None] | None = None
 
 
 def reach(name: str) -> None:
-    """The process has come to point `name`."""
+    """Report that the process has come to a hazard, and act if it is armed."""
     if _action is not None:
         _action(name)
 
 
 def arm(spec: str | None) -> None:
-    """Arm one hazard, or disarm with None.
+    """Arm a hazard, or disarm with None.
 
     Args:
-        spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill", a signal's name or an
-            errno's; counts start at 1.  "... then ..." arms the second part when the first has struck
+        spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill", or the name of a signal or
+            errno; counts start at 1.  "... then ..." arms the second part when the first part has struck
             for the last time.  Or "trace:FILE".
 
     Raises:
-        ConfigError: the spec is not of that form.
+        ConfigError: the spec has another form.
     """
     global _action
     _action = None if spec is None else _parse(spec)
@@ -64,6 +64,7 @@ def _parse(spec: str) -> Callable[[str], None]:
         if name != point:
             return
         count += 1
+        # The next part is armed first: a strike that kills or raises does not come back here.
         if count == hits[-1] and afterwards:
             arm(afterwards)
         if count in hits:
@@ -73,7 +74,7 @@ def _parse(spec: str) -> Callable[[str], None]:
 
 
 def _strike(kind: str, spec: str) -> Callable[[], None] | None:
-    """Find the action of `kind`; None if the kind is unknown."""
+    """Return the action of a kind; None if the kind is unknown."""
     if kind == "kill":
         return lambda: os.kill(os.getpid(), signal.SIGKILL)
     if kind in signal.Signals.__members__:

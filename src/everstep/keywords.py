@@ -35,11 +35,11 @@ _ELSEWHERE = {
     "max_seconds": "max_time",
     "warm_start": "init_from",
 }
-"""What other libraries call it, where the nearest name is another one."""
+"""Names in other libraries to ours, where the nearest name would be a wrong hint."""
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
-    if hasattr(function, "known_keywords"):  # those of what it forwards to are among them
+    if hasattr(function, "known_keywords"):  # the keywords to which it forwards are among them
         return set(function.known_keywords)
     parameters = inspect.signature(function).parameters.values()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"self"}
@@ -56,7 +56,7 @@ def checked_keywords(
     """Make a call with an unknown keyword raise `ConfigError` with the nearest name.
 
     Args:
-        forwards_to: where `function` hands its `**` arguments: its keywords are known too.
+        forwards_to: function that gets the `**` arguments: its keywords are known, too.
     """
     method = function.__name__ == "__init__"
     known = _keywords(function) | (set() if forwards_to is None else _keywords(forwards_to))
@@ -74,33 +74,33 @@ def checked_keywords(
 
 
 def checked_init(cls: C) -> C:
-    """`checked_keywords` for the `__init__` of a class that does not write its own (a dataclass)."""
+    """Apply `checked_keywords` to the `__init__` of a class that does not write its own (a dataclass)."""
     cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[misc]
     return cls
 
 
 def plain(value: Any) -> Any:
-    """A number of another library's (NumPy's, say) as Python's own; anything else as it is."""
+    """Convert a number of another library, such as NumPy, to Python's own; other values stay as they are."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def plain_tree(tree: Any) -> Any:
-    """`plain` for each value in dictionaries and lists."""
+    """Apply `plain` to each value in dictionaries and lists."""
     if isinstance(tree, Mapping):
         return {name: plain_tree(part) for name, part in tree.items()}
     return [plain_tree(part) for part in tree] if isinstance(tree, list | tuple) else plain(tree)
 
 
 def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
-    """`value` as an int, which is a whole number (NumPy's, too) of `least` or more.
+    """Return `value` as an int; it must be an integer (NumPy's, too) of `least` or more.
 
     Args:
-        none: what None means, where it may be given: "for no limit".
+        none: meaning of None, such as "for no limit"; "" to refuse None.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: `value` is not such an integer.
     """
     value = plain(value)
     right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
@@ -111,14 +111,14 @@ def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
 
 
 def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
-    """`value` as an int or a float, which is more than 0, or with `zero` 0 or more.
+    """Return `value` as an int or a float; it must be more than 0, or with `zero` 0 or more.
 
     Args:
-        of: its unit, in the plural.
+        of: unit of the number, in the plural.
         none: as in `whole`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: `value` is not such a number.
     """
     value = plain(value)
     real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -130,13 +130,14 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
 
 
 def positive(value: Any, returned: str, remedy: str) -> float:
-    """A finite number above 0, which somebody's method returned.
+    """Return a user's value as a float; it must be a finite number above 0.
 
     Args:
-        returned: who returned it, as "Digits.batch_size".
+        returned: name of the method that returned the value, such as "Digits.batch_size".
+        remedy: words for what the method should return.
 
     Raises:
-        MetricError: it is none.
+        MetricError: `value` is not such a number.
     """
     try:
         number = math.nan if isinstance(value, str) else float(value)

@@ -1,4 +1,4 @@
-"""Names that a module exports and that are imported when they are used first."""
+"""Late imports: names that a module exports are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def exports(
     """Make `__getattr__`, `__dir__` and `__all__` of a module that imports its names late.
 
     Args:
-        module: full name of that module.
+        module: full name of the exporting module.
         homes: the names to export, by the full name of the module that defines them.
-        rooms: submodules that are attributes too; `__all__` has none of them, so that a star import takes
-            no `data` from a program.
-        beside: full name of a module that may have the name instead, for the message about an unknown name.
+        rooms: submodules that are attributes, too; they are not in `__all__`, so that a star import does not
+            overwrite a program's own `data`.
+        beside: full name of a module that the message about an unknown name may point to.
     """
     home = {name: where for where, names in homes.items() for name in names}
 
@@ -30,7 +30,7 @@ def exports(
         else:
             hint = _hint(name, [*home, *rooms], beside)
             raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")
-        # Bound, also over a submodule of the same name that this import has bound just now.
+        # Bound last: the import may just have bound a submodule of the same name.
         setattr(sys.modules[module], name, value)
         return value
 

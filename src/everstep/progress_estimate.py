@@ -1,8 +1,8 @@
-"""Progress of a run, and the time that it still takes.
+"""Progress of a run, and the time that is left.
 
-Progress is a pure function of counters and limits.  The rate of steps is measured over a recent
-window and without evaluations, so neither a slow start nor a long validation makes the ETA jump;
-the time that evaluations will still take is added from what they took so far.
+Progress is a pure function of counters and limits.  The rate of steps is measured over a recent time and
+without evaluations, so that neither a slow start nor a long validation makes the ETA jump.  The time of
+future evaluations is estimated from the time of the past ones, and added.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def progress(
     within_epoch: bool = False,
     within_step: bool = False,
 ) -> float | None:
-    """The part of the run that is done, 0 to 1; None if the run is unbounded.
+    """Return the part of the run that is done, 0 to 1; None if the run is unbounded.
 
     Args:
-        step: the step counter, from 1; 0 before the first.
-        epoch: the epoch counter, from 1; 0 before the first.
-        max_step: limit of `step`, None for none.
-        max_epoch: limit of `epoch`, None for none.
+        step: the step counter, from 1; 0 before the first step.
+        epoch: the epoch counter, from 1; 0 before the first epoch.
+        max_step: limit of `step`; None for no limit.
+        max_epoch: limit of `epoch`; None for no limit.
         steps_per_epoch: known from the stream, or the mean of the epochs so far; None if unknown.
-        within_epoch: `epoch` is still open, so it is not done.
-        within_step: `step` is still open, so it is not done.
+        within_epoch: whether `epoch` is still open, and therefore not done.
+        within_step: whether `step` is still open, and therefore not done.
     """
     steps = step - within_step
     parts = []
@@ -55,34 +55,34 @@ class _Sample(NamedTuple):
 
 
 class Estimator:
-    """The time that is left, from the rate over the later half of the training since `start`.
+    """Estimate of the time that is left, by the rate over the later half of the training since `start`.
 
-    Half: a slow first step (compiling, starting workers) is soon forgotten, a change of speed is
-    followed, and noisy steps average out even where the run has few.
+    The later half is used because a slow first step (compiling, starting workers) is then soon forgotten, a
+    change of speed is followed, and noisy steps average out even if the run has few.
 
-    `update` and `exclude` belong to one thread; `eta` and `rate` may be asked from any.
+    `update` and `exclude` belong to one thread; `eta` and `rate` may be called from any thread.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     SAMPLES = 128
-    """At most this many samples are kept, however often `update` is called."""
+    """Limit on the number of samples that are kept, however often `update` is called."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.start(0)
 
     def start(self, step: int) -> None:
-        """The run goes on from completed step `step`: what was before says nothing about its rate."""
+        """Begin the measurement after a completed step: the time before tells nothing about the rate."""
         self._began = self._clock()
         self._excluded = 0.0
-        self._excluded_steps = 0  # steps done when it was last added to
+        self._excluded_steps = 0  # steps done when `_excluded` last grew
         self._first = step
         self._samples = deque([_Sample(step, 0.0)])
 
     def update(self, step: int) -> None:
-        """Step `step` is completed.  Called at boundaries, as often or seldom as they come."""
+        """Note that a step is completed; called at boundaries, as often or seldom as they come."""
         samples = self._samples
         if step == samples[-1].step:
             return
@@ -95,7 +95,7 @@ class Estimator:
             samples.popleft()
 
     def exclude(self, seconds: float) -> None:
-        """`seconds` that just passed were evaluation, not training; `update` was called before them."""
+        """Count the seconds that just passed as evaluation, not training; `update` was called before them."""
         self._excluded += seconds
         self._excluded_steps = self._samples[-1].step - self._first
 
@@ -103,17 +103,17 @@ class Estimator:
         return self._clock() - self._began - self._excluded
 
     def rate(self) -> float | None:
-        """Steps per second of training over the recent window, None before the first step."""
+        """Return steps per second of training over the recent time; None before the first step."""
         first, last = self._samples[0], self._samples[-1]
         seconds = last.seconds - first.seconds
         return (last.step - first.step) / seconds if seconds > 0 and last.step > first.step else None
 
     def eta(self, step: int, progress: float | None) -> float | None:
-        """Seconds until the run ends, None where that cannot be told.
+        """Return the seconds until the run ends; None if that cannot be estimated.
 
         Args:
-            step: completed steps.
-            progress: what `progress` says of them.
+            step: number of completed steps.
+            progress: the part of the run that these steps are, as `progress` returns it.
         """
         rate = self.rate()
         if progress is None or progress <= 0 or rate is None:

@@ -1,7 +1,8 @@
-"""Credentials are neither recorded nor printed: what stands in their place is `***`.
+"""Removal of credentials: `***` is recorded and printed in their place.
 
-Known by their form are the password of a URL, its user where that may be a token, its parameters such as
-`?access_token=`, and `user:token@host:path`.  Where a password holds an "@" or a "/", more of the URL may go.
+Credentials are known by their form: the password of a URL, its user if that may be a token, its parameters
+such as `?access_token=`, and `user:token@host:path`.  If a password has an "@" or a "/", more of the URL
+may be removed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
-"""Stands where a credential was."""
+"""String in place of a credential."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://(\S+)")
 _DATABASE = re.compile(r"(postgres|mysql|mariadb|mssql|oracle)", re.IGNORECASE)
@@ -24,23 +25,23 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _REMOTE = re.compile(r"([\w.+%-]{1,128}):(?!//)(\S{1,1024})@([\w.-]{1,255})(?=[:/])")
-"""As git and scp take it: user:token@host:path.  Bounded, as all here: a text may be a megabyte."""
+"""Form of git and scp: user:token@host:path.  All repetitions are bounded: a string may be a megabyte."""
 
 _Pattern = re.Pattern[str]
 _patterns: list[_Pattern] = []
 
 
 def redact(pattern: str | re.Pattern[str]) -> None:
-    """Have what a pattern finds neither recorded nor printed by everstep, in this process from now on.
+    """Let everstep neither record nor print what a pattern finds, in this process from now on.
 
         everstep.record.redact(r"api[-_]key[= ](\\S+)")
 
-    Call it before the loop, or the Trainer, is made.  Of a pattern with groups only these are replaced.  It
-    is looked for in each text; in the command line with blanks between the arguments; and in a
-    configuration, where "name=value" is what it sees.
+    Call this before the loop, or the Trainer, is made.  If the pattern has groups, only the groups are
+    replaced.  It is applied to each string; to the command line, with blanks between the arguments; and to
+    each value of a configuration, as "name=value".
 
     Raises:
-        re.error: it is no regular expression.
+        re.error: the pattern is not a regular expression.
     """
     compiled = re.compile(pattern)
     if compiled not in _patterns:
@@ -48,20 +49,20 @@ def redact(pattern: str | re.Pattern[str]) -> None:
 
 
 def redacted(value: Any) -> Any:
-    """`value`, a text or a tree of JSON values, without credentials and what patterns of the user find.
+    """Return a string or a tree of JSON values without credentials and without what the user's patterns find.
 
-    Applied again, it changes nothing.
+    A second call changes nothing.
     """
     return _redacted(value, "", _patterns)
 
 
 def without_credentials(value: Any) -> Any:
-    """Redact by form alone: a user's pattern must not hide what everstep itself reads."""
+    """Remove credentials by form alone: a user's pattern must not hide what everstep itself reads."""
     return _redacted(value, "", ())
 
 
 def redacted_line(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command line without credentials."""
+    """Return the arguments of a command line without credentials."""
     clean = [_by_form(str(each)) for each in arguments]
     hidden = _found(" ".join(clean), _patterns)
     told, at = [], 0
@@ -85,14 +86,14 @@ def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
 
 
 def _told(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
-    """A value without what patterns find in it, by its name."""
+    """Return a value without what patterns find in "name=value"."""
     before = f"{name}=" if name else ""
     hidden = _found(before + text, patterns) if patterns else []
     return _without(text, [(a - len(before), b - len(before)) for a, b in hidden])
 
 
 def _found(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
-    """The parts of a text that patterns hide, from left to right."""
+    """List the parts of a string that patterns hide, from left to right."""
     spans: list[tuple[int, int]] = []
     for pattern in patterns:
         for match in pattern.finditer(text):
@@ -136,7 +137,7 @@ def _url(scheme: str, rest: str) -> str:
 
 
 def _user_information(scheme: str, rest: str) -> str:
-    """Find what stands before the host; too much rather than too little where a password is not valid."""
+    """Return the part before the host; too much rather than too little if a password is not valid."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
     first = head.partition("@")[0]
     if "@" in head and ":" not in first:

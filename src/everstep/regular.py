@@ -1,7 +1,7 @@
-"""Files of a run directory that anybody may have sent: what is read of them is checked before it is trusted.
+"""Careful reading of the files in a run directory that anybody may have sent.
 
-Only regular files are opened, without waiting: a FIFO has no end, a device may do something.  Only so much
-is read as is there, and no more than is meant to be.
+Only regular files are opened, without waiting: a FIFO has no end, and a device may act when it is opened.
+Size and holes can be checked before a file is read into memory.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from io import FileIO
 from typing import Any
 
 LARGEST_NOTE = 1 << 20
-"""Bytes of a file that says something of a run: `run.json`, `lock.json`, `checkpoint`, `pins.json`."""
+"""Most bytes of a file with facts about a run: `run.json`, `lock.json`, `checkpoint`, `pins.json`."""
 
 LARGEST_HOLE = 64 << 20
-"""Bytes of a file that are not on the disk: those of a crash are few."""
+"""Most bytes of a hole, which are not on the disk: a crash leaves few."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it is none, or cannot be read.
+        OSError: the file is not a regular file, or cannot be read.
     """
     _require_regular(os.stat(path), path)
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     try:
-        _require_regular(os.fstat(file.fileno()), path)  # what has the name now
+        # Checked again: another file may have got the name since the first check.
+        _require_regular(os.fstat(file.fileno()), path)
     except OSError:
         file.close()
         raise
@@ -44,13 +45,13 @@ def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> Non
 
 
 def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> bytes:
-    """The bytes of a regular file.
+    """Read the bytes of a regular file.
 
     Args:
-        largest: a larger one is an error.
+        largest: most bytes that the file may have; None for no limit.
 
     Raises:
-        OSError: it is none, cannot be read, or is too large.
+        OSError: the file is not a regular file, cannot be read, or is too large.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -60,10 +61,10 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
 
 
 def require_no_hole(file: FileIO) -> None:
-    """Refuse a file that claims bytes which are not on the disk, and would be in memory.
+    """Refuse a file with a large hole: its bytes are not on the disk, but would fill the memory.
 
     Raises:
-        OSError: there are more than `LARGEST_HOLE` of them in one place.
+        OSError: a hole has more than `LARGEST_HOLE` bytes.
     """
     size = os.fstat(file.fileno()).st_size
     at = 0
@@ -77,15 +78,15 @@ def require_no_hole(file: FileIO) -> None:
 def _next_data(file: FileIO, hole: int, size: int) -> int:
     try:
         return os.lseek(file.fileno(), hole, os.SEEK_DATA)
-    except OSError:  # it goes to the end
+    except OSError:  # the hole goes to the end of the file
         return size
 
 
 def parse_json(text: bytes | bytearray | memoryview | str) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON string.
 
     Raises:
-        ValueError: it is none, or nested too deeply to be read.
+        ValueError: the string is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text if isinstance(text, str) else bytes(text))
@@ -94,10 +95,10 @@ def parse_json(text: bytes | bytearray | memoryview | str) -> Any:
 
 
 def read_note(path: str | os.PathLike[str]) -> Any:
-    """The value of a small JSON file.
+    """Read a small JSON file.
 
     Raises:
-        OSError: not a regular file, cannot be read, or is larger than `LARGEST_NOTE`.
-        ValueError: not JSON.
+        OSError: the file is not a regular file, cannot be read, or is larger than `LARGEST_NOTE`.
+        ValueError: the file is not JSON.
     """
     return parse_json(read_regular(path, LARGEST_NOTE))

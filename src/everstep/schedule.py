@@ -1,12 +1,12 @@
-"""*When* is a value: `Every(steps=100)`, `At(10, 50)`, `Every(epochs=1) | Every(seconds=600)`.
+"""Schedules: `Every(steps=100)`, `At(10, 50)`, `Every(epochs=1) | Every(seconds=600)`.
 
-A schedule is asked at boundaries only (after a step, after an epoch).  It answers two questions:
-is it due here, and at which step at the latest must it be asked again.  The second answer lets the
-loop decide with one integer comparison that nothing is due.
+A schedule is asked at boundaries only (after a step, after an epoch).  It answers two questions: whether
+it is due now, and before which step it need not be asked again.  The second answer lets the loop decide
+with one integer comparison that nothing is due.
 
-Step and epoch schedules fire at multiples of n, counted from the run's first step, so they fire at
-the same steps in a resumed run.  A schedule in seconds depends on the clock: it lives outside
-exact equality, and the supervisor's ticker thread wakes the loop for it.
+Schedules in steps and epochs are due at multiples of n, counted from the run's first step: a resumed run
+has them at the same steps.  A schedule in seconds depends on the clock: it is left out of comparisons, and
+the supervisor's ticker thread wakes the loop for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everstep.errors import ConfigError
 from everstep.keywords import checked_init, checked_keywords, number, whole
 
 NEVER = 1 << 62
-"""A step number that no run reaches."""
+"""Step number that no run reaches."""
 
 
 class Instant(NamedTuple):
@@ -42,26 +42,26 @@ class Schedule:
     """Base of all schedules; combine two with `|` (either is due) or `&` (both are due)."""
 
     def due(self, when: Instant) -> bool:
-        """Whether it is due at this boundary."""
+        """Whether the schedule is due at a boundary."""
         raise NotImplementedError(type(self).__name__)
 
     def next_step(self, step: int) -> int:
-        """The first step after `step` at which it may be due after a step; `NEVER` if none is known."""
+        """Return the first step after `step` at which the schedule may be due; `NEVER` if none is known."""
         return NEVER
 
     def next_time(self) -> float | None:
-        """The clock time at which it becomes due, or None if it does not depend on the clock."""
+        """Return the clock time at which the schedule becomes due; None if no clock decides that."""
         return None
 
     def start(self, now: float) -> None:
-        """Called once when the loop opens; a schedule in seconds counts from here."""
+        """Begin to count seconds; called once, when the loop opens."""
 
     def fired(self, when: Instant) -> None:
-        """Called after what is scheduled has run at a boundary."""
+        """Note that the scheduled action has run at a boundary."""
 
     @property
     def wall(self) -> bool:
-        """Whether it depends on the clock, and so is left out of exact equality."""
+        """Whether the schedule depends on the clock, and is therefore left out of comparisons."""
         return False
 
     def __or__(self, other: Schedule) -> Schedule:
@@ -79,10 +79,10 @@ class Every(Schedule):
     Args:
         steps: positive int; due after steps n, 2n, 3n ...
         epochs: positive int; due at the end of epochs n, 2n ...
-        seconds: positive number of seconds since the loop opened or since it last ran.
+        seconds: positive number of seconds since the loop opened or since the schedule last fired.
 
     Raises:
-        ConfigError: none or several are given, or one is not positive.
+        ConfigError: none or several are given, or the number is not positive.
     """
 
     steps: int | None = None
@@ -221,7 +221,7 @@ class _Both(_Pair):
     word = "&"
 
     def next_time(self) -> float | None:
-        # a side in steps or epochs brings the loop to a boundary by itself
+        # A side in steps or epochs brings the loop to a boundary by itself.
         return super().next_time() if self.left.wall and self.right.wall else None
 
     def due(self, when: Instant) -> bool:
@@ -229,5 +229,5 @@ class _Both(_Pair):
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """The smallest of some clock times, None where none is given."""
+    """Return the earliest of some clock times; None if all are None."""
     return min((t for t in times if t is not None), default=None)

@@ -1,4 +1,4 @@
-"""Names for users of PyTorch.  Importing this module imports no torch; using one of the names does."""
+"""Names for users of PyTorch.  The import of this module imports no torch; the use of a name does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prove the promise on your own script: kill it at every hazard, resume it, compare."""
+"""Drill: prove the promise on your own script.  Kill it at every hazard, resume it, compare."""
 
 from everstep.drill.campaign import drill
 from everstep.drill.divergence import COMPONENTS, Divergence

@@ -1,4 +1,4 @@
-"""`drill`: a script undisturbed, twice, then struck at every hazard and started again."""
+"""`drill`: run a script twice undisturbed, then strike it at every hazard and start it again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from everstep.keywords import number, whole
 from everstep.record import RunDir
 
 LAST_STARTS = 3
-"""How often a program may be started after the last strike, to come to its end."""
+"""Most starts of a program after the last strike, in which it must come to its end."""
 
 ATTEMPTS = 3
-"""How often a hazard is tried that comes too late."""
+"""Number of tries for a hazard that comes too late."""
 
 
 def drill(
@@ -36,25 +36,25 @@ def drill(
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
-    """Kill a training script at every hazard, resume it each time: is it the run that was never killed?
+    """Kill a training script at every hazard, resume it each time, and compare with a run never killed.
 
-    The script is run as it is, in processes of its own, in the current directory.  Its run
-    directories, relative and absolute, are moved below a folder of the drill's own by EVERSTEP_ROOT;
-    whatever else it writes, it writes where it always does.
+    The script runs as it is, in processes of its own, in the current directory.  Its run directories,
+    relative and absolute, are moved below a folder of the drill by EVERSTEP_ROOT; all other files are
+    written where the script always writes them.
 
     Args:
         script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.  A config file (.yaml) is
             trained by `everstep train`.
-        args: its arguments.
-        kills: how many kills at random instants, 0 or more; each other hazard strikes once.
-        seed: of what is drawn: instants, steps, operations.
-        hazards: only these (`everstep.drill.HAZARDS`); empty: all.
-        timeout: seconds that one start may take, more than 0.
+        args: arguments of the script.
+        kills: number of kills at random instants, 0 or more; each other hazard strikes once.
+        seed: seed of all that is drawn: instants, steps, operations.
+        hazards: the hazards to try (`everstep.drill.HAZARDS`); empty for all.
+        timeout: seconds that a start may take, more than 0.
         keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
-        say: takes the lines of the report as they come.
+        say: called with the lines of the report as they come.
 
     Raises:
-        ConfigError: an argument cannot be right.
+        ConfigError: an argument is wrong.
         DrillError: the script fails undisturbed, opens no run, or takes longer than `timeout`.
     """
     path = Path(script)
@@ -90,7 +90,7 @@ class _Drill:
         self.number = 0
 
     def run(self, names: list[str]) -> DrillReport:
-        """The undisturbed program twice, then each hazard."""
+        """Run the program twice undisturbed, then try each hazard."""
         trace = self.folder / "trace"
         first, second = self.program("undisturbed-1"), self.program("undisturbed-2")
         for program in (first, second):
@@ -120,7 +120,7 @@ class _Drill:
         return Program(command(self.script, self.args), self.folder / name, self.timeout)
 
     def require_sound(self, program: Program, start: Start) -> None:
-        """Refuse what cannot be drilled."""
+        """Refuse a script that cannot be drilled."""
         if start.status:
             raise DrillError(
                 f"{self.script} ended with status {start.status} when it was left alone; make it run before "
@@ -134,7 +134,7 @@ class _Drill:
             raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
 
     def ordeal(self, hazard: str, turn: int, reference: Reference, course: Course) -> Ordeal:
-        """Strike one program and start it again until it ends; take another program if no strike hit."""
+        """Strike a program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
             strikes = HAZARDS[hazard](course, draw)
@@ -178,7 +178,7 @@ class _Drill:
 
 
 def first_divergence(reference: Reference, program: Program) -> Divergence | None:
-    """Find the first divergence, as `Reference` does; a run that cannot be read counts as a divergence."""
+    """Find the first divergence as `Reference` does; a run that cannot be read counts as a divergence."""
     try:
         return reference.first_divergence(program)
     except EverstepError as error:
@@ -186,7 +186,7 @@ def first_divergence(reference: Reference, program: Program) -> Divergence | Non
 
 
 def _struck(starts: list[Start]) -> str:
-    """Describe the first strike, and count those that followed."""
+    """Describe the first strike, and count the later ones."""
     if not starts:
         return ""
     more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
@@ -196,7 +196,7 @@ def _struck(starts: list[Start]) -> str:
 def _where(start: Start) -> str:
     records = [record for record in start.records if record.at != "before"]
     killed = start.status == -signal.SIGKILL
-    if not killed:  # it closed its run in order
+    if not killed:  # the run was closed in order, so that the exit says nothing about the place
         records = [record for record in records if record.at != "exit"]
     if not records or records[-1].at == "enter":
         return "start-up"
@@ -207,7 +207,7 @@ def _where(start: Start) -> str:
 
 
 def _operation(start: Start) -> str:
-    """The operation at which it was killed, or that failed, where it is one."""
+    """Name the operation at which a start was killed, or that failed; "" if there is none."""
     if start.strike is None or not start.strike.spec or start.status > 128:
         return ""
     name = start.strike.spec.split(" then ")[-1].split(":")[1]
@@ -218,7 +218,7 @@ _NAMES = {"loop.tail": "tail begins", "loop.tail_end": "tail ends", "loop.exit":
 
 
 def _summaries(program: Program) -> list[StartSummary]:
-    """Each start with what the journals say of it; a start that wrote no segment is told by its witness."""
+    """Describe each start by the journals and its witness; a start that wrote no segment by the witness."""
     segments = [
         (event.time, event.data, [e.data["report"] for e in segment.events if e.kind == "verified"])
         for run in program.runs

@@ -1,4 +1,4 @@
-"""First place at which two chains of starts of one program part, and the component."""
+"""First difference between two chains of starts of a program: the place and the component."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPONENTS = (
     "service",
     "journal",
 )
-"""In the order of cause and effect within one step."""
+"""Components of a step, in the order of cause and effect."""
 
 CAUSES = {
     "samples": "the data reads something that is not in the state: a generator of its own, the clock, the "
@@ -62,16 +62,16 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first thing that is not the same.
+    """First difference between two programs.
 
     Attributes:
-        component: one of `COMPONENTS`.
-        name: which one: a stream, a source of random numbers, a metric, a state entry, a service.
+        component: member of `COMPONENTS`.
+        name: name of the stream, source of random numbers, metric, state entry or service.
         run: the run directory, relative to the root.
         place: "enter", "before", "step", "tail", "epoch" or "end".
-        epoch, step: where; 0 at "end".
+        epoch, step: counters at that place; 0 at "end".
         expected, found: values or digests, in a few words.
-        note: a cause that was seen; empty where it is only likely.
+        note: a cause that was seen; "" if the cause is only likely.
     """
 
     component: str
@@ -86,12 +86,12 @@ class Divergence:
 
     @property
     def cause(self) -> str:
-        """Name the likely cause and the remedy."""
+        """The likely cause and the remedy, in words."""
         return self.note or CAUSES[self.component]
 
     @property
     def where(self) -> str:
-        """Name the place in words."""
+        """The place in words."""
         return _WHERE[self.place].format(step=self.step, epoch=self.epoch)
 
     def __str__(self) -> str:
@@ -110,30 +110,31 @@ class Divergence:
 
 
 class Reference:
-    """The undisturbed program, indexed."""
+    """Undisturbed program, with its records and rows by key."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     @cached_property
     def records(self) -> dict[_Key, Record]:
-        """Read the lines of the witness, by (run, place, epoch, step)."""
+        """Lines of the witness, by (run, place, epoch, step)."""
         return {_key(record): record for start in self.program.starts for record in start.records}
 
     @cached_property
     def rows(self) -> dict[str, dict[tuple[Any, ...], Row]]:
-        """The valid rows of each run by key."""
+        """Valid rows of each run, by key."""
         return {
             run: {_row_key(row): row for row in self.program.journal(run).rows() if not row.wall}
             for run in self.program.runs
         }
 
     def first_divergence(self, other: Program) -> Divergence | None:
-        """Find where `other` first leaves this program's course; None if it ended as the same runs.
+        """Find the place where `other` first differs from this program; None if its runs ended the same.
 
         Raises:
-            EverstepError: something in its run directories cannot be read.
+            EverstepError: a file in its run directories cannot be read.
         """
+        # State that changed outside the loop comes first: all later differences may follow from that.
         if found := list(self._of_touches(other)):
             return min(found, key=lambda one: one.order)
         found = [*self._of_runs(other), *self._of_records(other)]
@@ -147,11 +148,11 @@ class Reference:
 
     @cached_property
     def touches(self) -> dict[_Key, frozenset[str]]:
-        """Name the parts that changed before a step began, where no line of the loop runs."""
+        """Parts that changed before a step began, where no line of the loop runs, by step."""
         return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
 
     def _of_touches(self, other: Program) -> Iterator[Divergence]:
-        """State that changed between two steps in one of the programs only: no line of the loop did it."""
+        """Yield the state that changed between two steps, outside the loop, in only one of the programs."""
         for start in other.starts:
             for key, parts in _touches(start.records):
                 run, place, epoch, step = key
@@ -180,7 +181,7 @@ class Reference:
                     yield from _of_parts(expected, record)
 
     def _of_rows(self, other: Program, run: str) -> Iterator[Divergence]:
-        """Rows that were ever written, those superseded later included."""
+        """Compare all rows that were ever written, also those superseded later."""
         expected = self.rows[run]
         for row in other.journal(run).rows(valid=False):
             was = expected.get(_row_key(row))
@@ -195,7 +196,7 @@ class Reference:
             yield Divergence(component, name, run, place, row.epoch, row.step, *values)
 
     def _of_ends(self, other: Program, run: str) -> Iterator[Divergence]:
-        """Compare what can differ though every step was the same."""
+        """Compare the ends of a run, which can differ even if all steps are the same."""
         for path, expected, found in compare_runs(self.program.root / run, other.root / run):
             component, name = _of_path(path)
             yield Divergence(component, name, run, "end", 0, 0, expected, found)
@@ -249,7 +250,7 @@ def _of_row(row: Row) -> tuple[str, str]:
 
 
 def _of_path(path: str) -> tuple[str, str]:
-    """The component of a path of `compare_runs`, and what it is called."""
+    """Return the component of a path of `compare_runs`, and the name in it."""
     kind, _, rest = path.partition("/")
     branch, _, name = rest.partition("/")
     name = name.removesuffix("#") or path
@@ -267,5 +268,5 @@ def _of_path(path: str) -> tuple[str, str]:
 
 
 def could_not_read(error: EverstepError, run: str = "") -> Divergence:
-    """Divergence that stands for a run that cannot be read."""
+    """Make the divergence that stands for a run that cannot be read."""
     return Divergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")

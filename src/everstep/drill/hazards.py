@@ -1,4 +1,4 @@
-"""The hazards of a drill: each gives what befalls the starts of one program, one strike a start."""
+"""Hazards of a drill: each aims the strikes at the starts of a program, one strike for each start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from everstep.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Course:
-    """Points that an undisturbed start passed, to aim by.
+    """Points that an undisturbed start passed, by which strikes are aimed.
 
     Attributes:
-        start: that start.
-        points: the hazards it passed, in order.
+        start: the undisturbed start.
+        points: the hazards that the start passed, in order.
     """
 
     start: Start
@@ -25,12 +25,12 @@ class Course:
 
     @cached_property
     def steps(self) -> int:
-        """Count its completed steps, over all of its runs."""
+        """Number of completed steps, over all runs of the start."""
         return self.points.count("witness.step")
 
     @cached_property
     def last_steps(self) -> list[int]:
-        """Ordinals, from 1, of the steps that were the last of an epoch, else of the run."""
+        """Ordinals, from 1, of the steps that end an epoch or a run."""
         steps = [record for record in self.start.records if record.at in ("step", "epoch")]
         ends, count = [], 0
         for record, after in zip(steps, [*steps[1:], None], strict=True):
@@ -40,12 +40,12 @@ class Course:
         return ends
 
     def goes_on(self, point: int) -> bool:
-        """Whether a step follows a point (an index) before a run ends."""
+        """Whether a step follows a point (given by its index) before a run ends."""
         after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
         return next(after, None) == "witness.step"
 
     def any_of(self, points: Iterable[int], draw: Random) -> list[Strike]:
-        """Killed at one of these points (indices): any operation that is passed is as likely as another."""
+        """Kill at one of these points (indices), chosen with equal chances."""
         choice = list(points)
         if not choice:
             return []
@@ -79,7 +79,7 @@ def _last_step(course: Course, draw: Random) -> list[Strike]:
 
 
 def _head(course: Course, draw: Random) -> list[Strike]:
-    """SIGTERM in a tail has the epoch's end saved; the start that goes on there is killed in the head."""
+    """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
     followed = [
         course.points[: i + 1].count("loop.tail_end")
         for i, name in enumerate(course.points)
@@ -134,14 +134,14 @@ HAZARDS: dict[str, Aim] = {
     "SIGTERM+SIGKILL": _signal_then_kill,
     "disk full": _disk_full,
 }
-"""By name; each gives no strike where the program has no such place (a Supervisor's loop has no tail)."""
+"""Hazards by name; a hazard gives no strike if the program has no such place (a Supervisor has no tail)."""
 
 
 def chosen(names: Iterable[str]) -> list[str]:
-    """The hazards that a user named, all for none.
+    """Return the hazards that a user named; all of them if none is named.
 
     Raises:
-        ConfigError: there is none of that name; names the nearest.
+        ConfigError: no hazard has that name; names the nearest.
     """
     names = list(names)
     for name in names:

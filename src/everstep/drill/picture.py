@@ -1,4 +1,4 @@
-"""The timeline of a program as one line of text: steps from left to right."""
+"""Timeline of a program as a line of characters: steps from left to right."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
 
 
 def positions(reference: Reference) -> dict[tuple[str, int, int], int]:
-    """(run, epoch, step) -> how many steps of the undisturbed program are done then, from 1."""
+    """Map (run, epoch, step) to the number of steps that the undisturbed program has then done, from 1."""
     steps = [record for start in reference.program.starts for record in start.records if record.at == "step"]
     return {(record.run, record.epoch, record.step): n for n, record in enumerate(steps, 1)}
 
 
 def done_by(start: Start, place: dict[tuple[str, int, int], int]) -> list[int]:
-    """The steps that a start completed, as positions."""
+    """List the steps that a start completed, as positions."""
     keys = [(record.run, record.epoch, record.step) for record in start.records if record.at == "step"]
     return [place[key] for key in keys if key in place]
 
@@ -28,7 +28,7 @@ def executed_again(starts: list[Start], place: dict[tuple[str, int, int], int]) 
 
 
 def timeline(starts: list[Start], place: dict[tuple[str, int, int], int], width: int = WIDTH) -> str:
-    """Columns of steps: done once, done again, where starts were struck, never done."""
+    """Draw columns of steps: done once, done again, struck, never done."""
     total = max(place.values(), default=1)
     times = [0] * total
     marks: set[int] = set()

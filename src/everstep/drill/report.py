@@ -12,7 +12,7 @@ from everstep.drill.picture import AGAIN, ONCE, STRUCK, WIDTH
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
-"""Exit statuses; 2 is that of a wrong command line."""
+"""Exit statuses; 2 means a wrong command line."""
 
 UNSEEDED = "the run has no seed: give seed= to the loop"
 UNSTABLE = (
@@ -26,15 +26,15 @@ _HAZARD, _STRUCK = 16, 34
 
 @dataclass(frozen=True)
 class StartSummary:
-    """One start: what it met, how it ended, which steps it did.
+    """Summary of a start: its strike, its end and its steps.
 
     Attributes:
-        strike: what befell it; None for one that was left alone.
-        status: its exit status; negative: the signal that ended it.
-        seconds: how long it ran.
-        resumed_from: the checkpoints that its runs went on from; empty for a fresh start.
-        steps: how many it completed.
-        said: what its resumes said of themselves ("resume verified: ...").
+        strike: the strike in words; None if the start was left alone.
+        status: exit status; negative: the signal that ended the start.
+        seconds: duration of the start.
+        resumed_from: checkpoints from which its runs were resumed; empty for a fresh start.
+        steps: number of completed steps.
+        said: reports of its resumes ("resume verified: ...").
     """
 
     strike: str | None
@@ -47,18 +47,18 @@ class StartSummary:
 
 @dataclass(frozen=True)
 class Ordeal:
-    """One program that was struck and started again until it ended.
+    """Program that was struck and started again until it ended.
 
     Attributes:
-        hazard: its name.
+        hazard: name of the hazard.
         verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
-            with status 0; "not hit": it ended before it was struck; "no such place".
-        struck: where, in words.
-        again: steps executed a second time.
-        timeline: a line of text, steps from left to right.
-        starts: in order.
-        divergence: where it left the undisturbed program's course.
-        message: of a failure: the last lines of its output.
+            with status 0; "not hit": the program ended before a strike; "no such place".
+        struck: place of the strike in words.
+        again: number of steps that were executed again.
+        timeline: a line of characters, steps from left to right.
+        starts: summaries of the starts, in order.
+        divergence: first difference from the undisturbed program.
+        message: last lines of the output, if the program failed.
     """
 
     hazard: str
@@ -72,7 +72,7 @@ class Ordeal:
 
     @property
     def line(self) -> str:
-        """Its row of the table."""
+        """Row of the table."""
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
         again = self.again if self.starts else ""
         return (
@@ -95,11 +95,11 @@ class DrillReport:
     """Findings of a drill.
 
     Attributes:
-        script, args, seed: what was drilled; the same seed aims the same kills.
-        runs: the run directories that the script opened, as it names them (absolute).
-        steps, seconds: of one undisturbed start.
-        nondeterminism: where two undisturbed programs part; the hazards are not tried then.
-        ordeals: one for each program that was struck.
+        script, args, seed: as given to the drill; the same seed aims the same kills.
+        runs: absolute paths of the run directories that the script opened, without the drill's root.
+        steps, seconds: number of steps and duration of an undisturbed start.
+        nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
+        ordeals: an `Ordeal` for each program that was struck.
     """
 
     script: str
@@ -115,20 +115,20 @@ class DrillReport:
 
     @property
     def exact(self) -> bool:
-        """Whether everything that was struck ended as the undisturbed program."""
+        """Whether every program that was struck ended as the undisturbed one, and at least one was struck."""
         struck = [one.verdict for one in self.ordeals if one.verdict not in ("not hit", "no such place")]
         return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
 
     @property
     def exit_code(self) -> int:
-        """0: exact; 1: a resume is not exact, or fails; 3: two undisturbed programs differ."""
+        """Exit status: 0 exact; 1 a resume is not exact, or fails; 3 two undisturbed programs differ."""
         if self.nondeterminism is not None:
             return NONDETERMINISTIC
         return EXACT if self.exact else NOT_EXACT
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """The earliest one of all ordeals; of two undisturbed programs where those differ."""
+        """Divergence of two undisturbed programs if they differ, else the earliest of all ordeals."""
         found = [one.divergence for one in self.ordeals if one.divergence is not None]
         return self.nondeterminism or min(found, key=lambda one: one.order, default=None)
 

@@ -1,4 +1,4 @@
-"""One program under drill: started, struck, started again, in a root of its own."""
+"""Program under drill: started, struck, started again, in a root of its own."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from everstep.record.rundir import ROOT
 from everstep.services.witness import FILE
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What may end a drill."""
+"""Signals that may end a drill."""
 
 _DYING = 10.0
-"""Seconds that killed processes get to disappear."""
+"""Seconds to wait until killed processes have disappeared."""
 
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 
 
 class Strike(NamedTuple):
-    """Harm to a start: a hazard inside it (`everstep.hazard`), or SIGKILL a number of seconds after its
-    first run was opened."""
+    """Harm to a start: a hazard (`everstep.hazard`), or SIGKILL some seconds after its first run opened."""
 
     spec: str = ""
     seconds: float | None = None
@@ -41,7 +40,7 @@ class Strike(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A line of the witness; see `everstep.services.witness`.  `run`: relative to the root."""
+    """Line of the witness, see `everstep.services.witness`; `run` is relative to the root."""
 
     run: str
     time: float
@@ -53,14 +52,14 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """One start of the program.
+    """Start of the program.
 
     Attributes:
-        strike: what it was to meet; None for one that is left alone.
-        status: its exit status; negative: the signal that ended it.
-        began, seconds: when it was started (seconds since 1970), and how long it ran.
-        records: what the witness wrote.
-        log: its output.
+        strike: the strike that was aimed at the start; None if it was left alone.
+        status: exit status; negative: the signal that ended the start.
+        began, seconds: time of the start (seconds since 1970), and its duration.
+        records: lines of the witness.
+        log: file with the output.
     """
 
     strike: Strike | None
@@ -72,19 +71,19 @@ class Start:
 
     @property
     def tail(self) -> str:
-        """The last lines of its output."""
+        """Last lines of the output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
 
 @dataclass
 class Program:
-    """A script with its arguments, and everything that one chain of its starts leaves.
+    """Script with its arguments, and all that a chain of its starts leaves.
 
     Attributes:
-        command: how it is started, in the current directory.
-        folder: of this chain; `root` in it has the run directories.
+        command: command line of a start, in the current directory.
+        folder: folder of this chain; `root` inside has the run directories.
         timeout: seconds that a start may take.
-        starts: in order.
+        starts: starts of the chain, in order.
     """
 
     command: tuple[str, ...]
@@ -101,24 +100,24 @@ class Program:
 
     @cached_property
     def runs(self) -> list[str]:
-        """Its run directories, relative to the root, in the order in which they were made."""
+        """Run directories, relative to the root, in the order in which they were made."""
         found = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
         return [str(path.parent.relative_to(self.root)) for path in found]
 
     def start(self, strike: Strike | None = None, trace: Path | None = None) -> Start:
-        """Start it, and wait until it ends.
+        """Start the program, and wait until it ends.
 
         Args:
-            trace: write the hazards that it passes there.
+            trace: file for the names of the hazards that the start passes.
 
         Raises:
-            DrillError: it did not end in time.
+            DrillError: the start did not end in time.
         """
         number = len(self.starts) + 1
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
         env = {**os.environ, ROOT: str(self.root), FILE: str(witness)}
         spec = f"trace:{trace}" if trace else strike.spec if strike else ""
-        env[INDEX] = "off"  # drilled runs have no business in the user's
+        env[INDEX] = "off"  # drilled runs do not belong in the user's index
         env.pop(HAZARD, None)
         if spec:
             env[HAZARD] = spec
@@ -139,7 +138,7 @@ class Program:
             finally:
                 signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # it, or loader workers that outlived it
+                    os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
                 process.wait()
                 _end_all(witness)
         start = Start(strike, status, began, time.monotonic() - clock, self._read(witness), log)
@@ -167,26 +166,26 @@ class Program:
         lines = witness.read_text().splitlines() if witness.exists() else []
         records = []
         for line in lines:
-            with suppress(ValueError):  # a last line that the kill tore
+            with suppress(ValueError):  # a kill may tear the last line
                 fields: dict[str, Any] = json.loads(line)
                 fields["run"] = os.path.relpath(fields["run"], self.root)
                 records.append(Record(**fields))
         return records
 
     def journal(self, run: str) -> RunJournal:
-        """The journal of one of its runs, read anew."""
+        """Read the journal of a run anew."""
         return RunJournal(self.root / run)
 
 
 def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
-    """Command that starts a script: the Python that runs the drill; for a config file `everstep train`."""
+    """Return the command that starts a script by the drill's own Python; a config by `everstep train`."""
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
     return (sys.executable, *program, str(script), *args)
 
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """A signal that ends the drill waits: a process that is just being started must not be forgotten."""
+    """Hold back the signals that end a drill, so that a process that is just being started is not lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -195,13 +194,13 @@ def _held_back() -> Iterator[None]:
 
 
 def _hear_signals() -> None:
-    """A shell starts background jobs deaf to Ctrl-C, and `_held_back` everything it starts."""
+    """Let a new process hear signals: a shell may have it ignore Ctrl-C, and `_held_back` blocks them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def _end_all(witness: Path) -> None:
-    """Kill what a start left in sessions of its own; its environment tells (where there is a /proc)."""
+    """Kill the processes that a start left in other sessions; found by their environment, if /proc exists."""
     mark = os.fsencode(f"{FILE}={witness}")
     until = time.monotonic() + _DYING
     while (left := _with_environment(mark)) and time.monotonic() < until:
@@ -212,10 +211,10 @@ def _end_all(witness: Path) -> None:
 
 
 def _with_environment(mark: bytes) -> list[int]:
-    """The processes of this user that were started with a variable."""
+    """List the processes of this user that were started with a variable."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # ended meanwhile, or somebody else's
+        with suppress(OSError):  # the process ended meanwhile, or belongs to another user
             if mark in environment.read_bytes().split(b"\0"):
                 found.append(int(environment.parent.name))
     return found

@@ -1,4 +1,4 @@
-"""Asking the index in Python: `everstep.query`."""
+"""Questions to the index in Python: `everstep.query`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from everstep.index.documents import Asked
 
 MOST = (1 << 63) - 1
-"""Documents that a database can be asked for at once."""
+"""Most documents that a database can be asked for at once."""
 
 
 def query(
@@ -30,25 +30,25 @@ def query(
 ) -> list[dict[str, Any]]:
     """Ask for runs, or for what they recorded, with MongoDB's filter language.
 
-    The index is brought up to what the journals beside it say before it is asked.
+    The index is first brought up to date with the journals beside it.
 
     Args:
         collection: "runs", "configs", "metrics", "evaluations" or "checkpoints".
         where: a filter, as {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}; all if None.
             Operators: $eq $ne $gt $gte $lt $lte $in $nin $exists $regex $not, and $and $or.
-        sort: a field, or several; "-NAME" for the largest first.  What lacks the field comes last.
-        limit: at most so many, 0 or more.
-        fields: which fields the results have; all if empty.
-        index: a file, the folder of runs that it lies in, or postgresql://USER@HOST/DATABASE; by default
-            the one that the command `everstep` would ask here.
+        sort: a field, or several; "-NAME" for the largest first.  Documents without the field come last.
+        limit: most documents to return, 0 or more; None for all.
+        fields: names of the fields in the results; all if empty.
+        index: a file, the folder of runs in which it lies, or postgresql://USER@HOST/DATABASE; by default
+            the index that the command `everstep` would ask here.
 
     Returns:
         A dictionary per document, in the order of their start (runs), or as they were written.
 
     Raises:
-        ConfigError: an unknown collection, operator or field, with the nearest; what can hold of no run; a
-            value that is none of JSON; a pattern that does not come to an end.
-        RunIndexError: there is no index and no run, or it cannot be read.
+        ConfigError: an unknown collection, operator or field, with the nearest; a condition that holds of no
+            run; a value that JSON lacks; a pattern that takes too long.
+        RunIndexError: there is neither an index nor a run, or the index cannot be read.
 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
@@ -72,7 +72,7 @@ def query(
 
 
 def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """The documents; and what is wrong with the journals, in words."""
+    """Return the documents, and what is wrong with the journals, in words."""
     from everstep.index.documents import ask
     from everstep.index.mongo import leaves
     from everstep.index.sense import require_comparable
@@ -100,10 +100,10 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
 
 
 def index_place(index: str | None) -> Location:
-    """Find the index that a person names, or the default.
+    """Find the index that a person names, or the default index.
 
     Raises:
-        RunIndexError: what is named is neither there nor called as a file that could be made.
+        RunIndexError: the named index does not exist, and its name does not end in .db.
     """
     if index is None:
         return index_from_here()
@@ -120,13 +120,13 @@ def index_place(index: str | None) -> Location:
 
 
 def open_index(index: str | None) -> tuple[Database, list[str]]:
-    """The index, brought up to what the journals beside it say; and what is wrong with those, in words.
+    """Open the index, up to date with the journals beside it; also returns, in words, their faults.
 
-    Where a file can be neither written nor read, the journals beside it are read into an index in memory.
+    If a file can be neither written nor read, the journals beside it are read into an index in memory.
 
     Raises:
-        RunIndexError: there is neither an index nor a run, or it cannot be used.
-        MalformedIndexError: it was damaged, and is set aside: the next call makes it again.
+        RunIndexError: there is neither an index nor a run, or the index cannot be used.
+        MalformedIndexError: the index was damaged and is set aside; the next call makes it again.
     """
     from everstep.index.database import Database
     from everstep.index.faults import IndexBusyError, UnwritableIndexError

@@ -14,24 +14,24 @@ from everstep.index.schema import VERSION
 from everstep.index.sqlite import SQLite
 
 BUSY_SECONDS = 30.0
-"""How long a command that writes waits for another writer."""
+"""Seconds that a command that writes waits for another writer."""
 
 
 class Database:
-    """Index, made at the first use, and migrated to this version of its tables.
+    """Index in a database, made at the first use, and migrated to this version of its tables.
 
     Args:
         place: a file, the URL of a PostgreSQL database, or None for an index in memory.
-        patience: seconds that a writer waits for another one, 0 or more.
+        patience: seconds that a writer waits for another writer, 0 or more.
 
     Attributes:
         place: as given.
         name: the place in words, without a password.
-        shared: whether other machines' runs may be in it.
+        shared: whether the index may have other machines' runs.
 
     Raises:
         ConfigError: the URL cannot be read.
-        RunIndexError: it needs a package that is not installed.
+        RunIndexError: the database needs a package that is not installed.
     """
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
@@ -45,12 +45,12 @@ class Database:
         self.name, self.shared = self._home.name, self._home.shared
 
     def exists(self) -> bool:
-        """Whether there is something to read; a database makes its tables when it is asked."""
+        """Whether there is an index to read; a PostgreSQL database makes its tables when it is asked."""
         return self._home.exists()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads.
+        """Open a transaction that only reads.
 
         Raises:
             RunIndexError: there is no index, or it cannot be read.
@@ -63,19 +63,19 @@ class Database:
                     yield connection
                     return
             with self.write():
-                pass  # it is made, or migrated
+                pass  # entering is enough: the tables are made, or migrated
             with self._home.transaction(writes=False) as connection:
                 yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that nobody else's writing of the same run (see `claim`) comes between.
+        """Open a transaction that writes; after `claim`, no other process writes the same run meanwhile.
 
         Raises:
-            RunIndexError: it cannot be written.
+            RunIndexError: the index cannot be written.
             IndexBusyError: another process has been writing for longer than `patience`.
-            UnwritableIndexError: this user may not.
-            MalformedIndexError: (reading, too) its file was damaged, and is set aside.
+            UnwritableIndexError: this user may not write the index.
+            MalformedIndexError: (reading, too) the file was damaged, and is set aside.
         """
         with self._explained(), self._home.transaction(writes=True) as connection:
             if self._version(connection) != VERSION:
@@ -96,11 +96,11 @@ class Database:
             yield
 
     def distrusted(self, why: str) -> RunIndexError:
-        """The error for contents that cannot be: a file is set aside."""
+        """Return the error for impossible contents; a file is set aside."""
         return self._home.distrusted(why)
 
     def interrupt(self) -> None:
-        """Fail, from another thread, what is being waited for."""
+        """Let an operation that another thread waits for fail now."""
         self._home.interrupt()
 
     def _version(self, connection: Connection) -> int | None:

@@ -1,4 +1,4 @@
-"""The documents that can be asked for: which fields they have, and where in the tables those lie."""
+"""Documents that can be asked for: their fields, and the places of those in the tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Document = dict[str, Any]
 
 
 class Asked(NamedTuple):
-    """A query: the filter, names to sort by ("-NAME": the largest first), how many, which fields."""
+    """Query: filter, names to sort by ("-NAME": the largest first), most documents, fields."""
 
     where: Node
     sort: Sequence[str] = ()
@@ -50,20 +50,20 @@ class Asked(NamedTuple):
 
     @property
     def order(self) -> list[tuple[str, bool]]:
-        """(name, whether the largest comes first)."""
+        """Names to sort by, each with whether the largest comes first."""
         return [(name.removeprefix("-"), name.startswith("-")) for name in self.sort]
 
     @property
     def names(self) -> list[str]:
-        """Every field that it speaks of."""
+        """Names of all fields in the query."""
         return [*paths(self.where), *(name for name, _ in self.order), *self.fields]
 
 
 def ask(connection: Connection, collection: str, asked: Asked, gone: Collection[int] = ()) -> list[Document]:
-    """The documents of a collection that are asked for.
+    """Return the documents of a collection that a query asks for.
 
     Args:
-        gone: the keys of runs whose directories are not there any more.
+        gone: keys of runs whose directories do not exist any more.
 
     Raises:
         ConfigError: there is no such collection, or no such field; names the nearest.
@@ -78,13 +78,13 @@ def ask(connection: Connection, collection: str, asked: Asked, gone: Collection[
 
 
 def project(document: Document, names: Iterable[str]) -> Document:
-    """Some fields of a document; of "a.b" as much of `a` as has `b`."""
+    """Return some fields of a document; "a.b" gives the part of `a` that has `b`."""
     found: Document = {}
     asked = set(names := list(names))
     for name in names:
         parts = name.split(".")
         if name not in document and any(".".join(parts[:end]) in asked for end in range(1, len(parts))):
-            continue  # it comes with the whole
+            continue  # a field above this one is asked for whole
         if name in document:
             found[name] = document[name]
             continue
@@ -95,7 +95,7 @@ def project(document: Document, names: Iterable[str]) -> Document:
 
 
 def _dig(value: Any, path: str) -> Any:
-    """The part of a tree that lies on a path: of lists, of each object in it."""
+    """Return the part of a tree that lies on a path; in a list, the part of each object."""
     if isinstance(value, list):
         return [_dig(item, path) for item in value if isinstance(item, dict)]
     return project(value, [path]) if isinstance(value, dict) else None
@@ -107,7 +107,7 @@ def _merge(into: Document, key: str, value: Any) -> None:
         for name, item in value.items():
             _merge(there, name, item)
     elif isinstance(there, list) and isinstance(value, list):
-        for old, new in zip(there, value, strict=True):  # the objects of one list
+        for old, new in zip(there, value, strict=True):  # parts of the same objects, by two paths
             for name, item in new.items():
                 _merge(old, name, item)
     elif value is not None:
@@ -118,7 +118,7 @@ def _merge(into: Document, key: str, value: Any) -> None:
 
 
 def run_condition(connection: Connection, where: Node, gone: Collection[int]) -> Truth:
-    """A filter over runs, as a condition on the table `runs`."""
+    """Turn a filter over runs into a condition on the table `runs`."""
     columns = {name: _run_column(connection, name, gone) for name in FACTS}
 
     @cache
@@ -136,7 +136,7 @@ def run_condition(connection: Connection, where: Node, gone: Collection[int]) ->
 
 
 def _by_name(connection: Connection, node: Node) -> Node:
-    """A filter in which {"name": "digits"} means the runs of that name without their digits, too."""
+    """Change a filter so that {"name": "digits"} also means runs whose names are that without six digits."""
     if isinstance(node, Group):
         return node._replace(parts=tuple(_by_name(connection, part) for part in node.parts))
     if isinstance(node, Not):
@@ -164,7 +164,7 @@ def _recorded(connection: Connection, path: str) -> Values:
 def _chosen(
     connection: Connection, asked: Asked, gone: Collection[int], where: Truth
 ) -> list[Mapping[str, Any]]:
-    """The runs that are asked for, in their order."""
+    """Return the runs that a query asks for, in order."""
     found: list[Mapping[str, Any]] = list(
         all_runs(connection, [name for name, _ in asked.order], gone, where)
     )
@@ -174,7 +174,7 @@ def _chosen(
 
 
 def _ask_runs(connection: Connection, asked: Asked, gone: Collection[int]) -> list[Document]:
-    """The facts of runs, what their newest starts recorded, and the last value of each metric."""
+    """Return facts of runs, what their newest starts recorded, and the last value of each metric."""
     found = _chosen(connection, asked, gone, run_condition(connection, asked.where, gone))
     recorded = newest_facts(connection, [run["id"] for run in found])
     documents = {
@@ -190,7 +190,7 @@ def _ask_runs(connection: Connection, asked: Asked, gone: Collection[int]) -> li
 
 
 def _metrics_for(connection: Connection, asked: Asked, documents: Collection[int]) -> list[str]:
-    """The metrics that the documents of some runs have: all, or those that are asked for."""
+    """List the metrics in the documents of some runs: all, or those that are asked for."""
     if not asked.fields:
         names = select(series.c.name).where(one_of(connection, series.c.run, documents)).distinct()
         return [name for name in connection.execute(names).scalars() if name not in FACTS]
@@ -203,7 +203,7 @@ def _metrics_for(connection: Connection, asked: Asked, documents: Collection[int
 
 
 def _ask_configs(connection: Connection, asked: Asked) -> list[Document]:
-    """`run`, and `config` as the newest start recorded it."""
+    """Return documents with `run`, and `config` as the newest start recorded it."""
     for name in asked.names:
         if name != "run" and name.partition(".")[0] != "config":
             raise ConfigError(f"configs have no field {name!r}; {nearest(name, ('config', 'run'))}")
@@ -227,7 +227,7 @@ def _ask_configs(connection: Connection, asked: Asked) -> list[Document]:
 
 
 class _Table(NamedTuple):
-    """A collection whose documents are rows: its fields, what they are taken from, and their order."""
+    """Collection whose documents are rows: its fields, their source, and their order."""
 
     name: str
     columns: Mapping[str, ColumnElement[Any]]
@@ -275,7 +275,7 @@ _TABLES = {
     ),
 }
 COLLECTIONS = ("runs", "configs", *_TABLES)
-"""What can be asked for."""
+"""Names of the collections."""
 
 _ROW_TEXTS = ("run", "phase", "name")
 

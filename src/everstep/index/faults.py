@@ -1,4 +1,4 @@
-"""Faults of an index, by what the caller can do."""
+"""Faults of an index, divided by what the caller can do."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 class IndexBusyError(RunIndexError):
-    """Another process is writing; nothing is lost, later is early enough."""
+    """Another process is writing; nothing is lost, and a later try is early enough."""
 
 
 class UnwritableIndexError(RunIndexError):
-    """The index cannot be written here: permissions, or the disk.  Reading may work."""
+    """The index cannot be written here, for its permissions or the disk; reading may work."""
 
 
 class MalformedIndexError(RunIndexError):
-    """Its file was no database any more, and was set aside: the next who writes makes it again."""
+    """The file is not a database any more, and was set aside; the next writer makes it again."""
 
 
 class RefusedError(RunIndexError):
@@ -27,9 +27,9 @@ class RefusedError(RunIndexError):
 
 
 def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:
-    """Return what `work` returns; where it finds the index malformed, say so and do the work again.
+    """Return what `work` returns; if it finds the index malformed, say so and do the work again.
 
-    The malformed file was set aside, so the second time the index is made anew from the journals.
+    The malformed file was set aside, so that the second try makes the index anew from the journals.
     """
     try:
         return work()

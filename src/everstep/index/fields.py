@@ -1,10 +1,11 @@
-"""A tree of JSON values as rows that can be asked by path, with the semantics of MongoDB's paths.
+"""Rows for a tree of JSON values, which can be asked by path, with the semantics of MongoDB's paths.
 
-A path is names joined by dots.  It goes through objects by name and through lists by number; and, where
-an object lies in a list, also without the number: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
+A path is names joined by dots.  It goes through objects by name and through lists by number; an object in
+a list is reached without the number, too: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
 
-There is one row per value, as so many paths lead to one inside lists in lists.  The row has the path with all
-numbers, each after `ELEMENT` instead of a dot; which paths lead there `leads` says.
+There is one row per value, and not one per path, because many paths lead to a value inside lists in lists.
+The row has the path with all numbers, each after `ELEMENT` instead of a dot; `leads` decides which paths
+lead there.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 LONGEST_LIST = 1000
-"""Of a list, so many elements can be asked for."""
+"""Most elements of a list that can be asked for."""
 
 LONGEST_NAME = 250
-"""So many characters of a metric's name are in the index; of a longer one a hash, too."""
+"""Most characters of a metric's name in the index; a longer name is cut, and gets a hash."""
 
 DEEPEST = 64
-"""So many levels of objects and lists can be asked for."""
+"""Most levels of objects and lists that can be asked for."""
 
 ELEMENT = "\x1f"
-"""In a path of the table, what comes before the number of a list's element."""
+"""Character before the number of a list's element in a path of the table."""
 
 _PARTS = re.compile(f"([.{ELEMENT}])([^.{ELEMENT}]*)")
 
 
 class Field(NamedTuple):
-    """Value and its place, as the table `fields` has it from `path` on."""
+    """Value and its place: the columns of the table `fields`, from `path` on."""
 
     path: str
     kind: str
@@ -41,7 +42,7 @@ class Field(NamedTuple):
 
 
 def fields_of(tree: dict[str, Any]) -> Iterator[Field]:
-    """Every value in a tree, with its place."""
+    """Yield every value in a tree, with its place."""
     for key, value in tree.items():
         yield from _walk(named(str(key)), value)
 
@@ -70,7 +71,7 @@ def leads(path: str, place: str) -> bool:
 
 
 def values_at(tree: dict[str, Any], path: str) -> list[Any]:
-    """The values to which a path that is asked for leads; of a list its elements, too."""
+    """List the values to which a path leads; a list is followed by its elements."""
     found: list[Any] = []
     for value in _below(tree, named(path)):
         found += [value, *value[:LONGEST_LIST]] if isinstance(value, list) else [value]
@@ -96,12 +97,12 @@ def _into(item: Any, path: str, name: str) -> Iterator[Any]:
 
 
 def named(text: str) -> str:
-    """A key, or a path that is asked for, as it is in the table."""
+    """Write a key, or a path that is asked for, as the table has it."""
     return clean(text).replace(ELEMENT, "\N{REPLACEMENT CHARACTER}")
 
 
 def typed(value: Any) -> tuple[str, float | None, str | None]:
-    """(kind, number, text) of a JSON value, as the table has them."""
+    """Return (kind, number, text) of a JSON value, as the table has them."""
     if value is None:
         return "null", None, None
     if isinstance(value, bool):
@@ -115,7 +116,7 @@ def typed(value: Any) -> tuple[str, float | None, str | None]:
 
 
 def as_number(value: int | float) -> float:
-    """An int or float as a float; beyond the floats it is infinite."""
+    """Convert an int or float to a float; a larger int becomes infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -123,12 +124,12 @@ def as_number(value: int | float) -> float:
 
 
 def clean(text: str) -> str:
-    """Text without what a database refuses: half of a character, and NUL."""
+    """Replace the characters that a database refuses: lone surrogates, and NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def short(name: str) -> str:
-    """The name of a metric or phase as the index has it: a database limits how long a key is."""
+    """Shorten the name of a metric or phase: databases limit the length of a key."""
     name = clean(name)
     if len(name) <= LONGEST_NAME:
         return name
@@ -136,7 +137,7 @@ def short(name: str) -> str:
 
 
 def canonical(value: Any) -> str:
-    """JSON that is equal for equal values: keys sorted, numbers as floats."""
+    """Write JSON that is equal for equal values: keys sorted, numbers as floats."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -153,5 +154,5 @@ def _plain(value: Any) -> Any:
 
 
 def rows_of(run: int, tree: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of the table `fields` for what a run's newest start recorded."""
+    """Make the rows of the table `fields` for what a run's newest start recorded."""
     return [(run, at, *field) for at, field in enumerate(fields_of(tree))]

@@ -26,7 +26,7 @@ _LIKE = {"=": "$eq", "!=": "$eq", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$
 
 
 class Comparison(NamedTuple):
-    """`name` compared with `value`, a number or a text."""
+    """Comparison of `name` with `value`, a number or a string."""
 
     name: str
     operator: str
@@ -34,11 +34,11 @@ class Comparison(NamedTuple):
 
     @property
     def leaf(self) -> Leaf:
-        """The same in a filter; of "!=" what is not to hold."""
+        """The comparison as a part of a filter; for "!=" the condition that must not hold."""
         return Leaf(self.name, _LIKE[self.operator], self.value)
 
     def holds(self, found: Any) -> bool:
-        """Whether it is true of the value `found`; of no value, and of another type, only "!=" is."""
+        """Whether the comparison holds for a value; for a missing value or another type only "!=" does."""
         if isinstance(found, bool):
             found = str(found).lower()
         if found is None or isinstance(found, str) != isinstance(self.value, str):
@@ -47,10 +47,10 @@ class Comparison(NamedTuple):
 
 
 def parse(text: str) -> list[Comparison]:
-    """The conditions in a text, all of which must hold, separated by blanks, commas or "and".
+    """Parse conditions that must all hold, separated by blanks, commas or "and".
 
     Raises:
-        ConfigError: a part is no comparison.
+        ConfigError: a part is not a comparison.
     """
     conditions, at = [], 0
     while text[at:].strip(" ,"):
@@ -88,11 +88,11 @@ def where(
     "name=digits" means `is_named`.
 
     Args:
-        several: name -> a run's id -> its values, of names that may have several: one of them is enough, and
-            for "!=" none is to be equal.
+        several: name -> a run's id -> its values, for names with several values: one of them is enough; for
+            "!=" none may be equal.
 
     Raises:
-        ConfigError: numbers are to be compared with a text.
+        ConfigError: numbers would be compared with a string.
     """
     found = list(found)
     tests = [_test(condition, found, several.get(condition.name)) for condition in conditions]
@@ -102,7 +102,7 @@ def where(
 def _test(
     condition: Comparison, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
 ) -> Callable[[Mapping[str, Any]], bool]:
-    """The condition as a function; `found` is all that it will be asked about."""
+    """Turn a condition into a function; `found` is all that the function will be asked about."""
     name, sign, value = condition
     if name == "name" and sign in ("=", "!="):
         return lambda one: is_named(one[name], str(value)) == (sign == "=")
@@ -119,12 +119,12 @@ def _test(
 
 
 def is_named(name: str, text: str) -> bool:
-    """Whether a run's name is a text, with or without the six digits at its end: never by its beginning."""
+    """Whether a run has a name, with or without the six digits at its end; beginnings do not count."""
     return text in (name, re.sub("-[0-9a-f]{6}$", "", name))
 
 
 def ordered(found: Iterable[Mapping[str, Any]], name: str, descending: bool) -> list[Mapping[str, Any]]:
-    """Sorted by a value: numbers first, then texts; those without it last, either way."""
+    """Sort by a value: numbers first, then strings; documents without the value come last in both orders."""
     have = [one for one in found if _sortable(one.get(name))]
     lack = [one for one in found if not _sortable(one.get(name))]
     return sorted(have, key=lambda one: (isinstance(one[name], str), one[name]), reverse=descending) + lack

@@ -1,4 +1,4 @@
-"""Many rows into a table, as fast as each database takes them."""
+"""Fast insertion of many rows into a table, in each database's own way."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert
 
 _FEW = 200
-"""Fewer rows are not worth a table to put them in first."""
+"""Number of rows below which a staging table does not pay."""
 
 
 def insert_rows(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows that are given in the order of the table's columns.
+    """Insert rows whose values are in the order of the table's columns.
 
-    On PostgreSQL a row whose key is there already is replaced.
+    On PostgreSQL an existing row with the same key is replaced.
     """
     if not rows:
         return
@@ -30,7 +30,7 @@ def insert_rows(connection: Connection, table: Table, rows: list[tuple[Any, ...]
 
 
 def _upsert(table: Table, source: Select[Any] | None = None) -> Insert:
-    """Insert rows, or those of a query; where there is one of the same key it is replaced."""
+    """Insert rows, or those of a query; an existing row with the same key is replaced."""
     from sqlalchemy.dialects.postgresql import insert as upserting
 
     upsert = upserting(table)
@@ -42,7 +42,7 @@ def _upsert(table: Table, source: Select[Any] | None = None) -> Insert:
 
 
 def _copy(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
-    """COPY into a table of this session's own, and from there over what is there."""
+    """Insert by COPY into a temporary table, and from there into the table: COPY cannot replace rows."""
     quote = connection.dialect.identifier_preparer.quote
     columns = ", ".join(quote(column.name) for column in table.columns)
     staging = Table(f"new_{table.name}", type(table.metadata)(), *(c._copy() for c in table.columns))

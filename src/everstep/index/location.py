@@ -14,17 +14,17 @@ INDEX_VARIABLE = "EVERSTEP_INDEX"
 FILE = "everstep.db"
 
 _NO_FILE = re.compile(r"postgres(ql)?:|(^|\s)(host|dbname|user|password)=")
-"""What a person means for a database, and what would become a file of that name."""
+"""Forms that a person means for a database, and that would become the name of a file."""
 
 Location: TypeAlias = Path | str
-"""A file, or the URL of a PostgreSQL database."""
+"""Path of a file, or URL of a PostgreSQL database."""
 
 
 def as_location(text: str) -> Location:
     """Read a person's name for the index: a file's path, made absolute, or a URL.
 
     Raises:
-        ConfigError: a URL of anything but PostgreSQL, or what is to be one and is none.
+        ConfigError: a URL of another scheme than PostgreSQL's, or a string that is meant as a URL and is not.
     """
     scheme, separator, _ = text.partition("://")
     if not separator and _NO_FILE.search(text):
@@ -42,17 +42,17 @@ def as_location(text: str) -> Location:
 
 
 def lacks_credential(at: Location | None) -> bool:
-    """Whether it is a URL as it is recorded: without its password."""
+    """Whether a URL comes from a record, where its password is removed."""
     return isinstance(at, str) and HIDDEN in at
 
 
 def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
-    """The index that a run is shipped to: what EVERSTEP_INDEX names, else the given one, else beside the run.
+    """Return the index of a run: what EVERSTEP_INDEX names, else the given index, else a file beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
 
     Raises:
-        ConfigError: a URL of anything but PostgreSQL.
+        ConfigError: a URL of another scheme than PostgreSQL's.
     """
     said = os.environ.get(INDEX_VARIABLE, "")
     if said == "off":
@@ -66,12 +66,12 @@ def is_said() -> bool:
 
 
 def index_from_here() -> Location:
-    """The index that a command means which was not told: EVERSTEP_INDEX, ./everstep.db, ./runs/everstep.db.
+    """Return a command's default index: EVERSTEP_INDEX, ./everstep.db, or ./runs/everstep.db.
 
-    Where there is none yet, the one that the runs in ./runs, or else here, would have.
+    If none exists, return the index that the runs in ./runs would have, or those here without such a folder.
 
     Raises:
-        ConfigError: EVERSTEP_INDEX is a URL of anything but PostgreSQL.
+        ConfigError: EVERSTEP_INDEX is a URL of another scheme than PostgreSQL's.
     """
     if is_said():
         return as_location(os.environ[INDEX_VARIABLE])
@@ -86,7 +86,7 @@ def index_from_here() -> Location:
 
 
 def runs_of(index: Location) -> Path:
-    """The folder whose runs an index is expected to know: where it lies; with a database ./runs or here."""
+    """Return the folder whose runs an index should have: its own folder; for a database ./runs, or here."""
     if isinstance(index, Path):
         return index.parent
     here = Path.cwd()

@@ -1,6 +1,6 @@
 """MongoDB's filter language, read and checked: {"config.optimizer.lr": {"$lt": 0.01}, "status": "finished"}.
 
-What it means is said in docs/guide/queries.md, and in code in `everstep.index.translate`.
+Its meaning is described in docs/guide/queries.md, and implemented in `everstep.index.translate`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ COMPARISONS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$not"
 GROUPS = ("$and", "$or")
 
 MOST_CONDITIONS = 400
-"""In one filter: databases limit how deep an expression may be."""
+"""Most conditions of a filter: databases limit the depth of an expression."""
 
 MOST_VALUES = 10_000
-"""In all $in and $nin of one filter: databases limit how many values a query may have."""
+"""Most values in all $in and $nin of a filter: databases limit the number of values in a query."""
 
 MOST_LEVELS = 150
-"""How many lists and objects of a filter may lie in one another, those of its values included."""
+"""Most levels of lists and objects in a filter, those of its values included."""
 
 
 class Leaf(NamedTuple):
-    """A condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or $regex."""
+    """Condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or $regex."""
 
     path: str
     operator: str
@@ -53,7 +53,7 @@ def parse(where: Mapping[str, Any]) -> Node:
     """Read a filter.
 
     Raises:
-        ConfigError: it is none; names an unknown operator with the nearest.
+        ConfigError: the value is not a filter; an unknown operator is named with the nearest.
     """
     _require_bounded(where)
     node = _filter(where, 0)
@@ -68,12 +68,12 @@ def parse(where: Mapping[str, Any]) -> Node:
 
 
 def paths(node: Node) -> list[str]:
-    """The path of every condition, in the order in which they stand."""
+    """List the paths of all conditions, in their order."""
     return [leaf.path for leaf in leaves(node)]
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """Every condition, in the order in which they stand."""
+    """Yield all conditions, in their order."""
     if isinstance(node, Leaf):
         yield node
     elif isinstance(node, Not):
@@ -109,7 +109,7 @@ def _group(key: str, value: Any, depth: int) -> Group:
 
 
 def _conditions(path: str, value: Any, depth: int) -> Node:
-    """The conditions on one field: a value that it equals, or operators."""
+    """Read the conditions on a field: a value to equal, or operators."""
     _require_shallow(depth)
     if not (isinstance(value, Mapping) and any(str(key).startswith("$") for key in value)):
         _require_signs(path, value)
@@ -118,7 +118,7 @@ def _conditions(path: str, value: Any, depth: int) -> Node:
 
 
 def _require_signs(path: str, value: Any) -> None:
-    """Refuse an object that is most likely meant as operators."""
+    """Refuse an object whose keys are operators without their $."""
     if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
         signed = {f"${key}": item for key, item in value.items()}
         raise ConfigError(
@@ -174,7 +174,7 @@ def _pattern(path: str, value: Any) -> str:
 
 
 def _json(path: str, value: Any) -> Any:
-    """A value as JSON knows it: lists, and dictionaries with texts as keys."""
+    """Convert a value to JSON's types: lists, and dictionaries with string keys."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""An index in a PostgreSQL database, shared by machines, which may go away at any time."""
+"""Index in a PostgreSQL database that machines share; its server may go away at any time."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from everstep.index.schema import VERSION, metadata
 from everstep.redaction import without_credentials
 
 OLDEST = 15
-"""The oldest major version of the server."""
+"""Oldest major version of a server that can be used."""
 
 _SCHEMA = "everstep"
 _MAKING = 0x6576657273746570
-"""The advisory lock under which the tables are made; those of runs are hashes of their names."""
+"""Advisory lock under which the tables are made; the locks of runs are hashes of their names."""
 
 
 class PostgreSQL:
-    """Connects for each use, as a training does so twice a minute; `kept_open` keeps a connection.
+    """Index in a PostgreSQL database.
 
-    A writer claims its run, so that others wait for it only where they ship the same run.
+    Each use makes a connection, because a training ships only twice a minute; `kept_open` keeps a connection.
+    A writer claims its run, so that other writers wait only if they ship the same run.
 
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with libpq's options after "?".
-        patience: seconds that a writer waits for one that ships the same run, and for a connection (at
+        patience: seconds that a writer waits for another writer of the same run, and for a connection (at
             least 2, at most 10).
 
     Raises:
-        ConfigError: it is no URL.
+        ConfigError: `url` is not a URL.
         RunIndexError: psycopg is not installed.
     """
 
@@ -63,7 +64,7 @@ class PostgreSQL:
             poolclass=NullPool,
             connect_args={
                 "connect_timeout": math.ceil(min(max(patience, 2), 10)),
-                "prepare_threshold": None,  # a pooler between us and the server would mix them up
+                "prepare_threshold": None,  # a pooler before the server would mix prepared statements up
                 "client_encoding": "utf8",
             },
         )
@@ -74,17 +75,17 @@ class PostgreSQL:
         self._interrupted = False
 
     def exists(self) -> bool:
-        """Yes: its tables are made by whoever comes first."""
+        """Return True: the first to use the database makes the tables."""
         return True
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
-        """A transaction; one that reads sees one moment of the database."""
+        """Open a transaction; a reading transaction sees the database as it is at one instant."""
         with contextlib.ExitStack() as stack:
             connection = self._kept or stack.enter_context(self._connection())
             with connection.begin():
                 mode = "READ COMMITTED" if writes else "REPEATABLE READ, READ ONLY"
-                wait = max(1, round(self._patience * 800))  # ms: it is said before patience ends
+                wait = max(1, round(self._patience * 800))  # ms, 0.8 of patience: the fault is said in time
                 connection.exec_driver_sql(
                     f"SET TRANSACTION ISOLATION LEVEL {mode}; SET LOCAL search_path = {_SCHEMA}; "
                     f"SET LOCAL lock_timeout = {wait}"
@@ -93,7 +94,7 @@ class PostgreSQL:
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Keep a connection for all transactions inside."""
+        """Keep a connection for all transactions in the block."""
         with self._connection() as self._kept:
             try:
                 yield
@@ -102,7 +103,7 @@ class PostgreSQL:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection that `interrupt` reaches as long as it is in use."""
+        """Open a connection that `interrupt` can reach as long as it is in use."""
         try:
             with self._engine.connect() as connection:
                 try:
@@ -120,7 +121,7 @@ class PostgreSQL:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Let what another thread waits for fail now, and everything after it."""
+        """Let an operation that another thread waits for fail now, and all later ones."""
         with self._lock:
             self._interrupted = True
             if self._driver is not None and not self._driver.closed:
@@ -131,12 +132,12 @@ class PostgreSQL:
                     line.shutdown(socket.SHUT_RDWR)
 
     def claim(self, connection: Connection, run: str) -> None:
-        """Wait until nobody else ships this run, and have it until the transaction ends."""
+        """Wait until no other process ships this run, and claim it until the transaction ends."""
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(run, 0))))
 
     def version(self, connection: Connection) -> int | None:
-        """The version of its schema; None if there is none yet."""
-        # asked of the catalog as it is now: to_regclass() may answer from before a lock was waited for
+        """Return the version of the schema; None if there is no schema yet."""
+        # The catalog is read as it is now: to_regclass() may answer from before the wait for a lock.
         found = text(
             "SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:schema, 'version')"
         )
@@ -145,14 +146,14 @@ class PostgreSQL:
         return int(connection.execute(text(f"SELECT number FROM {_SCHEMA}.version")).scalar_one())
 
     def set_version(self, connection: Connection) -> None:
-        """Note that the schema is that of `VERSION` now."""
+        """Note that the schema has version `VERSION` now."""
         connection.execute(text("UPDATE version SET number = :number"), {"number": VERSION})
 
     def create(self, connection: Connection) -> None:
-        """Make the tables, unless somebody else just did.
+        """Make the tables, unless another process just did.
 
         Raises:
-            RunIndexError: the server is too old, or the database does not hold every text.
+            RunIndexError: the server is too old, or the database's encoding is not UTF-8.
         """
         server = int(connection.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
         if server < OLDEST:
@@ -160,7 +161,8 @@ class PostgreSQL:
         encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
         if encoding != "UTF8":
             raise RunIndexError(f"{self.name} has the encoding {encoding}; give a database with UTF8")
-        connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))  # until nobody else makes them
+        # Locked before the version is read again: another process may be making the tables.
+        connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
         if self.version(connection) is None:
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}"))
             metadata.create_all(connection)
@@ -193,7 +195,7 @@ class PostgreSQL:
         )
 
     def distrusted(self, why: str) -> RunIndexError:
-        """The error for contents that cannot be."""
+        """Return the error for impossible contents."""
         return RunIndexError(
             f"the index {self.name} cannot be right ({why}); drop its schema {_SCHEMA} and run everstep "
             "sync: it is made again from the journals"
@@ -217,7 +219,7 @@ def _parsed(url: str) -> URL:
 
 
 def _quoted(url: str) -> str:
-    """With an "@" in the password as a URL has it: a person may have written it as it is."""
+    """Encode an "@" in the password of a URL: a person may have written the password as it is."""
     scheme, _, rest = url.partition("://")
     area = rest.partition("?")[0]
     if area.count("@") < 2:
@@ -228,7 +230,7 @@ def _quoted(url: str) -> str:
 
 
 def _shown(address: URL) -> str:
-    """The URL without its password and options."""
+    """Return the URL without password and options."""
     host = address.query.get("host", "") if address.host is None else address.host
     port = f":{address.port}" if address.port else ""
     return f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{address.database or ''}"

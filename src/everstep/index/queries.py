@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
 
 GONE = "gone"
-"""The status of a run whose directory is not there any more: moved, or deleted."""
+"""Status of a run whose directory was moved or deleted."""
 
 STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
-"""All that there are."""
+"""All statuses."""
 
 FACTS = (
     *("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path"),
     "diverged",
 )
-"""What is known of every run; `diverged` is the step of a divergence that nobody has accepted, or None."""
+"""Facts of every run; `diverged` is the step of the first divergence that nobody has accepted, or None."""
 
 TEXTS = ("name", "status", "reason", "path")
-"""Those of them that are texts; the others are numbers."""
+"""Facts that are strings; the others are numbers."""
 
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
-"""Which phase a metric's bare name means, where it has several: the lowest (evaluations: 2)."""
+"""Rank of phases (evaluations: 2): a metric's bare name means its phase of lowest rank."""
 
 
 class Summary(NamedTuple):
-    """A metric in one phase: its number of valid rows, the last value and its step, the extremes.
+    """Summary of a metric in a phase: the number of valid rows, the last value and its step, the extremes.
 
-    The extremes are those of finite values, None if there are none.
+    The extremes are those of the finite values; None without finite values.
     """
 
     phase: str
@@ -62,21 +62,21 @@ def all_runs(
     where: ColumnElement[bool] | None = None,
     newest: Recorded | None = None,
 ) -> list[dict[str, Any]]:
-    """Every run, the newest start last.
+    """List every run, the newest start last.
 
     Args:
-        wanted: further names: a metric ("valid_loss", or "PHASE/NAME"), whose last value is given, or a
-            path into the facts of the newest start ("git.commit", "config.controllers"), of which the first
-            value is given; a list or an object as JSON.
-        gone: the keys of runs whose directories are not there any more.
-        where: which runs.
-        newest: those facts, if they have been read.
+        wanted: further names: a metric ("valid_loss", or "PHASE/NAME") gives its last value; a path into
+            the facts of the newest start ("git.commit", "config.controllers") gives its first value, a list
+            or an object as JSON.
+        gone: keys of runs whose directories do not exist any more.
+        where: condition that selects runs; None for all.
+        newest: facts of the newest starts, if they have been read.
 
     Returns:
-        A dict per run with the keys `FACTS`, id, host, and those of `wanted` that it has.
+        A dict per run with the keys `FACTS`, id, host, and those of `wanted` that the run has.
 
     Raises:
-        ConfigError: no run has one of them; names the nearest.
+        ConfigError: no run has a name of `wanted`; names the nearest.
     """
     chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
     if where is not None:
@@ -98,15 +98,15 @@ def all_runs(
 
 
 def run_names(connection: Connection) -> list[str]:
-    """The names of all runs."""
+    """List the names of all runs."""
     return list(connection.execute(select(runs.c.name)).scalars())
 
 
 def require_known(connection: Connection, name: str) -> None:
-    """Refuse what is neither a metric of any run nor begins a path into what was recorded of any.
+    """Refuse a name with which no path into the records of runs begins.
 
     Raises:
-        ConfigError: no run has it; names the nearest.
+        ConfigError: no run has the name; names the nearest, metrics included.
     """
     known = recorded(connection)
     if known and name.partition(".")[0] not in known:
@@ -120,12 +120,12 @@ def is_metric(connection: Connection, name: str) -> bool:
 
 
 def status(connection: Connection, gone: Collection[int]) -> ColumnElement[str]:
-    """The status of a run as it stands; `gone` are the keys of those that are."""
+    """Return the present status of a run, as a column; `gone` has the keys of runs without directories."""
     return case((one_of(connection, runs.c.id, gone), GONE), else_=runs.c.status) if gone else runs.c.status
 
 
 def recorded(connection: Connection) -> set[str]:
-    """The names with which a path into what was recorded may begin."""
+    """Return the names with which a path into the records of runs may begin."""
     deep = fields.c.path.contains(".") | fields.c.path.contains(ELEMENT)
     top = select(fields.c.path).where(~deep).distinct()
     return set(connection.execute(top).scalars())
@@ -136,7 +136,7 @@ def _names(connection: Connection) -> set[str]:
 
 
 def last_values(connection: Connection, name: str) -> dict[int, float]:
-    """Run -> the last value of a metric; see `selected_last_values`."""
+    """Return run -> last value of a metric; see `selected_last_values`."""
     found = connection.execute(selected_last_values(name))
     return {run: math.nan if value is None else value for run, value in found}
 
@@ -148,10 +148,10 @@ def _named(name: str) -> ColumnElement[bool]:
 
 
 def selected_last_values(name: str) -> Select[Any]:
-    """(run, value): the last value of a metric, NULL for NaN, of every run that has it.
+    """Select (run, value): the last value of a metric, NULL for NaN, for every run with the metric.
 
     Args:
-        name: the metric, in the phase that comes first, or "PHASE/NAME".
+        name: the metric, in its phase of lowest rank, or "PHASE/NAME".
     """
     row = select(metrics.c.step).join(segments, valid())
     there = row.where(metrics.c.series == series.c.id, segments.c.run == series.c.run).correlate(series)
@@ -163,7 +163,7 @@ def selected_last_values(name: str) -> Select[Any]:
 
 
 def _last(column: ColumnElement[Any]) -> Any:
-    """The last valid value of a column of `metrics`, of the series of the query around."""
+    """Select the last valid value of a column of `metrics`, for the series of the outer query."""
     return (
         select(column)
         .join(segments, valid())
@@ -176,7 +176,7 @@ def _last(column: ColumnElement[Any]) -> Any:
 
 
 def valid() -> ColumnElement[bool]:
-    """Whether a row of `metrics` counts, beside the row of `segments` that it belongs to."""
+    """Whether a row of `metrics` is valid, joined to the row of its segment in `segments`."""
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
@@ -191,7 +191,7 @@ class Recorded:
         return newest_facts(self._connection)
 
     def at(self, path: str) -> dict[int, list[Any]]:
-        """Run -> the values to which a path leads, if there are any; lists and objects as JSON."""
+        """Return run -> values to which a path leads, if there are any; lists and objects as JSON."""
         values = {run: values_at(facts, path) for run, facts in self._facts.items()}
         return {run: list(map(_plain, several)) for run, several in values.items() if several}
 
@@ -206,7 +206,7 @@ def leads_here(connection: Connection, path: str) -> ColumnElement[bool]:
 
 
 def newest_facts(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Run -> what its newest start recorded; of all runs, or of some."""
+    """Return run -> facts of its newest start, for all runs or some."""
     begun = select(segments.c.run, segments.c.facts).where(segments.c.begun == 1).order_by(segments.c.number)
     if of is not None:
         begun = begun.where(one_of(connection, segments.c.run, of))
@@ -221,17 +221,17 @@ def _plain(value: Any) -> Any:
 def find_run(
     connection: Connection, text: str, gone: Collection[int] = (), *, exactly: bool = False
 ) -> dict[str, Any]:
-    """The run that is meant by a name, with or without its six digits, its directory's name, or a beginning.
+    """Find a run by its name, with or without the six digits, its directory's name, or a beginning.
 
     Args:
-        gone: the keys of runs whose directories are not there any more: meant where no other one is.
-        exactly: do not take the beginning of a name for it.
+        gone: keys of runs whose directories do not exist any more: found only if no other run is.
+        exactly: do not accept the beginning of a name.
 
     Returns:
-        `FACTS`, and `id`, its key here.
+        `FACTS`, and `id`, the run's key in the index.
 
     Raises:
-        ConfigError: none is, or more than one.
+        ConfigError: no run is found, or more than one.
     """
     found = [dict(row._mapping) for row in connection.execute(select(runs))]
     exact = [run for run in found if text in (run["name"], run["path"])]
@@ -248,10 +248,10 @@ def find_run(
 
 
 def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
-    """The valid rows of one metric of a run, in the order in which they were written, phase by phase.
+    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase.
 
     Args:
-        name: the metric, or "PHASE/NAME" for one phase.
+        name: the metric, or "PHASE/NAME" for a single phase.
 
     Raises:
         ConfigError: the run has no such metric; names the nearest.
@@ -288,7 +288,7 @@ def metric_rows(connection: Connection, run: int, name: str, phase: str | None =
 
 
 def summaries(connection: Connection, run: int) -> list[Summary]:
-    """The metrics of a run, those measured outside steps first."""
+    """Summarise the metrics of a run, those measured outside steps first."""
     finite = metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
     found = connection.execute(
         select(
@@ -312,13 +312,13 @@ def summaries(connection: Connection, run: int) -> list[Summary]:
 
 
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
-    """(phase, name) of every metric of a run."""
+    """List (phase, name) of every metric of a run."""
     found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
     return [(phase, name) for phase, name in found]
 
 
 def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
-    """The starts of a run, the first one first; `facts` and `problems` as Python values."""
+    """List the starts of a run, the first start first; `facts` and `problems` as Python values."""
     found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))
     return [
         {
@@ -331,7 +331,7 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
 
 
 def rollbacks(connection: Connection, run: int) -> list[Rollback]:
-    """The rollbacks of a run since it began from nothing, in order."""
+    """List the rollbacks of a run since it last began from nothing, in order."""
     from everstep.record import Rollback
 
     begun = select(func.max(segments.c.number)).where(

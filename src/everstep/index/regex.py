@@ -1,4 +1,4 @@
-"""Regular expressions: Python's, for both databases, and never without end."""
+"""Python's regular expressions for both databases, with a limit of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from everstep.errors import ConfigError
 
 SECONDS = 5.0
-"""How long a pattern may take over all texts."""
+"""Seconds that a pattern may take for all strings."""
 
 _PROGRAM = """
 import json, re, sys, warnings
@@ -21,13 +21,13 @@ json.dump([at for at, text in enumerate(texts) if find(text)], sys.stdout)
 
 
 def matching(pattern: str, texts: list[str]) -> list[str]:
-    """Select the values in which a pattern is found.
+    """Select the strings in which a pattern is found.
 
-    A process of its own looks for it: a pattern such as "(a+)+$" can take years over forty characters,
+    The search runs in a process of its own: a pattern such as "(a+)+$" can take years for forty characters,
     and only a process can be ended.
 
     Raises:
-        ConfigError: it takes longer than `SECONDS`.
+        ConfigError: the search takes longer than `SECONDS`.
     """
     if not texts:
         return []

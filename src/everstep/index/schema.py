@@ -1,4 +1,4 @@
-"""The tables.  Rows are never changed by a resume: which are valid follows from `segments.valid_to`.
+"""Tables of the index.  A resume changes no rows: `segments.valid_to` decides which rows are valid.
 
     runs         one per run
     fields       one per value of what a run's newest start recorded, to be asked by its path: `index.fields`
@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 VERSION = 3
-"""Of this schema.  An older one is migrated by `everstep.index.migrations`."""
+"""Version of this schema; `everstep.index.migrations` migrates older ones."""
 
 metadata = MetaData()
 

@@ -1,4 +1,4 @@
-"""Questions that no run can answer: a typing error rather than a question."""
+"""Refusal of questions that no run can answer: most likely they have a typing error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUMBERS = re.compile(f"{ELEMENT}[0-9]+")
 
 
 def require_there(connection: Connection, conditions: Iterable[Leaf], names: Iterable[str]) -> None:
-    """Refuse names that no run has, but where a condition holds of what is not there ($exists, null).
+    """Refuse names that no run has, except in conditions about missing values ($exists, null).
 
     Args:
-        names: further ones that are asked for, to sort by or to show.
+        names: further names, to sort by or to show.
 
     Raises:
-        ConfigError: says which, with the nearest.
+        ConfigError: no run has a name; names the nearest.
     """
     asked = [leaf.path for leaf in conditions if leaf.operator != "$exists" and None not in _values(leaf)]
     for name in dict.fromkeys([*asked, *names]):
@@ -35,10 +35,10 @@ def require_there(connection: Connection, conditions: Iterable[Leaf], names: Ite
 
 
 def require_comparable(connection: Connection, conditions: Iterable[Leaf]) -> None:
-    """Refuse statuses that there are not, and texts where all runs have numbers.
+    """Refuse unknown statuses, and strings where all runs have numbers.
 
     Raises:
-        ConfigError: says which, with the nearest.
+        ConfigError: names the wrong value, and the nearest status.
     """
     for leaf in conditions:
         texts = [value for value in _values(leaf) if isinstance(value, str)]
@@ -66,7 +66,7 @@ def _kinds(connection: Connection, name: str) -> set[str]:
 
 
 def _beside(connection: Connection, path: str) -> set[str]:
-    """The paths that there are where one begins that no run has; none below what is null, as git may be."""
+    """Return known paths near a path that no run has; none below a value that is null, as git may be."""
     places = connection.execute(select(fields.c.path).distinct()).scalars()
     known = {_NUMBERS.sub("", place) for place in places}
     while path:

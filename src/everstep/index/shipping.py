@@ -1,4 +1,4 @@
-"""Shipping from journals into the index: what is missing, once, whoever ships and however often."""
+"""Shipping of journals into the index: each row once, by any number of processes, any number of times."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from everstep.redaction import without_credentials
 from everstep.regular import read_note
 
 ALIVE_SECONDS = 120.0
-"""How long after its last sign of life a run on another machine still counts as running."""
+"""Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
-"""As `everstep.record.reading.segment_path` calls it, which needs NumPy; a list of runs does not."""
+"""File name of a segment; `everstep.record.reading`, which makes the names, would import NumPy."""
 
 _MOST_TOLD = 3
-"""Problems of one run that are told."""
+"""Most problems of a run that are listed."""
 
 _FOREVER = 1 << 62
 _BATCH = 50_000
@@ -45,9 +45,9 @@ class Shipped:
     """Result of shipping.
 
     Attributes:
-        runs: runs that were looked at.
-        rows: metric rows that are new in the index.
-        problems: what is torn, damaged or in the way, in words.
+        runs: number of runs that were looked at.
+        rows: number of metric rows that are new in the index.
+        problems: torn, damaged and conflicting runs, in words.
     """
 
     runs: int = 0
@@ -66,8 +66,8 @@ class _Known(NamedTuple):
 def sync(database: Database, folders: Iterable[Path]) -> Shipped:
     """Ship every run in some folders: run directories, or folders that hold run directories.
 
-    Runs elsewhere that the index has as running are looked at again, too: they may have been killed.
-    A damaged run is a problem that is told, and no obstacle for the others.
+    Runs elsewhere whose status is running are looked at, too: they may have been killed.  A damaged run is
+    listed as a problem, and does not stop the others.
 
     Raises:
         RunIndexError: the index cannot be used.
@@ -90,9 +90,9 @@ def _sync(database: Database, folders: Iterable[Path]) -> Shipped:
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
-    """Forget the runs below some folders whose directories are not there any more: name -> path.
+    """Forget the runs below some folders whose directories do not exist any more; returns name -> path.
 
-    Call it after `sync` of the folders, which finds those that moved inside them.
+    Call this after `sync` of the folders, which finds runs that moved inside them.
 
     Raises:
         RunIndexError: the index cannot be used.
@@ -114,7 +114,7 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
 
 
 def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
-    """Ship one run and add up what came of it."""
+    """Ship a run and add the result to the total."""
     try:
         shipped = ship(database, run_dir)
     except RefusedError as error:
@@ -123,7 +123,7 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
         raise
     except (EverstepError, OSError) as error:
         total.problems.append(str(error))
-    except Exception as error:  # whatever somebody's run directory holds: the others are listed
+    except Exception as error:  # a run directory may hold anything, and must not stop the others
         total.problems.append(f"{run_dir} is not in the index: its journal has what none has ({error!r})")
     else:
         total.rows += shipped.rows
@@ -131,7 +131,7 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
 
 
 def run_dirs(folder: Path) -> list[Path]:
-    """`folder` itself if it is a run directory, else the run directories in it, by name."""
+    """Return a folder itself if it is a run directory, else the run directories in it, by name."""
     if is_run(folder):
         return [folder]
     try:
@@ -145,7 +145,7 @@ def run_dirs(folder: Path) -> list[Path]:
 
 
 def _parts(run_dir: Path) -> list[Path]:
-    """A run directory, and that of its evaluations outside the loop, if there is one."""
+    """Return a run directory, and that of its evaluations outside the loop, if there is one."""
     beside = run_dir / "evaluations"
     return [run_dir, beside] if is_run(beside) else [run_dir]
 
@@ -158,7 +158,7 @@ def is_run(folder: str | Path) -> bool:
 
 
 def id_at(folder: str | Path) -> str | None:
-    """The id of the run whose directory it is; None if it is none, or one that cannot be read."""
+    """Return the id of the run in a folder; None if there is no run, or it cannot be read."""
     for name in ("run.json", ".run.json"):
         try:
             return str(read_note(os.path.join(folder, name))["id"])
@@ -168,15 +168,15 @@ def id_at(folder: str | Path) -> str | None:
 
 
 def is_here(database: Database, host: str | None) -> bool:
-    """Whether a run whose newest start was on `host` counts as one of this machine."""
+    """Whether a run whose newest start was on `host` counts as a run of this machine."""
     return not database.shared or host in (None, platform.node())
 
 
 def is_gone(database: Database, run: Any) -> bool:
-    """Whether a run's directory is not there any more, be it that another run has its place.
+    """Whether a run's directory does not exist any more, or has another run.
 
-    Of another machine's this one cannot tell, and a damaged one is there.  `run` is a mapping with the keys
-    name, host and path.
+    The directory of another machine's run counts as existing, and so does a damaged one.  `run` is a mapping
+    with the keys name, host and path.
     """
     if not is_here(database, run["host"]):
         return False
@@ -185,13 +185,13 @@ def is_gone(database: Database, run: Any) -> bool:
 
 
 def gone_runs(database: Database, connection: Connection) -> list[int]:
-    """The keys of the runs whose directories are not there any more."""
+    """List the keys of the runs whose directories do not exist any more."""
     found = connection.execute(select(runs.c.id, runs.c.name, runs.c.path, runs.c.host)).mappings()
     return [int(run["id"]) for run in found if is_gone(database, run)]
 
 
 def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], _Known]:
-    """(path, name) -> what the index has of runs on this machine, and of those at the paths `asked`."""
+    """Return (path, name) -> state in the index, for runs on this machine and at the paths `asked`."""
     if not database.exists():
         return {}
     with database.read() as connection:
@@ -203,7 +203,7 @@ def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], 
         found: dict[tuple[str, str | None], _Known] = {
             (row.path, row.name): _Known(row.id, row.status, {})
             for row in rows
-            if row.path in asked or is_here(database, row.host)  # asked: perhaps on a disk that both have
+            if row.path in asked or is_here(database, row.host)  # asked: the machines may share a disk
         }
         by_id = {run.id: run for run in found.values()}
         for run, number, size in connection.execute(
@@ -218,11 +218,11 @@ def _unchanged(run_dir: Path, known: _Known | None) -> bool:
     try:
         return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
     except RunDirError:
-        return False  # shipping it says what is wrong
+        return False  # the shipping will say what is wrong
 
 
 def _sizes(run_dir: Path) -> dict[int, int]:
-    """Segment number -> bytes of its file."""
+    """Return segment number -> bytes of its file."""
     try:
         with os.scandir(run_dir / "journal") as entries:
             return {
@@ -246,18 +246,18 @@ def _unreadable(error: OSError, path: Path) -> RunDirError:
 
 
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
-    """Ship what a run's journal has and the index lacks.
+    """Ship the part of a run's journal that the index lacks.
 
     Any number of processes may do so at once: the place up to which a file was shipped is read and
     written in the same transaction as its rows.
 
     Args:
         run_dir: the run directory.
-        alive: whether the caller is the process that runs it.
+        alive: whether the caller is the process that trains the run.
 
     Raises:
-        RunDirError: it is no run directory, or a damaged one.
-        JournalError: a newer everstep wrote its journal.
+        RunDirError: `run_dir` is not a run directory, or is damaged.
+        JournalError: a newer everstep wrote the journal.
         RunIndexError: the index cannot be written.
     """
     from everstep.record import RunDir
@@ -275,6 +275,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
         for number, size in sorted(_sizes(run.path).items()):
             if size != known.sizes.get(number):
                 shipped.rows += _ship_segment(connection, known, run.path, number)
+        # After the segments, whose rows decide what is valid and where the run stands.
         _link(connection, known.id)
         _conclude(connection, known.id, run.path, alive)
         shipped.problems += _problems(connection, known.id, run.path)
@@ -282,7 +283,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
 
 
 def _enter(database: Database, connection: Connection, run: Any, problems: list[str]) -> _Known | None:
-    """The run's row, made if needed; None if another directory with the same id is there already."""
+    """Return the run's row, made if needed; None if the index has another directory with the same id."""
     facts, path = run.facts, str(run.path)
     row = connection.execute(select(runs).where(runs.c.name == facts["id"])).one_or_none()
     if row is not None:
@@ -301,7 +302,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
             connection.execute(update(runs).where(runs.c.id == row.id).values(path=path))
         if whole:
             return known
-        _forget(connection, row.id)  # the journal is another one now, and it is the truth
+        _forget(connection, row.id)  # the journal has lost bytes or was replaced, and it is the truth
         return known._replace(sizes={})
     seed = facts["seed"]
     made = connection.execute(
@@ -319,7 +320,7 @@ def _enter(database: Database, connection: Connection, run: Any, problems: list[
 
 
 def _same_place(one: str, other: str) -> bool:
-    """Whether two paths, perhaps through links, lead to one directory."""
+    """Whether two paths, perhaps through links, lead to the same directory."""
     try:
         return os.path.samefile(one, other)
     except OSError:
@@ -327,7 +328,7 @@ def _same_place(one: str, other: str) -> bool:
 
 
 def _key(made: CursorResult[Any]) -> int:
-    """The primary key of the row that was inserted."""
+    """Return the primary key of the inserted row."""
     keys = made.inserted_primary_key
     assert keys is not None
     return int(keys[0])
@@ -387,7 +388,7 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
 
 
 def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
-    """Write the events, and note in the segment's row what they say of it."""
+    """Insert the events, and note in the segment's row what they say about the segment."""
     from everstep.record import ACCEPTED
 
     for event in found:
@@ -473,7 +474,7 @@ def _text(text: Any) -> str | None:
 
 
 def _link(connection: Connection, run: int) -> None:
-    """Say anew up to where each segment is valid: the chain of `everstep.record.reading`."""
+    """Compute again up to where each segment is valid, by the chain of `everstep.record.reading`."""
     found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))
     by_number = {row.number: row for row in found}
     valid: dict[int, int] = {}
@@ -495,7 +496,7 @@ def _link(connection: Connection, run: int) -> None:
 
 
 def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> None:
-    """The run's row: where it stands and how it fares."""
+    """Update the run's row: status, times, step and epoch."""
     found = connection.execute(
         select(segments).where(segments.c.run == run, segments.c.begun == 1).order_by(segments.c.number)
     ).all()
@@ -524,7 +525,7 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
 
 
 def _diverged(connection: Connection, run: int) -> int | None:
-    """The first step at which a resume found something else, and that nobody has accepted."""
+    """Return the first step of a divergence that nobody has accepted; None if there is none."""
     from everstep.record.reading import ACCEPTED, DIVERGED, is_accepted
 
     mine = select(events.c.segment, events.c.data).where(events.c.run == run)
@@ -545,10 +546,10 @@ def _diverged(connection: Connection, run: int) -> int | None:
 
 
 def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
-    """Status of a start that did not record its end: running, killed, or failed before it could.
+    """Return the status of a start that did not record its end: running, killed, or failed before it could.
 
     Args:
-        locked: whether it took the lock; the lock's files may be an earlier start's.
+        locked: whether the start took the lock; the lock's files may be those of an earlier start.
     """
     from everstep.record import is_held
 
@@ -573,7 +574,7 @@ def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
     told = []
     for problems, torn, name, status in found:
         told += [f"{name}: {problem}" for problem in json.loads(problems)]
-        if torn is not None and status != "running":  # of a running one it is being written
+        if torn is not None and status != "running":  # a running start is still writing there
             told.append(f"{name}: {torn}")
     if len(told) > _MOST_TOLD:
         told[_MOST_TOLD:] = [

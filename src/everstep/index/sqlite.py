@@ -1,4 +1,4 @@
-"""An index in a SQLite file: made whole or not at all, read and written by many processes at once."""
+"""Index in a SQLite file: made whole or not at all, read and written by many processes at once."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ from everstep.index.location import FILE
 from everstep.index.schema import VERSION, metadata
 
 _FILES = ("", "-wal", "-shm")
-"""The ends of the names of what belongs to one database."""
+"""Endings of the names of a database's files."""
 
 _DISK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_PERM")
 """Errors of the file system."""
 
 _TWICE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
-"""Nothing is shipped twice: perhaps pages of two databases are mixed."""
+"""Errors of a row that exists already: rows are shipped once, so perhaps pages of two databases are mixed."""
 
 _LACKS = re.compile("no such (table|column): ")
-"""What is said of a file with our version and without our tables."""
+"""Messages about a file that has our version and lacks our tables."""
 
 
 _TRIES = 10
-"""How often a file that is replaced meanwhile is opened anew."""
+"""Number of tries to open a file that is replaced meanwhile."""
 
 _LOCK_SECONDS = 2.0
-"""How long at least another process is waited for that makes or sets aside an index in the same folder."""
+"""Least seconds to wait for another process that makes or sets aside an index in the same folder."""
 
 
 class SQLite:
-    """Opens the file for each use and keeps nothing open between them.
+    """Index in a SQLite file, which is opened for each use and not kept open in between.
 
-    Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE):
-    what it reads holds until it commits, and waiting for the lock never fails half way.
+    Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE): what it
+    reads stays true until it commits, and waiting for the lock never fails half way.
 
-    A file that is malformed is set aside, by one of however many notice.  Whoever has it open goes on with
-    the file that was set aside; whoever is just opening it looks once more which file has the name, before
-    anything is written: a `-wal` belongs to a name, and the new file's would be mixed with the old one.
+    A malformed file is set aside by the first process that notices.  A process that has the file open
+    continues
+    with the file that was set aside.  A process that is just opening the file checks again, before it writes,
+    which file has the name: a `-wal` belongs to a name, and the new file's would be mixed with the old file.
     """
 
     shared = False
-    """Whether machines share it; in a file each run's directory is taken to be one of this machine."""
+    """Whether machines share the index; in a file, each run counts as a run of this machine."""
 
     faults = (sqlite3.Error,)
 
@@ -65,7 +66,7 @@ class SQLite:
         self._path, self._patience = path, patience
         self._driver: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None
-        """Which file was opened last: its device and inode."""
+        """Device and inode of the file that was opened last."""
         self.name = "in memory" if path is None else str(path)
         if path is None:
             self._engine = create_engine(
@@ -80,10 +81,10 @@ class SQLite:
                 _fill(connection)
 
     def exists(self) -> bool:
-        """Whether there is an index; an empty file is none.
+        """Whether there is an index; an empty file is not an index.
 
         Raises:
-            RunIndexError: what has the name is no file.
+            RunIndexError: the name belongs to something that is not a file.
         """
         if self._path is None:
             return True
@@ -94,7 +95,7 @@ class SQLite:
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
-        """A transaction; one that writes makes the file if there is none."""
+        """Open a transaction; a writing transaction makes the file if there is none."""
         engine = self._writer if writes else self._engine
         for _ in range(_TRIES):
             if writes and not self.exists():
@@ -110,7 +111,7 @@ class SQLite:
         raise IndexBusyError(f"the index {self.name} is replaced again and again; run everstep sync later")
 
     def _make(self) -> None:
-        """Make the file, beside nothing that an earlier one has left."""
+        """Make the file, and first delete what an earlier one has left beside it."""
         assert self._path is not None
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +129,10 @@ class SQLite:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Alone among those that give the file its name, or take it away; by a lock on its folder.
+        """Keep other processes from giving the file its name, or taking it away, by a lock on its folder.
 
-        On a file system without such locks two at once may each make one: the second one counts.
+        On a file system without such locks, two processes at once may each make a file: the second file
+            counts.
         """
         assert self._path is not None
         descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -146,7 +148,7 @@ class SQLite:
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """With the last connection SQLite closes and tidies up the file."""
+        """Keep a connection open in the block: SQLite tidies the file up after the last connection."""
         self._opened = _identity(self._path)
         with self._engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA user_version")
@@ -154,13 +156,13 @@ class SQLite:
             yield
 
     def claim(self, connection: Connection, run: str) -> None:
-        """Do nothing: one process writes at a time."""
+        """Do nothing: a file has one writer at a time."""
 
     def version(self, connection: Connection) -> int:
-        """The version of its schema.
+        """Return the version of the schema.
 
         Raises:
-            RunIndexError: it is another program's database.
+            RunIndexError: the file is another program's database.
         """
         found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
         if not found:
@@ -171,7 +173,7 @@ class SQLite:
         return found
 
     def set_version(self, connection: Connection) -> None:
-        """Note that the schema is that of `VERSION` now."""
+        """Note that the schema has version `VERSION` now."""
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     def fault(self, error: object) -> RunIndexError:
@@ -205,7 +207,7 @@ class SQLite:
         )
 
     def distrusted(self, why: str) -> RunIndexError:
-        """The error for a file that is malformed; if it is ours, it is set aside."""
+        """Return the error for a malformed file; if the file is an index, it is set aside."""
         if self._path is None or not self._is_ours():
             return RunIndexError(
                 f"{self.name} is no index of everstep ({why}); move it away and run everstep sync: one is "
@@ -233,7 +235,7 @@ class SQLite:
         return False
 
     def _is_damaged(self) -> bool:
-        """Whether SQLite finds a fault in the file, all of which it reads."""
+        """Whether SQLite finds a fault in the file; reads the whole file."""
         try:
             with self._engine.connect() as connection:
                 return bool(connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() != "ok")
@@ -241,14 +243,14 @@ class SQLite:
             return True
 
     def _set_aside(self) -> str:
-        """Take its name away from the file that was opened, unless another process did; says where it is."""
+        """Rename the file that was opened, unless another process did; returns words with the new name."""
         assert self._path is not None
         with self._alone():
             if self._opened is None or _identity(self._path) != self._opened:
                 return ""
             numbers = (self._path.with_name(f"{self._path.name}.malformed-{n}") for n in itertools.count(1))
             aside = next(path for path in numbers if not path.exists())
-            for end in _FILES:  # the file itself first: without it nobody opens the others
+            for end in _FILES:  # the file itself comes first: without it no process opens the others
                 with contextlib.suppress(FileNotFoundError):
                     self._path.with_name(self._path.name + end).rename(aside.with_name(aside.name + end))
         return f" (the old file is {aside} now)"
@@ -261,7 +263,7 @@ class SQLite:
 
 
 def _engine(path: Path, patience: float, mode: str = "rw") -> Any:
-    """An engine for a file that is there; with the mode "rwc" it is made."""
+    """Make an engine for an existing file; the mode "rwc" makes the file."""
     address = f"file:{quote(os.fsencode(path))}?mode={mode}"
 
     def connect() -> sqlite3.Connection:
@@ -271,7 +273,7 @@ def _engine(path: Path, patience: float, mode: str = "rw") -> Any:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Stat the file of the name; None if there is none."""
+    """Stat a file; None if there is none."""
     try:
         return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -283,13 +285,13 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:
-    """Identify the file that has the name now."""
+    """Return device and inode of the file that has the name now; None if there is none."""
     found = None if path is None else _status(path)
     return None if found is None else (found.st_dev, found.st_ino)
 
 
 def _locked(folder: int) -> bool:
-    """Whether the lock on an open folder is had now; where there are no such locks, it is."""
+    """Whether this process now has the lock on an open folder; true on file systems without such locks."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -320,14 +322,14 @@ def _fill(connection: Connection) -> None:
 
 
 def _create(path: Path) -> None:
-    """Make the file beside its place and give it its name, so that nobody sees it half made.
+    """Make the file under another name and rename it, so that no process sees it half made.
 
-    (Turning on WAL is what SQLite's waiting does not cover: several processes at once would fail.)
+    (SQLite's waiting does not cover turning on WAL: several processes at once would fail.)
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     beside.unlink(missing_ok=True)
     try:
-        engine = _engine(beside, 30.0, "rwc")  # nobody else has it
+        engine = _engine(beside, 30.0, "rwc")  # no other process uses this name
         _listen(engine)
         with engine.connect() as connection:
             connection.connection.driver_connection.execute("PRAGMA journal_mode = WAL")

@@ -1,7 +1,7 @@
-"""A filter as SQL, the same for both databases.
+"""Translation of a filter to SQL, the same for both databases.
 
-Each condition asks whether a document has a value at a path for which something holds, and is true or
-false, never NULL: so that NOT means what it says.  Every value, and every path, is a bound parameter.
+Each condition asks whether a document has a value at a path for which a test holds.  It is true or false
+and never NULL, so that NOT negates it.  Every value, and every path, is a bound parameter.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Value(NamedTuple):
     text: ColumnElement[Any]
 
     def of(self, kind: str) -> Truth:
-        """Whether it is of a kind."""
+        """Whether the value is of a kind."""
         return self.kinds.get(kind, false())
 
 
 class Values(Protocol):
-    """The values at a path of the documents of a query."""
+    """Values at a path of the documents of a query."""
 
     def any(self, test: Callable[[Value], Truth]) -> Truth:
-        """Whether a document has one for which a test holds."""
+        """Whether a document has a value for which a test holds."""
 
     def exist(self) -> Truth:
-        """Whether a document has one."""
+        """Whether a document has a value."""
 
     def texts(self) -> Select[Any]:
-        """All texts among the values of all documents, and maybe more."""
+        """Select all strings among the values of all documents, and maybe more."""
 
 
 class ColumnValues(NamedTuple):
-    """Values that lie in a column: each document has one."""
+    """Values in a column: each document has one."""
 
     value: Value
     vocabulary: Select[Any]
@@ -77,7 +77,7 @@ class ColumnValues(NamedTuple):
 
 
 class SelectedValues(NamedTuple):
-    """Values that lie in rows of another table, with the keys of the documents that they belong to."""
+    """Values in rows of another table, which have the keys of their documents."""
 
     document: ColumnElement[Any]
     value: Value
@@ -96,7 +96,7 @@ class SelectedValues(NamedTuple):
 def in_column(
     kind: str, source: ColumnElement[Any], vocabulary: Select[Any], nan: bool = False
 ) -> ColumnValues:
-    """The values of a column: numbers, texts or bools, NULL for null (or, of numbers, for NaN)."""
+    """Describe the values of a column: numbers, strings or bools; NULL is null, or NaN with `nan`."""
     there = source.is_not(None)
     kinds: dict[str, Truth] = {"number": true()} if nan else {kind: there, "null": source.is_(None)}
     text = source if kind == "text" else literal(None, Text)
@@ -104,7 +104,7 @@ def in_column(
 
 
 def condition(connection: Connection, node: Node, values: Callable[[str], Values]) -> Truth:
-    """A filter as an expression; `values` says where the values at a path lie."""
+    """Turn a filter into an expression; `values` returns the values at a path."""
     if isinstance(node, Not):
         return not_(condition(connection, node.part, values))
     if isinstance(node, Group):
@@ -123,19 +123,19 @@ def _leaf(connection: Connection, leaf: Leaf, values: Values) -> Truth:
     if leaf.operator == "$in":
         return _equal(connection, values, leaf.value)
     equal = leaf.operator in ("$eq", "$gte", "$lte")
-    if leaf.value is None or leaf.value != leaf.value:  # neither more nor less than itself
+    if leaf.value is None or leaf.value != leaf.value:  # null and NaN have no order
         return _equal(connection, values, [leaf.value] if equal else [])
     return values.any(lambda value: _compares(value, leaf.operator, leaf.value))
 
 
 def _equal(connection: Connection, values: Values, wanted: list[Any]) -> Truth:
-    """Whether a value is one of a list; what has no value at all counts as null."""
+    """Whether a document has a value of a list; a missing value counts as null."""
     missing = not_(values.exist()) if any(one is None for one in wanted) else false()
     return or_(missing, values.any(lambda value: _equals_one(connection, value, wanted)))
 
 
 def _equals_one(connection: Connection, value: Value, wanted: list[Any]) -> Truth:
-    """Whether a value equals one of a list: numbers with numbers, texts with texts."""
+    """Whether a value equals a member of a list: numbers equal numbers, strings equal strings."""
     by_kind: dict[str, list[Any]] = {}
     for kind, number, text in map(typed, wanted):
         by_kind.setdefault(kind, []).append(number if text is None else text)
@@ -143,7 +143,7 @@ def _equals_one(connection: Connection, value: Value, wanted: list[Any]) -> Trut
 
 
 def _is_among(connection: Connection, value: Value, kind: str, wanted: list[Any]) -> Truth:
-    """Whether a value is of a kind and one of a list; None of the numbers is NaN."""
+    """Whether a value is of a kind and in a list; None stands for NaN among numbers."""
     if kind == "null" or kind not in value.kinds:
         return value.of(kind)
     if kind in _TEXTUAL:
@@ -154,7 +154,7 @@ def _is_among(connection: Connection, value: Value, kind: str, wanted: list[Any]
 
 
 def _compares(value: Value, operator: str, other: Any) -> Truth:
-    """Whether a value is $eq, $gt, ... another one of its kind."""
+    """Whether a value is $eq, $gt, ... another value of its kind."""
     if isinstance(other, dict | list):
         kind = "list" if isinstance(other, list) else "object"
         return _known(value, kind, value.text == literal(canonical(other), Text))
@@ -177,7 +177,7 @@ _TEXTUAL = ("text", "list", "object")
 
 
 def _known(value: Value, kind: str, test: Truth) -> Truth:
-    """A test of a kind of values, which is false (not NULL) of NaN."""
+    """Restrict a test to a kind of values, so that it is false (not NULL) for NaN."""
     if kind not in value.kinds:
         return false()
     there = (value.text if kind in _TEXTUAL else value.number).is_not(None)
@@ -185,7 +185,7 @@ def _known(value: Value, kind: str, test: Truth) -> Truth:
 
 
 def one_of(connection: Connection, source: ColumnElement[Any], values: Iterable[Any]) -> Truth:
-    """Whether a column has one of however many numbers or texts."""
+    """Whether a column's value is among some numbers or strings, of which there may be any number."""
     values = list(values)
     if not values:
         return false()

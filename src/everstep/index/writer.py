@@ -1,4 +1,4 @@
-"""Ships a run while it trains: a thread beside the training that sleeps, and touches nothing of it."""
+"""Thread that ships a run while it trains; it sleeps in between, and touches nothing of the training."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from everstep.index.database import Database
 
 SECONDS = 30.0
-"""Between two shippings; also the heartbeat by which others see that the run is alive."""
+"""Seconds between two shippings, which are also the heartbeat that shows that the run is alive."""
 
 PATIENCE = 2.0
-"""Seconds that the end of a run waits for the index; in between, the next shipping is soon enough."""
+"""Seconds that the end of a run waits for the index; an earlier shipping does not wait."""
 
 FILE_PATIENCE = 10.0
-"""Seconds that it waits for the rows to be written to a file, which nobody else has."""
+"""Further seconds that the end of a run waits if the index is a file."""
 
 
 class IndexWriter:
-    """Ships one run's journal every `SECONDS` and at its end.
+    """Writer that ships a run's journal every `SECONDS` and at its end.
 
-    SQLAlchemy is imported by the thread, with the first shipping.  Whatever fails is said once and
-    tried again next time: the journal has it all.  An index that another process writes is left alone
-    until the end, so that nothing but the last shipping waits for it.
+    The thread imports SQLAlchemy at the first shipping.  A failure is said once, and the next shipping tries
+    again: the journal has it all.  A shipping does not wait for another process that writes the index, except
+    the last shipping.
 
     Args:
         place: the index.
         run_dir: the run directory.
-        moved: whether the run has made a step; before, nothing is shipped.
-        say: takes one sentence, from this thread.
+        moved: returns whether the run has made a step; before, nothing is shipped.
+        say: called with a sentence, from this thread.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class IndexWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Ship what there is, and end the thread; what takes too long is given up."""
+        """Ship the rest, and end the thread; a shipping that takes too long is given up."""
         self._ending.set()
-        self._ready.wait()  # only waiting for the index is limited
+        self._ready.wait()  # for the imports, without a limit: the limits below are for the index
         self._thread.join(PATIENCE)
         if self._database is not None and not self._database.shared:
             self._thread.join(FILE_PATIENCE)
@@ -60,8 +60,9 @@ class IndexWriter:
             self._over = True
         end = time.monotonic() + PATIENCE
         while self._thread.is_alive() and self._database is not None and time.monotonic() < end:
-            self._database.interrupt()  # again: it may have been between two statements
-            self._thread.join(0.05)  # a name that is looked up goes on
+            # Repeated: an interrupt between two statements has no effect.
+            self._database.interrupt()
+            self._thread.join(0.05)
 
     def _work(self) -> None:
         while not self._ending.wait(SECONDS):
@@ -88,7 +89,7 @@ class IndexWriter:
                     lambda said: self._say(f"warning: {said}"),
                 )
             except IndexBusyError:
-                if patience:  # it was the last one
+                if patience:  # no shipping comes after the last one, which alone has patience
                     self._say(
                         f"the index {database.name} is busy: everstep sync will bring this run up to date"
                     )

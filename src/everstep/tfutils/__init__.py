@@ -1,6 +1,6 @@
-"""Runs from the parameter trees of tfutils, for whoever comes from there: docs/coming-from/tfutils.md.
+"""Runs from the parameter trees of tfutils, for its users: docs/coming-from/tfutils.md.
 
-A tree is translated into a task, streams and services for a `Trainer`.  No room below imports this one.
+A tree is translated into a task, streams and services for a `Trainer`.  No room below imports this room.
 """
 
 from __future__ import annotations

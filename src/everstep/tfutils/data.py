@@ -1,4 +1,4 @@
-"""The data that a tree of parameters describes."""
+"""Data that a tree of parameters describes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from everstep.trainer.inputs import Inputs
 
 
 def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
-    """The data that `data_params` describe.
+    """Make the data that `data_params` describe.
 
-    A dictionary of arrays becomes batches of it; in training shuffled, in an order that has a seed of its
-    own, so that models of different seeds can share it.
+    A dictionary of arrays is divided into batches.  In training they are shuffled with a seed of their own,
+    so
+    that models with different seeds can share the data.
     """
     made = params()
     if not isinstance(made, Mapping):
@@ -37,12 +38,12 @@ def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
 
 
 def tagged(name: str, data: Any) -> Stream:
-    """The stream of a validation: its batches say which one they are for."""
+    """Make the stream of a validation: each batch comes with the validation's name."""
     return Inputs(as_stream(data), lambda batches: (name, next(batches)))
 
 
 class Named(StreamAround):
-    """Batches of arrays as dictionaries."""
+    """Stream of batches as dictionaries of arrays."""
 
     stream: Arrays
 
@@ -73,10 +74,10 @@ class _NamedCursor(CursorAround):
 
 
 class Example(Mapping[str, Any]):
-    """A batch to see the shapes by, read when it is first looked at.
+    """Batch that shows the shapes of the data, read when a model first looks at it.
 
     Raises:
-        ConfigError: at the first look, where reading one would take it from the training.
+        ConfigError: at the first look, if reading a batch would take it from the training.
     """
 
     def __init__(self, data: Any, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Where runs lie that parameters speak of, and what of them is loaded."""
+"""Places of the runs that parameters name, and the parts of their checkpoints that are loaded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from everstep.supervisor.init_from import names_in
 from everstep.tfutils.schema import Load, Location
 
 ROOT = "runs"
-"""The folder of runs where `cache_dir` names none."""
+"""Folder of runs if `cache_dir` is not given."""
 
 _COUNTER = "global_step"
-"""The state entry that goes with the counters, not with the names that are chosen."""
+"""State entry that is restored with the counters, not by the names that are chosen."""
 
 
 def folder_of(params: Location) -> Path:
-    """The folder of a collection: CACHE_DIR/DBNAME/COLLNAME."""
+    """Return the folder of a collection: CACHE_DIR/DBNAME/COLLNAME."""
     parts = [name for name in (params.dbname, params.collname) if name is not None]
     for part in parts:
         _require_name(part)
@@ -30,7 +30,7 @@ def folder_of(params: Location) -> Path:
 
 
 def run_dir_of(params: Location) -> Path:
-    """The run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
+    """Return the run directory: CACHE_DIR/DBNAME/COLLNAME/EXP_ID."""
     assert params.exp_id is not None
     _require_name(params.exp_id)
     return folder_of(params) / params.exp_id
@@ -42,10 +42,10 @@ def _require_name(name: str) -> None:
 
 
 def index_of(params: Location, place: str) -> str | None:
-    """The URL of the database that `host` and `port` name; None for the file beside the runs.
+    """Return the URL of the database that `host` and `port` name; None for the file beside the runs.
 
     Raises:
-        ConfigError: they name none.
+        ConfigError: `host` and `port` name no database.
     """
     host, port = params.host, params.port
     if host is None:
@@ -67,14 +67,14 @@ def index_of(params: Location, place: str) -> str | None:
 
 
 def source(load: Load, save: Location | None) -> Path | None:
-    """The checkpoint, or the run, that `load_params` mean; None if they mean the run itself.
+    """Return the checkpoint, or the run, that `load_params` name; None if they name the run itself.
 
     Args:
-        save: has the parts of the place that `load` lacks, but for the run's name.
+        save: gives the parts of the place that `load` lacks, except the run's name.
 
     Raises:
-        ConfigError: a query that can only find the run itself.
-        NoCheckpointError: nothing is there.
+        ConfigError: a query can only find the run itself.
+        NoCheckpointError: a query finds no checkpoint.
     """
     if load.from_ckpt is not None:
         return Path(load.from_ckpt)
@@ -92,13 +92,13 @@ def source(load: Load, save: Location | None) -> Path | None:
 
 
 def _place(params: Location | None) -> dict[str, Any]:
-    """The parts of a place that are given."""
+    """Return the parts of a place that are given."""
     parts = {name: getattr(params, name, None) for name in Location.model_fields}
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: str | None) -> Path:
-    """The newest run that a query finds, or its newest checkpoint if the query asks for a step."""
+    """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
     where = {name: value for name, value in query.items() if name != "step"}
     asked = index or located(folder)
     from everstep.index.asking import query as ask
@@ -106,6 +106,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
 
     for run in reversed(ask("runs", where, index=asked)):
         path = Path(str(run["path"]))
+        # The index may name a folder in which another run lies by now.
         if (exp_id is not None and path.name != exp_id) or id_at(path) != run["name"]:
             continue
         if "step" not in query:
@@ -122,14 +123,14 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
 
 
 def chosen(path: Path, load: Load, *, entries: Iterable[str] | None = None) -> tuple[InitFrom, int]:
-    """Which parts of a checkpoint are loaded, and the step that its run had made.
+    """Choose the parts of a checkpoint to load; returns the choice and the checkpoint's step.
 
     Args:
-        entries: of the state; None for all but the counter.
+        entries: entries of the state to load; None for all but the counter.
 
     Raises:
         NoCheckpointError: there is no checkpoint.
-        ConfigError: a name is not in it; names the nearest.
+        ConfigError: the checkpoint lacks a name; names the nearest.
     """
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:
@@ -167,7 +168,7 @@ def _restored(choice: Any, known: list[str]) -> list[str]:
 
 
 def _full(name: str, known: list[str]) -> str:
-    """A name of the checkpoint; of the model's without "model/" in front."""
+    """Complete a name to one in the checkpoint; names of the model may leave out "model/"."""
     for each in (name, f"model/{name}"):
         if each in known:
             return each
@@ -175,6 +176,6 @@ def _full(name: str, known: list[str]) -> str:
 
 
 def _like(old: str, new: str) -> str:
-    """A name here, with the entry of the checkpoint's name if it has none."""
+    """Complete a name of this state: without an entry, it gets the entry of the checkpoint's name."""
     entry, slash, _ = old.partition("/")
     return f"{entry}/{new}" if slash and not new.startswith(f"{entry}/") else new

@@ -1,4 +1,4 @@
-"""Parameters as a run records them, and back: functions by import path, with where they come from."""
+"""Parameters as JSON, and back: functions are recorded by import path, with their origin."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from everstep.record.trust import distrust
 from everstep.redaction import without_credentials
 
 _ABOUT = ("source", "version", "commit", "dirty")
-"""Beside a function's import path, which is under `CALL`."""
+"""Keys of a function's origin, beside its import path under `CALL`."""
 _PATTERN = {"regex", "flags"}
 
 
 class ParamsRecord:
-    """A tree of parameters as JSON.
+    """Tree of parameters as JSON.
 
     Args:
         tree: dictionaries, lists, values of JSON, paths, regular expressions, functions and classes.  Tuples
-            are recorded as lists, and paths as texts.
-        git: whether to ask git for the commits of functions that no package with a version has.
+            are recorded as lists, and paths as strings.
+        git: whether to ask git for the commits of functions outside packages with a version.
 
     Attributes:
-        tree: the same as JSON.
-        about: the dotted paths of what says where a function comes from.
-        code: the folders that functions come from which belong to no package with a version.
+        tree: the parameters as JSON values.
+        about: dotted paths of the origins of functions.
+        code: folders of the functions that belong to no package with a version.
 
     Raises:
-        ConfigError: something is none of these, or could not be told from what these become; names its place.
+        ConfigError: a value has another type, or looks like the record of a function or regular expression;
+            names its place.
     """
 
     def __init__(self, tree: Mapping[str, Any], *, git: bool = True) -> None:
@@ -52,7 +53,7 @@ class ParamsRecord:
         self.tree: dict[str, Json] = self._json(dict(tree), "")  # type: ignore[assignment]
 
     def _json(self, value: Any, place: str) -> Json:
-        if isinstance(value, numbers.Integral):  # a float of NumPy's may compute otherwise than Python's
+        if isinstance(value, numbers.Integral):  # not floats: NumPy's may compute otherwise than Python's
             value = plain(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{place} is {value}, which JSON lacks; give None, or a text")
@@ -118,10 +119,10 @@ def _is_pattern(tree: Mapping[str, Any]) -> bool:
 
 
 def restored(tree: Any, place: str = "") -> Any:
-    """The inverse of `ParamsRecord`.
+    """Turn the JSON of a `ParamsRecord` into parameters again.
 
     Raises:
-        ConfigError: a function is not to be found by its path.
+        ConfigError: a function is not found by its import path.
     """
     if isinstance(tree, Mapping) and _is_function(tree):
         if "<" in str(tree[CALL]):
@@ -140,17 +141,17 @@ def restored(tree: Any, place: str = "") -> Any:
 
 
 def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, Any]:
-    """The parameters of a run, as its newest start recorded them: `train_from_params` makes it again.
+    """Return the parameters that a run's newest start recorded; `train_from_params` makes the run again.
 
         params = everstep.experiment.recorded_params("runs/digits/basic")
         everstep.train_from_params(**params)
 
     Args:
-        trust: import what the run names, though it does not count as this user's: docs/guide/trust.md.
+        trust: import what the run names, even if the run does not count as this user's: docs/guide/trust.md.
 
     Raises:
-        TrustError: it does not, and `trust` is not given.
-        ConfigError: it is no run of `train_from_params`, or a function is not found by its import path.
+        TrustError: the run does not count as this user's, and `trust` is not given.
+        ConfigError: `train_from_params` did not make the run, or a function is not found by its import path.
     """
     run_dir = to_read(run_dir)
     start = RunJournal(run_dir).newest_start()

@@ -1,4 +1,4 @@
-"""The parameter trees of `train_from_params` and `test_from_params`: keys, types of values, defaults."""
+"""Parameter trees of `train_from_params` and `test_from_params`: keys, types of values, defaults."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
-    """A dictionary of a tree, which has certain keys; None means the default, unless a type allows None.
+    """Dictionary of a tree, with certain keys; None means the default, unless a type allows None.
 
     Class attributes:
-        gone: keys of tfutils that are not taken, and what to do instead.
+        gone: keys of tfutils that are refused, and what to do instead.
     """
 
     model_config = ConfigDict(
@@ -41,10 +41,10 @@ class Section(BaseModel):
 
     @classmethod
     def of(cls: type[S], given: Given) -> S:
-        """Check what a program gives.
+        """Check a dictionary that a program gives.
 
         Raises:
-            ConfigError: everything that is wrong, each with its place; an unknown key with the nearest.
+            ConfigError: lists every mistake with its place; an unknown key with the nearest known key.
         """
         try:
             return cls.model_validate(given)
@@ -69,7 +69,7 @@ class Section(BaseModel):
         return found
 
     def tree(self) -> dict[str, Any]:
-        """The same as plain dictionaries, every default filled in."""
+        """Return the section as plain dictionaries, every default filled in."""
         return {name: _tree(value) for name, value in self}
 
 
@@ -90,11 +90,11 @@ def _require_fit(function: Any, given: Given, positional: int, by_name: tuple[st
 
 
 class Function(Section):
-    """A function, and arguments for it: the keys that no field has.
+    """Function with arguments, which are the keys that are not fields.
 
     Class attributes:
-        positional: number of the arguments that it gets before those.
-        by_name: arguments that it gets besides, by name; those that are fields, too, have the field's value.
+        positional: number of positional arguments, which come from elsewhere.
+        by_name: further arguments, given by name; those that are fields, too, have the field's value.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -110,12 +110,12 @@ class Function(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that the tree has for it."""
+        """Arguments that the tree has for the function."""
         own = {name: getattr(self, name) for name in self.by_name if name in type(self).model_fields}
         return {**(self.model_extra or {}), **own}
 
     def __call__(self, *positional: Any, **by_name: Any) -> Any:
-        """Call it, with the arguments of the tree besides these."""
+        """Call the function with these arguments and those of the tree."""
         return self.func(*positional, **{**self.arguments, **by_name})
 
 
@@ -137,7 +137,7 @@ Options = Mapping[Any, Any]
 
 
 class Location(Section):
-    """Where a run lies."""
+    """Place of a run."""
 
     host: str | None = None
     port: Count | None = None
@@ -190,7 +190,7 @@ class Load(Location):
 
 
 class Model(Function):
-    """`model_params`: what makes the model."""
+    """`model_params`: the function that makes the model."""
 
     by_name = ("inputs", "train", "seed")
     seed: Annotated[int, Field(ge=0)] = 0
@@ -204,7 +204,7 @@ class TrainData(Function):
 
 
 class OfStep(Function):
-    """A function of two objects of a step: inputs and outputs, or the task and inputs."""
+    """Function of two objects of a step: inputs and outputs, or the task and inputs."""
 
     positional = 2
 
@@ -234,13 +234,13 @@ class Loss(Section):
 
 
 class LearningRate(Function):
-    """`learning_rate_params`: the rate of a step."""
+    """`learning_rate_params`: the function that gives the learning rate of a step."""
 
     by_name = ("global_step",)
 
 
 class Optimizer(Section):
-    """`optimizer_params`: what makes the optimizer, and arguments for it."""
+    """`optimizer_params`: the function that makes the optimizer, and its arguments."""
 
     model_config = ConfigDict(extra="allow")
     optimizer: Callable[..., Any]
@@ -255,16 +255,16 @@ class Optimizer(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keys that no field has."""
+        """Keys that are not fields."""
         return self.model_extra or {}
 
     def tree(self) -> dict[str, Any]:
-        """The same as a plain dictionary, without the fields that were not given."""
+        """Return the section as a plain dictionary, without the fields that were not given."""
         return {name: v for name, v in super().tree().items() if v is not None or name in self.arguments}
 
 
 class Validation(Section):
-    """One of `validation_params`."""
+    """Validation under its name in `validation_params`."""
 
     gone = {"valid_loop": "each batch goes to the targets' func; combine them by online_agg_func"}
     data_params: Function = Field(validation_alias=AliasChoices("data_params", "data"))
@@ -278,7 +278,7 @@ Validations = dict[Annotated[str, AfterValidator(_name_of_validation)], Validati
 
 
 class Training(Section):
-    """The tree of `train_from_params`."""
+    """Tree of `train_from_params`."""
 
     save_params: Save
     model_params: Model
@@ -291,7 +291,7 @@ class Training(Section):
 
 
 class Test(Section):
-    """The tree of `test_from_params`."""
+    """Tree of `test_from_params`."""
 
     __test__ = False  # pytest takes it for a test where it is imported
     load_params: Load = Load()
@@ -301,10 +301,10 @@ class Test(Section):
 
 
 def each_model(given: Given) -> Iterator[dict[str, Any]]:
-    """The arguments of each model: where some are lists, one dictionary of each list.
+    """Yield the arguments of each model: lists give a dictionary to each model, other arguments are shared.
 
     Raises:
-        ConfigError: the lists have different lengths, or none.
+        ConfigError: the lists have different lengths, or are empty.
     """
     lengths = {name: len(value) for name, value in given.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1 or 0 in lengths.values():

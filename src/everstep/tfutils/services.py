@@ -1,4 +1,4 @@
-"""The services that a tree of parameters describes."""
+"""Services that a tree of parameters describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everstep.tfutils.schema import Training, Validation
 
 
 def services_of(tree: Training) -> list[Service]:
-    """Guards, evaluations, checkpoints and the index of a training."""
+    """Make the guards, evaluations, checkpoints and index of a training."""
     save, training = tree.save_params, tree.train_params
     cache, permanent = save.cache_filters_freq, save.save_filters_freq
     services: list[Service] = [NaNGuard(), Index(index_of(save, "save_params"))]
@@ -42,7 +42,7 @@ def services_of(tree: Training) -> list[Service]:
 def evaluation(
     name: str, one: Validation, every: Every | None = None, *, validate_first: bool = False
 ) -> Evaluate:
-    """The service that a validation describes."""
+    """Make the service that a validation describes."""
     return Evaluate(
         name,
         every,
@@ -54,7 +54,7 @@ def evaluation(
 
 
 class _Written(Service):
-    """Hands the rows of the record to the operating system every so often."""
+    """Service that hands the rows of the record to the operating system, at its schedule."""
 
     isolate = False
     window = "none"
@@ -72,7 +72,7 @@ class _Written(Service):
 
 
 class _InitialFilters(Service):
-    """Pins the checkpoint of step 0."""
+    """Service that pins the checkpoint of step 0."""
 
     isolate = False
     window = "none"

@@ -1,4 +1,4 @@
-"""The task that a tree of parameters describes."""
+"""Task that a tree of parameters describes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from everstep.errors import ConfigError, nearest
 from everstep.tfutils.schema import Model, Training, Validation
 
 RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
-"""What no target may be called."""
+"""Names that a target may not have."""
 
 
 class ParamsTask(Task):
-    """The task of `train_from_params` and `test_from_params`; a `train_loop` gets it.
+    """Task of `train_from_params` and `test_from_params`; a `train_loop` gets it as its argument.
 
     Args:
-        model: what makes the model.
-        validations: by name.
-        example: what the function of the model gets as `inputs`.
-        training: the tree to train by; None in a test, in which nothing is trained.
+        model: makes the model.
+        validations: validations by name.
+        example: the `inputs` of the function that makes the model.
+        training: the tree to train by; None in a test, which trains nothing.
         global_step: the step from which the learning rate counts.
 
     Attributes:
-        model, optimizer: what the functions of the tree made.
+        model, optimizer: objects that the functions of the tree made.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ParamsTask(Task):
         self._make, self._validations, self._example, self._training = model, validations, example, training
         self._counted = {"global_step": global_step}
         self._rate: float | None = None
-        """Learning rate of the step that is made; None of a tree without one."""
+        """Learning rate of the current step; None if the tree has none."""
         self._torch: Any = None
 
     # -------------------------------------------------------------------------------- building
@@ -76,23 +76,23 @@ class ParamsTask(Task):
         params = tree.optimizer_params
         if params is None:
             return None
-        # The first rate, whatever step it begins at: what the program gives is compared at each resume.
+        # The rate of step 0, wherever the training begins: given options are compared at each resume.
         rate = {} if (lr := self._rate_of(0)) is None else {"lr": lr}
         how = {"inner": params.optimizer_class, "clip": params.clip, "names": params.trainable_names}
         return self._torch.optimizer(model, params.optimizer, params.arguments | rate, **how)
 
     def state(self) -> Mapping[str, Any]:
-        """The model, the optimizer if there is one, and the step that the learning rate is of."""
+        """Return the model, the optimizer if there is one, and the step that decides the learning rate."""
         trained = {} if self._training is None else {"global_step": self._counted}
         return {**super().state(), **trained}
 
     # -------------------------------------------------------------------------------- the steps
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        """A batch as the model gets it.
+        """Convert a batch to the inputs of the model.
 
         Raises:
-            ConfigError: it is no dictionary.
+            ConfigError: the batch is not a dictionary.
         """
         if not isinstance(batch, Mapping):
             raise ConfigError(
@@ -117,7 +117,7 @@ class ParamsTask(Task):
         return None if rate is None else float(rate(global_step=step))
 
     def step(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One update: what happens where `train_params` have no `train_loop`, for one to call."""
+        """Make an update, as without a `train_loop`; a `train_loop` may call this method."""
         assert self._training is not None
         if self._torch is None:
             return {**self.model.train_step(inputs, learning_rate=self._rate), **self._also(inputs)}
@@ -126,7 +126,7 @@ class ParamsTask(Task):
         return found
 
     def loss(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The loss of a batch or minibatch, and the targets of `train_params`."""
+        """Return the loss of a batch or minibatch, and the targets of `train_params`."""
         given = None if self._training is None else self._training.loss_params
         if given is None:
             raise ConfigError("loss_params is missing; give it, or leave task.loss() out of your train_loop")
@@ -139,7 +139,7 @@ class ParamsTask(Task):
         return {"loss": loss, **self._also(inputs, outputs)}
 
     def _also(self, inputs: Mapping[str, Any], outputs: Any = None) -> dict[str, Any]:
-        """The targets of `train_params`."""
+        """Return the targets of `train_params`."""
         assert self._training is not None
         targets = self._training.train_params.targets
         if targets is None:
@@ -169,7 +169,7 @@ class ParamsTask(Task):
 
 
 def _require_number(name: str, value: Any) -> None:
-    """Refuse an array, whose mean would be something else than what the target says."""
+    """Refuse an array: its mean would be another value than the target."""
     shape = tuple(getattr(value, "shape", ()))
     if math.prod(shape) != 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The record of a test: a run directory of its own that names the checkpoint which it validates."""
+"""Record of a test: a run directory of its own that names the tested checkpoint."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _KIND = "test"
 
 
 class TestRecord:
-    """What a test finds, recorded as it is found: here, beside the run that is tested.
+    """Record of a test's results beside the tested run, written as they are found.
 
     Args:
-        tested: that run's directory.
-        where: the checkpoint that is tested.
-        facts: where the test was made.
+        tested: directory of the tested run.
+        where: the tested checkpoint.
+        facts: provenance of the test.
     """
 
     __test__ = False  # pytest takes it for a test where it is imported
@@ -39,17 +39,17 @@ class TestRecord:
         self._tested, self._where, self._facts = tested, where, facts
 
     def see(self, step: EvalStep) -> None:
-        """Keep what a batch came to, if it is one of those that are kept."""
+        """Keep the results of a batch if its number is due; here none is kept."""
 
     def add(self, name: str, num_steps: int, found: Mapping[str, float]) -> None:
-        """What a validation came to, its metrics by their names with its prefix."""
+        """Record the metrics of a validation, by names with its prefix."""
         where = self._where
         at = (name, where.name, where.digest, where.step, where.epoch, num_steps)
         record_evaluation(self._tested, Evaluation(*at, dict(found), time.time()), self._facts, {})
 
 
 class _OwnRecord(TestRecord):
-    """In a run directory of its own."""
+    """Record of a test in a run directory of its own."""
 
     def __init__(self, home: RunDir, where: Loaded, record: Recording, frequency: int | None) -> None:
         self._home, self._where, self._record, self._frequency = home, where, record, frequency
@@ -78,17 +78,17 @@ class _OwnRecord(TestRecord):
 def recording_test(
     run_dir: Path | None, where: Loaded, seed: int, record: ParamsRecord, frequency: int | None
 ) -> Iterator[TestRecord]:
-    """The record of a test, while it lasts.
+    """Open the record of a test for the length of the block.
 
     Args:
-        run_dir: where; None: beside the run that is tested.
-        where: the checkpoint that is tested.
-        seed: of the evaluations.
+        run_dir: directory of the record; None: beside the tested run.
+        where: the tested checkpoint.
+        seed: seed of the evaluations.
         record: the parameters.
-        frequency: keep the results of every so many batches; None: of none.
+        frequency: keep the results of every n-th batch; None: of no batch.
 
     Raises:
-        ConfigError: in that directory is a run that is no test.
+        ConfigError: the directory has a run that is not a test.
         RunDirError, RunLockedError: the run directory cannot be used.
     """
     facts = Configuration(record.tree, code=tuple(record.code)).facts(seed, ())
@@ -111,18 +111,18 @@ def recording_test(
 
 
 def intermediate_results(run_dir: str | Path, validation: str | None = None) -> list[dict[str, Any]]:
-    """What a test has kept of single batches, in their order: of its newest start.
+    """List the results that a test's newest start has kept of single batches, in their order.
 
     Args:
         run_dir: the test's run directory.
-        validation: of this one alone.
+        validation: name of the only validation to list; None for all.
 
     Returns:
         A dictionary for each batch: "validation", "batch" (its number, from 1), "results": names to numbers
         and NumPy arrays.
 
     Raises:
-        RunDirError: the path is no run.
+        RunDirError: the path is not a run.
     """
     journal = RunJournal(to_read(run_dir))
     newest = max((segment.number for segment in journal.segments()), default=0)
@@ -140,10 +140,10 @@ def intermediate_results(run_dir: str | Path, validation: str | None = None) -> 
 
 
 def run_of(checkpoint: Path) -> Path:
-    """The run directory that a checkpoint, or best weights, lie in.
+    """Return the run directory in which a checkpoint, or best weights, lie.
 
     Raises:
-        ConfigError: it lies in none.
+        ConfigError: the path lies in no run directory.
     """
     for folder in checkpoint.parents:
         if (folder / "run.json").exists():
@@ -152,7 +152,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A number, or an array."""
+    """Convert a result to a number or an array of NumPy."""
     if isinstance(value, bool | int | float):
         return value
     host = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)

@@ -31,21 +31,21 @@ def test_from_params(
     """Run validations on a checkpoint of a run, and record what they find.
 
     Args:
-        load_params: which checkpoint: as for `train_from_params`.
+        load_params: names the checkpoint, as for `train_from_params`.
         model_params: as in training; its function gets `train=False`.
         validation_params: as in training.
-        save_params: where the record lies, as a run of its own that names the checkpoint under `validates`;
-            None: beside the run that is tested (`everstep.evaluations`).  With `save_intermediate_freq`
-            every so many batches' results are kept: `everstep.experiment.intermediate_results`.
+        save_params: place of the record, a run of its own that names the checkpoint under `validates`; None:
+            beside the tested run (`everstep.evaluations`).  With `save_intermediate_freq` n, the results of
+            every n-th batch are kept: `everstep.experiment.intermediate_results`.
         dont_run: build everything and test nothing.
         skip_check: do not ask git for the commits of functions.
 
     Returns:
-        Name of the validation to its results, which are numbers by name; of several models a list of such.
-        With `dont_run` the task, or tasks.
+        Name of the validation to its results, which are numbers by name; for several models a list.  With
+        `dont_run` the task, or a list of tasks.
 
     Raises:
-        ConfigError: as `train_from_params`; at the place of `save_params` is a run that is no test.
+        ConfigError: as for `train_from_params`; or `save_params` name a run that is not a test.
         RestoreError: the checkpoint does not fit the model.
         NoCheckpointError: there is no such checkpoint.
         RunLockedError: another process records a test in that place.

@@ -1,4 +1,4 @@
-"""`train_from_params`: a run that is its parameters.  After tfutils."""
+"""`train_from_params`: a run described by its parameters alone.  After tfutils."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ FREE = (
     "train_params.validate_first",
     "train_params.thres_loss",
 )
-"""What may change between two starts: it touches no step (the threshold is compared by itself)."""
+"""Parameters that may change between two starts: they touch no step.  The threshold is a service's, which
+a resume compares by itself."""
 
 
 @checked_keywords
@@ -48,29 +49,29 @@ def train_from_params(
     on_change: Literal["error", "override"] = "error",
     on_divergence: Literal["stop", "warn"] | None = None,
 ) -> Any:
-    """Train what a tree of parameters describes; called again, it goes on where the run stands.
+    """Train by a tree of parameters; the same call again resumes the run.
 
-    Each argument is a dictionary; docs/coming-from/tfutils.md has all keys, and what the functions get and
-    return.  Several models train on one reading of the data where some arguments are lists, one dictionary
-    for each model; what is no list is for all of them.
+    Each argument is a dictionary; docs/coming-from/tfutils.md has all keys, and the arguments and results of
+    the functions.  If some arguments are lists, with a dictionary for each model, several models train on the
+    same reading of the data; an argument that is not a list is for all models.
 
     Args:
-        save_params: where the run lies (cache_dir, dbname, collname, exp_id), and how often it saves.
+        save_params: place of the run (cache_dir, dbname, collname, exp_id), and how often it saves.
         model_params: `func(inputs, train, seed, ...)` makes the model.
         train_params: data, number of steps, threshold of the loss, minibatches.
         loss_params: `loss_func(outputs, *labels, ...)`.
         learning_rate_params: `func(global_step, ...)`.
         optimizer_params: `optimizer(parameters, lr, ...)`.
         validation_params: name to data, targets and aggregations.
-        load_params: a checkpoint of another run to begin from; used where the run has none of its own.
+        load_params: checkpoint of another run to begin with; used only if the run has no checkpoint yet.
         dont_run: build everything and train nothing.
-        skip_check: do not look whether the code is committed.
-        on_change: where the run was begun with other parameters: "error" shows both and refuses,
-            "override" goes on with these.
+        skip_check: do not check that the code is committed.
+        on_change: if the run was begun with other parameters: "error" shows both and refuses, "override"
+            resumes with the given parameters.
         on_divergence: as for `everstep.Supervisor`.
 
     Returns:
-        The `Ending`; of several models a list.  With `dont_run` the `Trainer` or `MultiRun`.
+        The `Ending`; for several models a list.  With `dont_run` the `Trainer` or `MultiRun`.
 
     Raises:
         ConfigError: a key is unknown, missing or of another type; names its place, and the nearest key.
@@ -142,7 +143,7 @@ def _trainer(
 
 
 def _beginning(tree: Training, run_dir: Path) -> tuple[dict[str, Any], int]:
-    """Arguments of the Trainer for where it begins, and the step from which the learning rate counts."""
+    """Arguments of the Trainer about the beginning, and the step from which the learning rate counts."""
     given = tree.load_params
     if given is None:
         return {}, 0
@@ -169,7 +170,7 @@ def _beginning(tree: Training, run_dir: Path) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _run_dirs(models: list[Training]) -> Iterator[list[Path]]:
-    """The run directory of each model; without `do_save` one that is deleted afterwards."""
+    """Yield the run directory of each model; without `do_save`, a folder that is deleted after the block."""
     with TemporaryDirectory(prefix="everstep-do_save-") as folder:
         found: list[Path] = []
         for number, tree in enumerate(models):

@@ -1,6 +1,6 @@
 """Migrations of an index from older versions: a module `to_N` for each version.
 
-Nothing here is imported unless an index is behind.
+These modules are imported only if an index is of an older version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from everstep.index.schema import VERSION
 
 
 def migrate(connection: Connection, found: int) -> None:
-    """Change the tables of version `found` step by step, in the transaction of `connection`."""
+    """Migrate the tables from version `found`, version by version, in the transaction of `connection`."""
     operations = Operations(MigrationContext.configure(connection))
     for version in range(found + 1, VERSION + 1):
         import_module(f"{__name__}.to_{version}").upgrade(operations)

@@ -1,4 +1,4 @@
-"""Version 3: where a resume differed; a run stands at its last complete step, not at that of its last row."""
+"""Version 3: a run has the step of its first divergence, and its last completed step, not its last row's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.record.reading import Event
 
 
 def upgrade(op: Operations) -> None:
-    """Migrate from version 2: bring together what its rows of events and segments say."""
+    """Migrate from version 2: compute the new values from its rows of events and segments."""
     op.add_column("runs", Column("diverged", BigInteger().with_variant(Integer, "sqlite")))
     connection = op.get_bind()
     starts = table("segments", *map(column, ("run", "number", "begun", "step", "epoch", "facts")))
