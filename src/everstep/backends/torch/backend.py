@@ -200,7 +200,7 @@ class TorchBackend:
         return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
 
     def entry(self, value: Any) -> Entry | None:
-        """Make the entry of a module, optimizer, scheduler, gradient scaler, tensor or generator, else None."""
+        """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for others."""
         return make_entry(value)
 
     def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
