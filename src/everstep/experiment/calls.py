@@ -91,6 +91,7 @@ class Call:
             ConfigError: an argument of the config is wrong.
         """
         ready = self._ready
+        # The number of late arguments decides which names are left for the config.
         if ready is None or ready[0] != len(late):
             problems: list[Problem] = []
             ready = self.checked((), problems, len(late))._ready
@@ -167,6 +168,7 @@ def misfits(
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     left = [p for p in parameters if p not in positional[:late]]
     by_name = {p.name for p in left if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    # `checked_keywords` notes there which names `**` arguments may have.
     more = getattr(_function(function), "known_keywords", None)
     takes_any = more is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
     known = by_name | (set(more or ()) - {p.name for p in positional})
@@ -197,6 +199,7 @@ def _parameters(target: Any) -> list[inspect.Parameter] | None:
         return None
     except (NameError, TypeError, SyntaxError, AttributeError):  # names that only type checkers see
         pass
+    # Without evaluation: an annotation that stays a string counts as Any.
     try:
         found = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -212,6 +215,7 @@ def _inherited(target: Any) -> dict[str, Any]:
         for p in parameters:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 found.setdefault(p.name, p.annotation)
+        # A class without `**options` hands nothing further on.
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
@@ -229,6 +233,7 @@ def _plain_defaults(named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
+    # Exact types: JSON would give a subclass back as its base class.
     if type(value) is dict:
         return CALL not in value and all(type(k) is str and _is_plain(part) for k, part in value.items())
     if type(value) in (list, tuple):
@@ -268,6 +273,7 @@ def _converted(annotation: Any, value: Any, place: Place, problems: list[Problem
         return _attempt(lambda: imported(value), place, problems)
     if value is not None and any(inspect.isclass(t) and issubclass(t, Schedule) for t in types_):
         return _attempt(lambda: schedule(value), place, problems)
+    # pydantic makes a lazy iterator of an Iterable, which can be read only once.
     if annotation in (Any, inspect.Parameter.empty) or types_ & _ITERABLES:
         return value
     try:

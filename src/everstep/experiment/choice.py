@@ -73,6 +73,7 @@ def choose(
     meta: Any = None if checkpoint is None else checkpoint.meta
     if checkpoint is not None and meta.get("config"):
         why = "" if trust else distrust_config(located(run_dir), meta["config"])
+        # A comparison may import the stored services: not those of a run that is not this user's.
         changes = touching(meta["config"], resolved, imports=not why)
         # Permission comes first: `resolve` imports what the stored config names.
         if changes and on_change == "keep":
@@ -100,6 +101,7 @@ def require_unchanged(choice: Choice, on_change: OnChange) -> str:
         return choice.says
     is_own = not distrust_config(located(choice.run_dir), meta["config"])
     changes = touching(meta["config"], choice.resolved, imports=is_own)
+    # Options here mean a fresh fork, whose config differs from its parent's on purpose.
     if changes and on_change == "error" and not choice.options:
         raise refusal(choice.run_dir, _of_config(changes))
     shown = configuration(choice.resolved).changes(meta["config"])
@@ -124,6 +126,7 @@ def touching(
         imports: False to import no services but everstep's own: all others count as controllers.
     """
     config = configuration(given)
+    # The list of services is free, but the controllers in it are compared.
     config = replace(
         config,
         tree={**given.tree, "services": _controllers(given.tree, imports)},

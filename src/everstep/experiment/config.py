@@ -90,6 +90,7 @@ def resolve(
             f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
             "and Call, in a module that imports them at run time"
         ) from error
+    # A wrong config is searched as written, so that mistakes in its calls are listed, too.
     tree = layers.tree if config is None else adapter.dump_python(config, mode="json")
     called = list(calls(schema, tree)) if imports else []
     checked = [call.checked(place, problems, late) for place, call, late in called]
@@ -127,6 +128,7 @@ def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[
     for each in members(schema):
         inner = typing.get_args(each)
         if inspect.isclass(each) and issubclass(each, Call):
+            # Validation has listed a value that is not a call.
             with suppress(ConfigError):
                 yield place, each.of(tree), late
         elif dataclasses.is_dataclass(each) and isinstance(tree, Mapping):

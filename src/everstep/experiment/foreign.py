@@ -78,6 +78,7 @@ class _Outside(importlib.abc.MetaPathFinder):
         folder = folder.resolve()
         if folder not in self._folders:
             self._folders.append(folder)
+        # An empty entry of sys.path is the working directory.
         sys.path[:] = [each for each in sys.path if not self._in(each or os.curdir)]
         if self not in sys.meta_path:
             # First of all finders: one that came before would import without asking this one.
@@ -106,6 +107,7 @@ class _Outside(importlib.abc.MetaPathFinder):
                 )
 
     def _in(self, place: str) -> bool:
+        # A link must not lead into a run directory either.
         real = Path(os.path.realpath(place))
         return any(real.is_relative_to(folder) for folder in self._folders)
 

@@ -66,6 +66,7 @@ class Fork:
             rename(new, folder, "fork")
             fsync_folder(folder.parent, "fork")
         except OSError as error:
+            # A run has the name by now: `begin` asks for a place again.
             if facts_of(folder):
                 return False
             if isinstance(error, RunDirError):

@@ -76,6 +76,7 @@ class Layers:
             return dict(old) | {
                 key: self._laid(old.get(key), value, other, (*at, key)) for key, value in new.items()
             }
+        # A value that is replaced takes the origins inside it along.
         self.origins = {p: o for p, o in self.origins.items() if p[: len(at)] != at} | {
             p: o for p, o in other.origins.items() if p[: len(at)] == at
         }
@@ -202,9 +203,11 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
     where = f"{name}, line {line}" + (f": {dotted(place)}" if place else "")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where}: {value} is no number of JSON; give null, or a finite number")
+    # Before the numbers: a bool is an int.
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, float, str):
+        # The loader's ScalarBoolean is an int that is not a bool.
         if isinstance(value, kind):
             return bool(value) if type(value).__name__ == "ScalarBoolean" else kind(value)
     if isinstance(value, datetime.date):

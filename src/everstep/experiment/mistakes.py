@@ -72,6 +72,7 @@ def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -
         if any(other[: len(inside)] == inside != other for other in wanted):
             continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, inside, value)
+        # An integer is a number: a single word is enough.
         if "a number" in words:
             words = [word for word in words if word != "a whole number"]
         number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)

@@ -49,6 +49,7 @@ class Configured(Experiment):
         trust: bool,
         **checks: Any,
     ) -> None:
+        # Chosen first: the config that counts may be the stored one.
         chosen = choose(resolved, run_dir, on_change, trust=trust)
         self.config: ExperimentConfig = chosen.resolved.config
         self.tree = chosen.resolved.tree
@@ -103,6 +104,7 @@ class Configured(Experiment):
 
     def _to_train(self) -> Trainer:
         trainer = super()._to_train()
+        # Refused before `begin` makes a fork on the disk.
         self._require_optimizer()
         if self._chosen.begin is not None:
             self._chosen = self._chosen.begin(trainer.task.state())
@@ -185,6 +187,7 @@ def open_config(
     if not paths:
         raise ConfigError("no config file was given; give one or more YAML files")
     code = tuple(dict.fromkeys(path.absolute().parent for path in paths))
+    # The config's modules lie beside its files, and `resolve` imports them.
     findable(code)
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
     config = resolved.config
@@ -221,6 +224,7 @@ def open_run(
         profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     checks = {"strict_git": strict_git, "skip_check": skip_check}
+    # Trusted by now: `stored` has refused all other runs.
     return Configured(resolved, Path(run_dir), code, on_change, True, **checks)
 
 
@@ -275,6 +279,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
             "its config file: everstep train FILE"
         )
     newest = Store(run_dir, 0, lambda _: None).facts()[-1:]
+    # If the newest start has saved, its own config is the trained one.
     if not newest or newest[0].segment == start.segment:
         return recorded, tree, None
     checkpoint = find_checkpoint(run_dir, lambda _: None)

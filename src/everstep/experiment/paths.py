@@ -23,6 +23,7 @@ def imported(path: str) -> Any:
         raise ConfigError(f"{path!r} is no import path; give module:name, as in torch.optim:AdamW")
     try:
         found = _module(module)
+    # An import runs the module's code, which may raise anything.
     except Exception as error:
         raise ConfigError(
             f"{path!r}: importing {module} failed with {type(error).__name__}: {error}; correct the path, or "

@@ -94,6 +94,7 @@ def _named(batch: Any) -> dict[str, Any]:
 def _array(value: Any) -> Any:
     if hasattr(value, "detach"):  # a tensor, on whatever device
         value = value.detach().cpu()
+        # NumPy has no bfloat16.
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(value)
 

@@ -36,6 +36,7 @@ class Search:
     ) -> None:
         if not spaces:
             raise ConfigError("nothing varies; give --optuna PATH=[VALUE, ...]")
+        # Optuna is an extra, imported only when it is used.
         try:
             import optuna
         except ImportError as error:
@@ -44,6 +45,7 @@ class Search:
         self._base, self._spaces, self.metric = base, fitting(base, spaces), metric
         self._study = optuna.create_study(
             direction="maximize" if maximize else "minimize",
+            # Trials that train at the same time are kept apart.
             sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         )
         self._distributions = {path: _distribution(space) for path, space in self._spaces.items()}

@@ -60,6 +60,7 @@ class Base:
     profile: str | None = None
 
     def __post_init__(self) -> None:
+        # As for `open_config`: the config's modules lie beside its files.
         findable(Path(file).absolute().parent for file in self.files)
 
     def trial(self, settings: dict[str, Any]) -> Trial:
@@ -72,6 +73,7 @@ class Base:
         config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
         base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
         name = _name(settings, self._words(settings))
+        # `.` and `..` have no name to extend: the run directory lies inside.
         if base.name in ("", ".."):
             return Trial(settings, base / name)
         return Trial(settings, base.parent / f"{base.name}-{name}")

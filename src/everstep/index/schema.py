@@ -6,7 +6,7 @@
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
     evaluations  (a view) the valid values measured outside steps
-    checkpoints  one per commit that the journal speaks of; what is on the disk, the run directory knows
+    checkpoints  one per commit in the journal; the run directory decides which are still on the disk
     events       one per event
 
 A row lies at (segment, offset, row): the place of its block in what the segment wrote, and its place

@@ -72,6 +72,7 @@ def enter(root: Module) -> None:
     for _, module in _keeping(root):
         before, left = _given.get(module, {}), _left.get(module, {})
         marks = _marks(module)
+        # A value that is as the last loop left it is not given anew: the value before that loop counts.
         _given[module] = {
             name: before[name]
             if name in before and name in left and _same(left[name], mark)
@@ -184,6 +185,7 @@ def _mark(value: Any) -> Any:
     """Mark a value, to tell later whether it has changed; no element of a tensor is read."""
     kind = type(value)
     if isinstance(value, Tensor):
+        # Inference tensors have no version counter.
         return kind, weakref.ref(value), 0 if value.is_inference() else value._version
     if kind is np.ndarray:
         return kind, _digest(value), value.dtype.str, value.shape
@@ -217,6 +219,7 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
         return a() is not None and a() is b()
+    # The type counts: 1 differs from 1.0 and True.
     return type(a) is type(b) and bool(a == b)
 
 

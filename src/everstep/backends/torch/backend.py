@@ -54,6 +54,7 @@ class TorchBackend:
 
     def random_state(self) -> Any:
         """Return {"cpu": state}, and "cuda" with a state for each device once CUDA is in use."""
+        # A program that does not use CUDA must not have it initialised by this question.
         state: dict[str, Any] = {"cpu": torch.default_generator.get_state()}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             state["cuda"] = torch.cuda.get_rng_state_all()
@@ -157,6 +158,7 @@ class TorchBackend:
             except (RuntimeError, TypeError):
                 pass
         elif value.numel() == 1 and not value.is_complex() and not value.is_meta:
+            # A copy: the program may change its tensor before the value is read.
             return value.detach().clone()
         raise MetricError(
             f"a metric is one real number, got a {value.dtype} tensor of shape {tuple(value.shape)} on "
@@ -229,6 +231,7 @@ class TorchBackend:
     def evaluation_mode(self, objects: Mapping[str, Any]) -> Iterator[None]:
         """Set the modules to evaluation mode in the block; then each submodule has its own mode again."""
         models = [value for _, value in flatten(objects) if isinstance(value, torch.nn.Module)]
+        # Each submodule has a mode of its own: a frozen part may be in evaluation mode during training.
         before = [(module, module.training) for model in models for module in model.modules()]
         for model in models:
             model.eval()

@@ -116,6 +116,7 @@ class Loader(SampledStream):
             batch_size=None,
             sampler=range(first, len(plan)),
             collate_fn=_as_is,
+            # Without a generator, each iterator would draw its seed from the global one.
             generator=torch.Generator().manual_seed(pass_key("workers", plan.seed, purpose, pass_index)),
             **self._options,
         )

@@ -174,6 +174,7 @@ class ClipOptimizer(Around):
         norm = self.clip.apply(parameters)
         self._told = {"grad_norm": norm}
         finite = norm.isfinite()
+        # Asking whether the norm is finite would wait for the device: there, gradients become 0.
         if not finite.is_cpu:
             for parameter in parameters:
                 assert parameter.grad is not None
@@ -204,6 +205,7 @@ class ScaledOptimizer(Around):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Unscale the gradients, step unless they overflowed, and adapt the scale."""
         loss = _called(closure)
+        # scaler.step does not tell whether it made an update: the hook does.
         self._stepped = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -278,6 +280,7 @@ class MinibatchOptimizer(Around):
             return
         gradients = [p.grad for p in _with_gradient(self) if p.grad is not None]
         if gradients:
+            # Products with the elements were summed: the division makes the mean over the window.
             torch._foreach_div_(gradients, self._elements)
         if isinstance(self._loss, Tensor):
             self._told = {"window_loss": self._loss / self._elements}

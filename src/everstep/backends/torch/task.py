@@ -174,6 +174,7 @@ class Task(tasks.Task):
         if self._decay is not None:
             self._ema = Average(self.model, self._decay)
             self._evaluated = self._ema.module
+        # The hook is the innermost optimizer's: an update that is left out moves no schedule and no average.
         optimizer.register_step_post_hook(self._updated)
 
     def _require_plain(self) -> None:
@@ -338,6 +339,7 @@ class Task(tasks.Task):
         if self.device is None:
             return batch
         if callable(move := getattr(batch, "to", None)):
+            # Pinned memory is copied while the device computes.
             return move(self.device, non_blocking=True)
         if isinstance(batch, Mapping):
             return {name: self.to_device(part) for name, part in batch.items()}

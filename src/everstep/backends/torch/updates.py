@@ -76,7 +76,7 @@ class TorchUpdateWatch:
         if watched is not None:
             self.updates += 1
             watched.stepped()
-        elif optimizer in _owned:
+        elif optimizer in _owned:  # of another open loop
             return
         elif optimizer not in self._seen:
             self._seen.add(optimizer)
@@ -119,6 +119,7 @@ class TorchUpdateWatch:
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
             tensors = list(_tensors(user[name]))
+            # Compared by storage: a tied parameter may be saved under another name.
             saved.update(map(_place, tensors))
             if isinstance(value, torch.nn.Module):
                 own = dict(getattr(value, "_orig_mod", value).named_parameters())
@@ -184,6 +185,7 @@ class TorchUpdateWatch:
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         for owner, key, parameter in self._parameters():
             grad = saved.pop((owner, key), None)
+            # A copy: the program changes gradients in place.
             parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
         for owner, watched in self._own.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
