@@ -52,9 +52,9 @@ class SQLite:
     reads stays true until it commits, and waiting for the lock never fails half way.
 
     A malformed file is set aside by the first process that notices.  A process that has the file open
-    continues
-    with the file that was set aside.  A process that is just opening the file checks again, before it writes,
-    which file has the name: a `-wal` belongs to a name, and the new file's would be mixed with the old file.
+    continues with the file that was set aside.  A process that is just opening the file checks again, before
+    it writes, which file has the name: a `-wal` belongs to a name, and the new file's would be mixed with the
+    old file.
     """
 
     shared = False

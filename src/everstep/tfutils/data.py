@@ -21,8 +21,7 @@ def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
     """Make the data that `data_params` describe.
 
     A dictionary of arrays is divided into batches.  In training they are shuffled with a seed of their own,
-    so
-    that models with different seeds can share the data.
+    so that models with different seeds can share the data.
     """
     made = params()
     if not isinstance(made, Mapping):

@@ -213,8 +213,7 @@ class TorchBackend:
         """List the parameters: name, shape, whether it is trained.
 
         Those of modules are named "ENTRY/module.weight", bare ones as their entry.  An averaged copy of a
-        model
-        (EMA, SWA) is left out: its parameters are the model's once more.
+        model (EMA, SWA) is left out: its parameters are the model's once more.
         """
         found = []
         for name, value in flatten(objects):

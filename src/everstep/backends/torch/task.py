@@ -40,9 +40,9 @@ class Task(tasks.Task):
 
     A task with a step of its own overrides `train_step` and uses what it needs of `to_device`, `precision`,
     `backward` and `update`.  A task with several optimizers returns them from `state`, or as a dictionary
-    from
-    `build_optimizer`, and steps them itself (examples/gan.py).  Accumulation, clipping, float16, the average
-    and the schedule are for one optimizer; wrap several in `ClipOptimizer` and `MinibatchOptimizer` yourself.
+    from `build_optimizer`, and steps them itself (examples/gan.py).  Accumulation, clipping, float16, the
+    average and the schedule are for one optimizer; wrap several in `ClipOptimizer` and `MinibatchOptimizer`
+    yourself.
 
     Args:
         device: device of the model and the batches; None leaves them where they are.
@@ -53,8 +53,7 @@ class Task(tasks.Task):
             window, even if its batches differ in size; "window_loss" is the mean of their losses.  The last
             window of an epoch may be short.
         clip: limit of the gradients; their norm before clipping is the metric "grad_norm".  If the norm is
-            not
-            finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
+            not finite, the gradients are not used (`ClipOptimizer`) and the NaN guard names the step.
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters whose names do not contain a match are frozen.
         compile: whether the model is compiled; or the arguments of `torch.compile` for the model.
@@ -234,8 +233,8 @@ class Task(tasks.Task):
         """Number of elements over which a batch's loss is the mean: its weight when gradients accumulate.
 
         The batch is given as the stream made it.  Default: `batch_size`; for a loss per token, return the
-        number
-        of tokens that are not padding.  The number must be above 0; a tensor on a device is not checked.
+        number of tokens that are not padding.  The number must be above 0; a tensor on a device is not
+        checked.
         """
         return self.batch_size(batch)
 
