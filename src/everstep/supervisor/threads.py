@@ -127,4 +127,5 @@ class PeriodicThreads:
         # all are asked first, so that they end at the same time
         for thread in self._threads:
             thread.stop()
-        return [thread.name for thread in self._threads if not thread.join(GRACE)]
+        until = time.monotonic() + GRACE  # for all of them together
+        return [thread.name for thread in self._threads if not thread.join(until - time.monotonic())]
