@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import total_ordering
+from functools import cache, total_ordering
 from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
@@ -236,9 +236,15 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
     return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
 
 
+@cache
+def _own_version() -> str:
+    """Return the version of the everstep that runs; an upgrade on disk meanwhile changes nothing."""
+    return version("everstep")
+
+
 def versions() -> dict[str, str]:
     """Versions of what makes a checkpoint's values; torch only if the program uses it."""
-    found = {"everstep": version("everstep"), "python": platform.python_version(), "numpy": np.__version__}
+    found = {"everstep": _own_version(), "python": platform.python_version(), "numpy": np.__version__}
     if (torch := sys.modules.get("torch")) is not None:
         found["torch"] = str(torch.__version__)
     return found
