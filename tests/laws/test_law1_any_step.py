@@ -118,6 +118,15 @@ choices = {
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.sampled_from(IN_PROCESS), **choices)
+@example(  # opening the pass anew draws from the program's generators
+    data="plain",
+    shape="a limit of steps",
+    accumulate=1,
+    evaluate="isolated",
+    services="best",
+    cadence="3 steps",
+    crashes=[Crash("start", 5)],
+)
 def test_crashed_anywhere(**chosen: Any) -> None:
     check(**chosen)
 
