@@ -131,6 +131,39 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_the_loop_answer_only_for_the_same_evaluation(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def door(**how: Any) -> everstep.Trainer:
+        return trainer(run_dir, services=[everstep.Evaluate("valid", **how)])
+
+    door(num_steps=1, name="part").run_training()
+    part = door(num_steps=1).evaluate_all()
+    assert apart(run_dir) == [] and part["valid/loss"].hex() in str(rows(run_dir, "eval/part"))
+    whole = door().evaluate_all()
+    assert apart(run_dir) == [8] and whole == door().evaluate("valid") != part
+    more = door(num_steps=1, stats={"loss": ["max"]}).evaluate_all()
+    assert more.keys() - part.keys() == {"valid/loss/max"}
+    assert len(apart(run_dir)) == 3 and door(num_steps=1, stats={"loss": ["max"]}).evaluate_all() == more
+
+
+def test_a_service_that_is_named_like_another_stream_does_not_answer_for_it(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", services=[everstep.Evaluate("valid", name="test")]).run_training()
+    found = trainer(tmp_path / "run", services=[everstep.Evaluate("test")]).evaluate_all()
+    assert found.keys() == {"test/loss", "test/noise"}
+
+
+def test_weights_of_another_run_are_not_answered_from_this_one(tmp_path: Path) -> None:
+    for name, seed in (("run", 7), ("other", 8)):
+        trainer(tmp_path / name, seed=seed).run_training()
+    door, other = trainer(tmp_path / "run"), trainer(tmp_path / "other")
+    (newest,) = (tmp_path / "other" / "checkpoints").glob("epoch-0002-*")
+    door.evaluate("test", weights=newest)
+    loss = other.evaluate("valid")["valid/loss"]
+    # each run evaluates with its own seed, which "noise" depends on
+    assert door.evaluate_all()["valid/loss"] == loss
+
+
 # ---------------------------------------------------------------------------------- the record
 
 

@@ -361,7 +361,10 @@ class Service:
         self.schedule = copy.deepcopy(self.default_schedule if schedule is None else schedule)
 
     def config(self) -> Json:
-        """Return the arguments that change training, for comparison on resume (controllers only)."""
+        """Return the arguments that change the result; None for none.
+
+        Those of a controller are compared at a resume, those of an observer are recorded.
+        """
         return None
 
     def open(self, run: RunView) -> None:

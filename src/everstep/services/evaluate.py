@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage
+from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.keywords import whole
 from everstep.metrics.aggregation import checked_statistics
@@ -73,6 +74,9 @@ class Evaluate(Service):
         """Step at which the program evaluated by itself; -1 for none."""
         if validate_first:
             self.moments |= {Moment.BEFORE_EPOCH}
+
+    def config(self) -> Json:
+        return {"stream": self.stream, "num_steps": self.num_steps}
 
     def open(self, run: RunView) -> None:
         if self.evaluator is None:

@@ -16,6 +16,7 @@ from everstep.contracts.state import Json
 from everstep.errors import ChangedError, ConfigError
 from everstep.keywords import plain
 from everstep.record import facts as run_facts
+from everstep.record.provenance import as_json
 from everstep.redaction import redacted
 
 NONE = "none"
@@ -65,7 +66,10 @@ class Configuration:
         """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
         frameworks = {backend.name: backend.describe() for backend in backends.active()}
         told = run_facts(sys.argv, self.tree, seed, frameworks, next(iter(self.code), None))
-        return {**told, "services": [repr(service) for service in services]}
+        services = list(services)
+        observers = {s.name: s.config() for s in services if not s.controller}
+        kept = {name: redacted(as_json(config)) for name, config in observers.items() if config is not None}
+        return {**told, "services": [repr(service) for service in services], "observers": kept}
 
     def is_free(self, path: str) -> bool:
         """Whether a change at a dotted path touches no step of the training."""

@@ -11,6 +11,7 @@ from typing import Any
 from everstep.contracts.services import Service
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Evaluation, RunJournal, evaluations, located, record_evaluation, to_read
+from everstep.services.evaluate import Evaluate
 from everstep.supervisor import Loaded, best
 from everstep.supervisor.configuration import Configuration
 
@@ -71,16 +72,38 @@ class Recorded:
         except RunDirError:
             return []
 
-    def find(self, stream: str, num_steps: int, weights: Loaded) -> dict[str, float]:
-        """Find the metrics of an earlier evaluation of the same weights; empty if there is none."""
+    def find(self, stream: str, how: Evaluate | None, weights: Loaded) -> dict[str, float]:
+        """Find the metrics of an earlier evaluation of the same weights; empty if there is none.
+
+        Args:
+            how: the service of the stream, if any; the evaluation took its number of batches and statistics.
+        """
+        num_steps = -1 if how is None else how.num_steps
+        stats = {} if how is None else how.stats
+        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
         run_dir = to_read(self._run_dir)
         for each in reversed(evaluations(run_dir)):
-            if (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest):
+            same = (each.stream, each.num_steps, each.digest) == (stream, num_steps, weights.digest)
+            if same and wanted <= each.metrics.keys():
                 return each.metrics
-        if not weights.is_checkpoint:
-            return {}
-        rows = (row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{stream}" and not row.wall)
-        return {row.name: row.value for row in rows if row.step == weights.step}
+        found = _in_the_loop(run_dir, {"stream": stream, "num_steps": num_steps}, weights)
+        return found if wanted <= found.keys() else {}
+
+
+def _in_the_loop(run_dir: Path, asked: Mapping[str, Any], weights: Loaded) -> dict[str, float]:
+    """Find the metrics that a service with these settings wrote in the loop at the step of a checkpoint."""
+    if Path(weights.path).resolve().parent != (run_dir / "checkpoints").resolve():
+        return {}
+    journal = RunJournal(run_dir)
+    # per start: settings may have changed since a row was written
+    phases = {
+        (event.segment, f"eval/{name}")
+        for event in journal.events("segment")
+        for name, settings in event.data.get("facts", {}).get("observers", {}).items()
+        if settings == asked
+    }
+    rows = (row for row in journal.rows() if row.step == weights.step and not row.wall)
+    return {row.name: row.value for row in rows if (row.segment, row.phase) in phases}
 
 
 def weights_of(run_dir: str | Path, asked: str | Path) -> Path:

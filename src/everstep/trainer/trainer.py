@@ -525,11 +525,11 @@ class Trainer:
         loaded = newest or weights is not None
         found: dict[str, float] = {}
         for name in self._evaluated():
-            how, num_steps = self._service_of(name), self._num_steps(name)
+            how = self._service_of(name)
             at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
             if at != self._weights.step or loaded:
-                metrics = {} if loaded else self._recorded.find(name, num_steps, self._weights)
-            found |= metrics or self.evaluate(name, num_steps)
+                metrics = {} if loaded else self._recorded.find(name, how, self._weights)
+            found |= metrics or self.evaluate(name, self._num_steps(name))
         return found
 
     def _service_of(self, stream: str) -> Evaluate | None:
