@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from everstep.index.database import Database
-from everstep.index.queries import find_run, metric_rows
+from everstep.index.run_queries import find_run, metric_rows
 from everstep.record import Block, Journal, RunDir
 
 

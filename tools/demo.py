@@ -25,9 +25,9 @@ from pathlib import Path
 
 import timeline
 
-from everstep.drill import picture
-from everstep.drill.divergence import Divergence, Reference
-from everstep.drill.victim import INDEX, Program, Record, Start, Strike
+from everstep.drill.divergence import DrillDivergence, Undisturbed
+from everstep.drill.program import INDEX, Program, ProgramStart, Strike, WitnessLine
+from everstep.drill.timeline import draw_timeline
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services.witness import FILE
@@ -62,8 +62,8 @@ class Twin(Program):
         )
         super().__init__(command, folder, timeout=0.0)
         self.kills, self.killed = kills, list[int]()
-        self.steps: dict[int, Record] = {}
-        self.epochs: dict[int, Record] = {}
+        self.steps: dict[int, WitnessLine] = {}
+        self.epochs: dict[int, WitnessLine] = {}
         self.accuracies: dict[int, str] = {}
 
     @property
@@ -85,7 +85,7 @@ class Twin(Program):
             self.process = subprocess.Popen(
                 self.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
-        self.starts.append(Start(None, 0, time.time(), 0.0, [], log))
+        self.starts.append(ProgramStart(None, 0, time.time(), 0.0, [], log))
 
     def advance(self) -> bool:
         """Read what is new, kill if it is time to.  Whether it still runs."""
@@ -109,7 +109,7 @@ class Twin(Program):
             if not line.endswith(b"\n"):  # the rest comes, unless the kill tore the line
                 self.new_lines.seek(-len(line), os.SEEK_CUR)
                 return
-            record = Record(**{**json.loads(line), "run": "digits"})
+            record = WitnessLine(**{**json.loads(line), "run": "digits"})
             self.starts[-1].records.append(record)
             if record.at in ("step", "epoch"):
                 (self.steps if record.at == "step" else self.epochs)[record.step] = record
@@ -173,7 +173,7 @@ class Screen:
 
     def bars(self) -> str:
         width = COLUMN - 8
-        bars = (picture.timeline(twin.starts, self.place, width) for twin in self.twins)
+        bars = (draw_timeline(twin.starts, self.place, width) for twin in self.twins)
         counts = (f" {max(twin.steps, default=0):3}/{len(self.place)}" for twin in self.twins)
         return beside(*(bar + count for bar, count in zip(bars, counts, strict=True)))
 
@@ -193,9 +193,9 @@ def half(twin: Twin, epoch: int) -> str:
 # ----------------------------------------------------------------------------------------- the verdict
 
 
-def verdict(calm: Twin, struck: Twin) -> Divergence | None:
+def verdict(calm: Twin, struck: Twin) -> DrillDivergence | None:
     """The first thing that differs, in the steps, the rows or the end; None if nothing does."""
-    return Reference(calm).first_divergence(struck)
+    return Undisturbed(calm).first_divergence(struck)
 
 
 def say_equal(calm: Twin, struck: Twin) -> None:
@@ -220,7 +220,7 @@ def state_digest(twin: Twin) -> str:
     return found[1]
 
 
-def say_different(calm: Twin, struck: Twin, found: Divergence) -> None:
+def say_different(calm: Twin, struck: Twin, found: DrillDivergence) -> None:
     print("\n" + "!" * 80)
     print(f"DIFFERENT: killed at {' and '.join(map(str, struck.killed))}, the run ended as another one.")
     print(f"first: {found}: {found.expected} undisturbed, {found.found} here")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import ceil
 
-from everstep.drill.victim import Start
+from everstep.drill.program import ProgramStart
 
 WIDTH, HEIGHT = 860, 410
 LEFT, RIGHT, TOP, BOTTOM = 58, 24, 84, 34
@@ -59,7 +59,7 @@ class Canvas:
         self.elements.append(f'<circle class="dot" cx="{self.x(seconds)}" cy="{self.y(step)}" r="4"/>')
 
 
-def draw(calm: list[Start], struck: list[Start], digest: str) -> str:
+def draw(calm: list[ProgramStart], struck: list[ProgramStart], digest: str) -> str:
     """The SVG: each start a line, each kill a cross, each resume a dot, green what was executed again."""
     began = min(calm[0].began, struck[0].began)
     courses = [points(start, began) for start in struck]
@@ -87,7 +87,7 @@ def draw(calm: list[Start], struck: list[Start], digest: str) -> str:
     )
 
 
-def points(start: Start, began: float) -> list[tuple[float, int]]:
+def points(start: ProgramStart, began: float) -> list[tuple[float, int]]:
     """(seconds, step) at the opening of the run and after each step."""
     records = [record for record in start.records if record.at in ("enter", "step")]
     return [(record.time - began, record.step) for record in records]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from everstep.contracts.state import Stateful as Stateful
     from everstep.contracts.tasks import Task as Task
     from everstep.experiment.experiment import Experiment as Experiment
-    from everstep.index.asking import query as query
+    from everstep.index.query import query as query
     from everstep.loop import TrainLoop as TrainLoop
     from everstep.metrics import MetricFormatter as MetricFormatter
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
@@ -87,7 +87,7 @@ else:
             "everstep.contracts.state": ("Stateful",),
             "everstep.contracts.tasks": ("Task",),
             "everstep.experiment.experiment": ("Experiment",),
-            "everstep.index.asking": ("query",),
+            "everstep.index.query": ("query",),
             "everstep.loop": ("TrainLoop",),
             "everstep.metrics": ("MetricFormatter",),
             "everstep.record": ("Evaluation", "evaluations"),

@@ -19,7 +19,7 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import journal_rows, start, train
 
-from everstep.record.reading import segment_path
+from everstep.record.journal_reader import segment_path
 from postgres_server import Server
 
 

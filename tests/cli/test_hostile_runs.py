@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.cli import _run
-from everstep.record import RunDir, frames
+from everstep.record import RunDir, journal_format
 from everstep.record.rundir import _encode
 from tiny_runs import Tiny
 
@@ -121,7 +121,7 @@ def frame(run_dir: Path, kind: int, payload: bytes) -> None:
     """Put a frame with a right checksum at the end of the journal."""
     path = segment(run_dir)
     with path.open("ab") as file:
-        file.write(frames.pack_frame(kind, file.tell(), payload))
+        file.write(journal_format.pack_frame(kind, file.tell(), payload))
 
 
 def facts(run_dir: Path, **changed: Any) -> None:
@@ -159,47 +159,55 @@ def a_socket(path: Path) -> None:
 
 
 MANY_ROWS = (
-    frames._BLOCK.pack(1.0, 1, 10**8, 4, 4, 0)
+    journal_format._BLOCK.pack(1.0, 1, 10**8, 4, 4, 0)
     + b"steploss"
-    + (frames._COLUMN.pack(0, 1) + frames._STRIDE.pack(1)) * 3
+    + (journal_format._COLUMN.pack(0, 1) + journal_format._STRIDE.pack(1)) * 3
 )
 DEEP = b"[" * 200_000
 
 HARMS: dict[str, Callable[[Path], object]] = {
-    "10**8 rows in 124 bytes": lambda bad: frame(bad, frames.METRICS, MANY_ROWS),
-    "a block without rows": lambda bad: frame(bad, frames.METRICS, frames._BLOCK.pack(1.0, 1, 0, 0, 0, 0)),
-    "a short block": lambda bad: frame(bad, frames.METRICS, b"\0"),
-    "brackets in an event": lambda bad: frame(bad, frames.EVENT, DEEP),
-    "an event that is a list": lambda bad: frame(bad, frames.EVENT, b"[]"),
-    "an event whose data are a list": lambda bad: frame(bad, frames.EVENT, event("closed", [])),
-    "an event at no time": lambda bad: frame(bad, frames.EVENT, event("closed", {}, time=float("nan"))),
+    "10**8 rows in 124 bytes": lambda bad: frame(bad, journal_format.METRICS, MANY_ROWS),
+    "a block without rows": lambda bad: frame(
+        bad, journal_format.METRICS, journal_format._BLOCK.pack(1.0, 1, 0, 0, 0, 0)
+    ),
+    "a short block": lambda bad: frame(bad, journal_format.METRICS, b"\0"),
+    "brackets in an event": lambda bad: frame(bad, journal_format.EVENT, DEEP),
+    "an event that is a list": lambda bad: frame(bad, journal_format.EVENT, b"[]"),
+    "an event whose data are a list": lambda bad: frame(bad, journal_format.EVENT, event("closed", [])),
+    "an event at no time": lambda bad: frame(
+        bad, journal_format.EVENT, event("closed", {}, time=float("nan"))
+    ),
     "an event far away": lambda bad: frame(
-        bad, frames.EVENT, event("closed", {"status": "x", "reason": 1}, time=1e300)
+        bad, journal_format.EVENT, event("closed", {"status": "x", "reason": 1}, time=1e300)
     ),
-    "an end without a status": lambda bad: frame(bad, frames.EVENT, event("closed", {})),
+    "an end without a status": lambda bad: frame(bad, journal_format.EVENT, event("closed", {})),
     "a status of its own": lambda bad: frame(
-        bad, frames.EVENT, event("closed", {"status": {}, "reason": []})
+        bad, journal_format.EVENT, event("closed", {"status": {}, "reason": []})
     ),
-    "a checkpoint without a name": lambda bad: frame(bad, frames.EVENT, event("checkpoint", {})),
+    "a checkpoint without a name": lambda bad: frame(bad, journal_format.EVENT, event("checkpoint", {})),
     "a rollback without fields": lambda bad: frame(
-        bad, frames.EVENT, event("decision", {"what": "rollback"})
+        bad, journal_format.EVENT, event("decision", {"what": "rollback"})
     ),
-    "a start without facts": lambda bad: frame(bad, frames.EVENT, event("segment", {})),
+    "a start without facts": lambda bad: frame(bad, journal_format.EVENT, event("segment", {})),
     "a start with a list of facts": lambda bad: frame(
-        bad, frames.EVENT, event("segment", {"parent": [1], "facts": []})
+        bad, journal_format.EVENT, event("segment", {"parent": [1], "facts": []})
     ),
-    "a divergence at no step": lambda bad: frame(bad, frames.EVENT, event("diverged", {"component": "x"})),
-    "a divergence at a list": lambda bad: frame(bad, frames.EVENT, event("diverged", {"step": [1]})),
-    "a choice at no step": lambda bad: frame(bad, frames.EVENT, event("decision", {"what": "chosen"})),
+    "a divergence at no step": lambda bad: frame(
+        bad, journal_format.EVENT, event("diverged", {"component": "x"})
+    ),
+    "a divergence at a list": lambda bad: frame(bad, journal_format.EVENT, event("diverged", {"step": [1]})),
+    "a choice at no step": lambda bad: frame(
+        bad, journal_format.EVENT, event("decision", {"what": "chosen"})
+    ),
     "an acceptance at a text": lambda bad: frame(
-        bad, frames.EVENT, event("decision", {"what": "accepted", "step": "1"})
+        bad, journal_format.EVENT, event("decision", {"what": "accepted", "step": "1"})
     ),
-    "times of nothing": lambda bad: frame(bad, frames.EVENT, event("times", {})),
+    "times of nothing": lambda bad: frame(bad, journal_format.EVENT, event("times", {})),
     "a step beyond 64 bits": lambda bad: frame(
-        bad, frames.EVENT, event("ended", {"step": 1 << 80, "reason": ""})
+        bad, journal_format.EVENT, event("ended", {"step": 1 << 80, "reason": ""})
     ),
     "the same frame twice": lambda bad: segment(bad).write_bytes(
-        segment(bad).read_bytes() + segment(bad).read_bytes()[frames.HEADER_SIZE :]
+        segment(bad).read_bytes() + segment(bad).read_bytes()[journal_format.HEADER_SIZE :]
     ),
     "brackets in run.json": lambda bad: [(bad / n).write_bytes(DEEP) for n in ("run.json", ".run.json")],
     "a list in run.json": lambda bad: [(bad / n).write_bytes(b"[]") for n in ("run.json", ".run.json")],
@@ -226,7 +234,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "a list for a manifest": lambda bad: manifest(bad, b"[]"),
     "a manifest of nothing": lambda bad: manifest(bad, b'{"format":1}'),
     "many frames that claim the rest": lambda bad: segment(bad).write_bytes(
-        (frames._MARKER + (1 << 21).to_bytes(4, "little") + bytes(20)) * (1 << 17)
+        (journal_format._MARKER + (1 << 21).to_bytes(4, "little") + bytes(20)) * (1 << 17)
     ),
     "a hole in a segment": lambda bad: sparse(segment(bad)),
     "a hole in run.json": lambda bad: [sparse(bad / n) for n in ("run.json", ".run.json")],

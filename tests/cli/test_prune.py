@@ -12,7 +12,7 @@ from cli_runs import as_json, everstep
 from index_runs import start, train
 
 from everstep import hazard
-from everstep.cli.finding import find
+from everstep.cli.find_run import find
 from everstep.cli.show import describe
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, RunLock, remove, why_stays

@@ -18,8 +18,8 @@ from tiny_experiment import write
 
 from everstep.errors import ConfigError
 from everstep.experiment import as_yaml, open_config, open_run
-from everstep.experiment.layers import layered
-from everstep.experiment.search import Search
+from everstep.experiment.config_layers import layered
+from everstep.experiment.optuna_sweep import Search
 from everstep.experiment.sweep import Base, Between, trials
 from everstep.record import RunJournal
 

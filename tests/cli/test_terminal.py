@@ -12,7 +12,7 @@ import pytest
 from cli_runs import everstep
 
 from everstep.cli.output import in_line, print_table, shown
-from everstep.experiment.search import last_value
+from everstep.experiment.optuna_sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
 EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"

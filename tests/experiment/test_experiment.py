@@ -19,7 +19,7 @@ import everstep
 from everstep.errors import ChangedError, ConfigError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, calls, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
-from everstep.experiment.opening import Configured, stored
+from everstep.experiment.open_experiment import Configured, stored
 from everstep.record import RunDir, RunJournal
 
 

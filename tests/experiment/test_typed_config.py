@@ -14,7 +14,7 @@ import pytest
 import everstep
 from everstep.errors import ConfigError
 from everstep.experiment.config import Call, as_yaml, free, resolve
-from everstep.experiment.schema import MAIN_SERVICES, ExperimentConfig
+from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig
 from everstep.schedule import At, Every, Never, Schedule
 
 HERE = __name__

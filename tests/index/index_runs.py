@@ -12,7 +12,7 @@ from typing import Any
 import warm
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.queries import find_run, metric_names, metric_rows
+from everstep.index.run_queries import find_run, metric_names, metric_rows
 from everstep.record import RunJournal
 
 HERE = Path(__file__).parent
@@ -21,9 +21,9 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from tiny_runs import Tiny, boom_at
-import everstep.index.writer
-everstep.index.writer.SECONDS = float(os.environ.get("TEST_SECONDS", "30"))
-everstep.index.writer.PATIENCE = 60  # eight at once, on a machine that is busy otherwise
+import everstep.index.shipping_thread
+everstep.index.shipping_thread.SECONDS = float(os.environ.get("TEST_SECONDS", "30"))
+everstep.index.shipping_thread.PATIENCE = 60  # eight at once, on a machine that is busy otherwise
 
 run_dir, epochs, at, what = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
+from everstep.index.bulk_insert import insert_rows
 from everstep.index.fields import rows_of
-from everstep.index.loading import insert_rows
-from everstep.index.schema import fields, metadata, metrics, runs, segments, series
+from everstep.index.sql_tables import fields, metadata, metrics, runs, segments, series
 
 METRICS = ("valid_loss", "top.5", "x'\"; DROP TABLE runs")
 

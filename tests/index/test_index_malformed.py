@@ -17,9 +17,9 @@ from index_runs import everything, index_rows, journal_rows
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
-from everstep.index.faults import IndexBusyError, MalformedIndexError
+from everstep.index.index_errors import IndexBusyError, MalformedIndexError
 from everstep.index.shipping import ship, sync
-from everstep.index.writer import IndexWriter
+from everstep.index.shipping_thread import IndexWriter
 from everstep.record import Block, Journal, RunDir
 
 ROWS = 600

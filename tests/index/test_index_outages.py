@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 
 import everstep
 from everstep.errors import RunIndexError
-from everstep.index import writer
+from everstep.index import shipping_thread
 from everstep.index.database import Database
 from everstep.index.shipping import ship, sync
 from everstep.record import Block, Journal, RunDir
@@ -142,7 +142,7 @@ def test_a_statement_that_never_ends_is_given_up(
             "CREATE TRIGGER sleep BEFORE INSERT ON everstep.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
         )
     monkeypatch.setenv("EVERSTEP_INDEX", url)
-    monkeypatch.setattr(writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
     threads, files = threading.enumerate(), set(os.listdir("/proc/self/fd"))
     run = Tiny(tmp_path / "run", max_epoch=1).train()
     assert threading.enumerate() == threads
@@ -157,8 +157,8 @@ def test_another_process_that_has_the_run_is_not_waited_for(
 ) -> None:
     url = server.database()
     monkeypatch.setenv("EVERSTEP_INDEX", url)
-    monkeypatch.setattr(writer, "SECONDS", 0.001)
-    monkeypatch.setattr(writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
+    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
     other = Database(url)
     RunDir.open(tmp_path / "run", seed=7)
     with other.write() as connection:

@@ -18,9 +18,9 @@ from everstep.index.database import Database
 from everstep.index.documents import Asked, ask
 from everstep.index.fields import fields_of, leads, typed, values_at
 from everstep.index.mongo import parse
-from everstep.index.queries import FACTS, all_runs
-from everstep.index.schema import fields
-from everstep.index.sense import require_there
+from everstep.index.query_checks import require_there
+from everstep.index.run_queries import FACTS, all_runs
+from everstep.index.sql_tables import fields
 
 # ------------------------------------------------------------------------ documents and filters
 

@@ -17,10 +17,10 @@ import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.queries import all_runs, find_run, metric_rows, summaries
+from everstep.index.run_queries import all_runs, find_run, metric_rows, summaries
 from everstep.index.shipping import forget_gone, ship, sync
 from everstep.record import Block, Journal, Position, RunDir
-from everstep.record.reading import segment_path
+from everstep.record.journal_reader import segment_path
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
 

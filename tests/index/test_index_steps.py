@@ -13,7 +13,7 @@ import pytest
 import everstep
 from everstep import Checkpoints, Every
 from everstep.index.database import Database
-from everstep.index.queries import all_runs, starts
+from everstep.index.run_queries import all_runs, starts
 from everstep.index.shipping import ship
 from everstep.record import RunJournal
 from tiny_runs import Boom, Tiny, boom_at

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from index_runs import everything, index_rows, journal_rows, start, train
 
-from everstep.index import writer
+from everstep.index import shipping_thread
 from everstep.index.database import Database
 from everstep.index.location import Location
-from everstep.index.queries import all_runs, find_run
+from everstep.index.run_queries import all_runs, find_run
 from everstep.index.shipping import sync
 from tiny_runs import Tiny
 
@@ -94,8 +94,8 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
 ) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     Tiny(tmp_path / "first", max_epoch=1).train()
-    monkeypatch.setattr(writer, "SECONDS", 0.001)
-    monkeypatch.setattr(writer, "PATIENCE", 0.05)
+    monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
+    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.05)
     somebody = sqlite3.connect(tmp_path / "everstep.db", isolation_level=None)
     somebody.execute("BEGIN IMMEDIATE")
     run = Tiny(tmp_path / "second", max_epoch=1).train()
@@ -112,8 +112,8 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
 
 def test_an_index_that_is_never_written_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
-    monkeypatch.setattr(writer, "PATIENCE", 0.1)
-    monkeypatch.setattr(writer, "FILE_PATIENCE", 0.1)
+    monkeypatch.setattr(shipping_thread, "PATIENCE", 0.1)
+    monkeypatch.setattr(shipping_thread, "FILE_PATIENCE", 0.1)
     database = Database(tmp_path / "everstep.db")
     with database.write() as connection:
         connection.exec_driver_sql(
@@ -134,7 +134,7 @@ def test_an_index_that_is_never_written_is_given_up(tmp_path: Path, monkeypatch:
 
 def test_no_thread_and_no_file_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
-    monkeypatch.setattr(writer, "SECONDS", 0.001)
+    monkeypatch.setattr(shipping_thread, "SECONDS", 0.001)
     monkeypatch.chdir(tmp_path)
     before = set(os.listdir("/proc/self/fd")), threading.enumerate()
     Tiny(Path("run"), max_epoch=3).train(tail=lambda loop, epoch: os.chdir("/"))

@@ -18,9 +18,9 @@ from everstep.index.database import Database
 from everstep.index.fields import fields_of
 from everstep.index.location import Location
 from everstep.index.location import as_location as place_of
-from everstep.index.queries import all_runs
-from everstep.index.schema import VERSION
+from everstep.index.run_queries import all_runs
 from everstep.index.shipping import sync
+from everstep.index.sql_tables import VERSION
 
 FIXTURE = Path(__file__).parent / "fixtures" / "index-version-1.sql"
 OLD = {

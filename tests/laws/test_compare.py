@@ -15,7 +15,7 @@ from law_support.forkserver import ForkServer
 from everstep.checkpoint import Store
 from everstep.errors import DamagedCheckpointError, RunDirError
 from everstep.proof.compare import compare_runs, state_leaves
-from everstep.record import RunJournal, frames
+from everstep.record import RunJournal, journal_format
 
 WALL = {"wall/segment", "wall/seconds"}
 """The leaves that may differ between equal runs.  Law 1 is as strong as this list is short."""
@@ -165,27 +165,29 @@ def test_other_best_weights(run: Path, copied: Path) -> None:
 # ------------------------------------------------------------------------------------------ rows
 
 
-def rewritten(run_dir: Path, change: Callable[[frames.Block], Iterator[frames.Block]]) -> None:
+def rewritten(
+    run_dir: Path, change: Callable[[journal_format.Block], Iterator[journal_format.Block]]
+) -> None:
     """Write the journal's only file again, each block replaced by those of `change(block)`."""
     [path] = (run_dir / "journal").glob("*.evj")
     data = path.read_bytes()
-    out = bytearray(data[: frames.HEADER_SIZE])
-    for frame in frames.scan(data, frames.HEADER_SIZE):
-        assert isinstance(frame, frames.Frame)
+    out = bytearray(data[: journal_format.HEADER_SIZE])
+    for frame in journal_format.scan(data, journal_format.HEADER_SIZE):
+        assert isinstance(frame, journal_format.Frame)
         payloads = [bytes(frame.payload)]
-        if frame.kind == frames.METRICS:
-            block = frames.unpack_block(frame.payload)
-            payloads = [frames.pack_block(each, 0.0) for each in change(block)]
+        if frame.kind == journal_format.METRICS:
+            block = journal_format.unpack_block(frame.payload)
+            payloads = [journal_format.pack_block(each, 0.0) for each in change(block)]
         for payload in payloads:
-            out += frames.pack_frame(frame.kind, frame.offset, payload)
+            out += journal_format.pack_frame(frame.kind, frame.offset, payload)
     path.write_bytes(out)
 
 
-def first(phase: str, apply: Callable[[frames.Block], list[frames.Block]]) -> Any:
+def first(phase: str, apply: Callable[[journal_format.Block], list[journal_format.Block]]) -> Any:
     """A change of the first block of a phase whose rows count."""
     done: list[bool] = []
 
-    def change(block: frames.Block) -> Iterator[frames.Block]:
+    def change(block: journal_format.Block) -> Iterator[journal_format.Block]:
         if block.phase == phase and not block.wall and not done:
             done.append(True)
             yield from apply(block)
@@ -195,21 +197,21 @@ def first(phase: str, apply: Callable[[frames.Block], list[frames.Block]]) -> An
     return change
 
 
-def flip_value(block: frames.Block) -> list[frames.Block]:
+def flip_value(block: journal_format.Block) -> list[journal_format.Block]:
     [bits] = np.array(block.values[:1]).view(np.uint64) ^ np.uint64(1)
     return [block._replace(values=[float(np.uint64(bits).view(np.float64)), *block.values[1:]])]
 
 
-def flip_count(block: frames.Block) -> list[frames.Block]:
+def flip_count(block: journal_format.Block) -> list[journal_format.Block]:
     return [block._replace(counts=[block.counts[0] ^ 1, *block.counts[1:]])]
 
 
-def twice(block: frames.Block) -> list[frames.Block]:
+def twice(block: journal_format.Block) -> list[journal_format.Block]:
     columns = {c: getattr(block, c) for c in ("steps", "values", "counts", "seqs")}
     return [block._replace(**{c: [column[0], *column] for c, column in columns.items()})]
 
 
-def drop_first(block: frames.Block) -> list[frames.Block]:
+def drop_first(block: journal_format.Block) -> list[journal_format.Block]:
     rest = block._replace(**{c: getattr(block, c)[1:] for c in ("steps", "values", "counts", "seqs")})
     return [rest] if rest.steps else []
 
@@ -231,7 +233,7 @@ def test_a_row_that_both_have_twice_is_a_difference(run: Path, copied: Path, tmp
 
 
 def test_rows_of_the_clock_may_differ(run: Path, copied: Path) -> None:
-    def change(block: frames.Block) -> Iterator[frames.Block]:
+    def change(block: journal_format.Block) -> Iterator[journal_format.Block]:
         yield block._replace(values=[value + 1 for value in block.values]) if block.wall else block
 
     rewritten(copied, change)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import ConfigError, RunDirError
-from everstep.record import Block, Journal, Position, RunDir, RunJournal, reference
-from everstep.record.frames import float_bits
-from everstep.record.reading import segment_path
+from everstep.record import Block, Journal, Position, RunDir, RunJournal, read_earlier_steps
+from everstep.record.journal_format import float_bits
+from everstep.record.journal_reader import segment_path
 
 EVENTS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 4), st.booleans()),
@@ -139,7 +139,7 @@ def test_a_start_from_nothing_supersedes_everything(tmp_path):
 def test_of_two_superseded_rows_the_older_is_compared_with(tmp_path):
     positions = segment(tmp_path, 1, None, block(1), block(2, 3, value=1.0))
     segment(tmp_path, 2, positions[1], block(2, value=2.0))
-    found = reference(RunJournal(tmp_path), positions[1], 1)
+    found = read_earlier_steps(RunJournal(tmp_path), positions[1], 1)
     assert [(key[1], row) for key, row in found.rows.items()] == [
         (2, (float_bits([1.0])[0], 1)),
         (3, (float_bits([1.0])[0], 1)),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.errors import JournalError
 from everstep.record import Block, Journal, Position, RunJournal, read_segment
-from everstep.record.frames import (
+from everstep.record.journal_format import (
     HEADER_SIZE,
     METRICS,
     float_bits,
@@ -130,7 +130,7 @@ def test_a_zeroed_tail_is_noticed(tmp_path):
 
 
 def test_a_newer_format_is_refused_naming_both_versions(tmp_path, monkeypatch):
-    monkeypatch.setattr("everstep.record.frames.VERSION", 3)
+    monkeypatch.setattr("everstep.record.journal_format.VERSION", 3)
     path, _ = write(tmp_path, [])
     monkeypatch.undo()
     with pytest.raises(JournalError, match="has journal format 3, this everstep reads up to 1; upgrade"):

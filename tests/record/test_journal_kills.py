@@ -9,7 +9,7 @@ import pytest
 
 import warm
 from everstep.record import Block, Journal, Position, RunJournal, read_segment
-from everstep.record.frames import HEADER_SIZE
+from everstep.record.journal_format import HEADER_SIZE
 
 VICTIM = """
 import sys

@@ -5,7 +5,16 @@ import struct
 
 import pytest
 
-from everstep.record import Block, Journal, Position, Reference, Replay, RunJournal, Trail, reference
+from everstep.record import (
+    Block,
+    EarlierSteps,
+    Journal,
+    Position,
+    Replay,
+    RunJournal,
+    Trail,
+    read_earlier_steps,
+)
 
 HERE = Position(1, 0)
 
@@ -22,7 +31,7 @@ def expected(tmp_path, *blocks, first=0, tail=False):
     for one in blocks:
         journal.append(one)
     journal.close()
-    return reference(RunJournal(tmp_path), position, first, tail=tail)
+    return read_earlier_steps(RunJournal(tmp_path), position, first, tail=tail)
 
 
 def traced(tmp_path, steps, first=0):
@@ -35,7 +44,7 @@ def traced(tmp_path, steps, first=0):
             trail.batch(step, "train", 0, place, digest)
         trail.step(step, 1, [(step, "loss", value) for value in values], {})
     trail.close()
-    return reference(RunJournal(tmp_path), HERE, first)
+    return read_earlier_steps(RunJournal(tmp_path), HERE, first)
 
 
 def replayed(replay, steps, first=0):
@@ -99,7 +108,7 @@ def test_a_value_that_both_journal_and_trail_have_is_counted_once(tmp_path):
     journal = Journal.open(tmp_path, 1, None, {})
     journal.append(block([1, 2], [0.375, 0.125], counts=[2, 1]))
     journal.close()
-    replay = replayed(Replay(reference(RunJournal(tmp_path), Position(1, at), 0)), STEPS)
+    replay = replayed(Replay(read_earlier_steps(RunJournal(tmp_path), Position(1, at), 0)), STEPS)
     assert (replay.equal["loss"], replay.equal["batch digest"], replay.uncompared.total()) == (2, 4, 0)
 
 
@@ -144,7 +153,7 @@ def test_a_metric_that_is_new_in_the_program_is_not_compared(tmp_path):
 
 
 def test_a_pass_ends_where_it_ended(tmp_path):
-    found = Reference(10, 20, ends={("train", 0): 15}, traced=set(range(11, 21)))
+    found = EarlierSteps(10, 20, ends={("train", 0): 15}, traced=set(range(11, 21)))
     replay = Replay(found)
     replay.pass_ended(15, "train", 0)
     replay.pass_ended(25, "train", 1)
@@ -155,11 +164,15 @@ def test_a_pass_ends_where_it_ended(tmp_path):
     ("reference", "ended", "what"),
     [
         (
-            Reference(10, 20, ends={("train", 0): 15}),
+            EarlierSteps(10, 20, ends={("train", 0): 15}),
             13,
             "was at its end after step 15 and is at its end now",
         ),
-        (Reference(10, 20, lasts={("train", 0): 20}), 13, "was going on until step 20 and is at its end now"),
+        (
+            EarlierSteps(10, 20, lasts={("train", 0): 20}),
+            13,
+            "was going on until step 20 and is at its end now",
+        ),
     ],
 )
 def test_a_pass_that_ends_elsewhere_is_a_difference(reference, ended, what):
@@ -170,14 +183,14 @@ def test_a_pass_that_ends_elsewhere_is_a_difference(reference, ended, what):
 
 
 def test_a_pass_that_goes_on_beyond_its_end_is_a_difference():
-    replay = Replay(Reference(10, 15, ends={("train", 0): 15}))
+    replay = Replay(EarlierSteps(10, 15, ends={("train", 0): 15}))
     replay.batch(16, "train", 0, 0, 5)
     assert "pass of train was at its end after step 15 and is going on now" in replay.report()
 
 
 def test_the_state_in_a_snapshot_is_compared():
     copies = {(15, "step/random state"): 5, (16, "step/model"): 5, (20, "epoch/random state"): 6}
-    replay = Replay(Reference(10, 20, copies=copies))
+    replay = Replay(EarlierSteps(10, 20, copies=copies))
     replay.copied(15, "step", "random state", 5)
     replay.copied(16, "step", "model", 5)
     replay.copied(20, "epoch", "random state", 7)
@@ -191,7 +204,7 @@ def test_one_step_is_one_step(tmp_path):
 
 
 def test_nothing_was_executed_again():
-    replay = Replay(Reference(0))
+    replay = Replay(EarlierSteps(0))
     assert (replay.done, replay.report()) == (True, "resume not verified: nothing was executed again")
 
 

@@ -14,7 +14,7 @@ from everstep import hazard
 from everstep.metrics.collector import is_wall
 from everstep.record import Block, Trail, read_trail, trail_path
 from everstep.record.trail import SMALLEST
-from everstep.record.trail_file import ABSENT, BITS, KEY, LARGEST, START, STATE, checksum, definition
+from everstep.record.trail_format import ABSENT, BITS, KEY, LARGEST, START, STATE, checksum, definition
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_it_lets_go_of_the_file_and_of_what_it_has_too_much(trail: Trail) -> Non
 
 
 def test_values_of_one_name_are_folded_as_the_journal_folds_them(trail: Trail) -> None:
-    from everstep.record.reference import _folded
+    from everstep.record.earlier_steps import _folded
 
     values = [0.1, 0.2, 0.7]
     trail.step(1, 1, [(1, "loss", value) for value in values], {"loss": (1, 0.3, 2)})

@@ -39,8 +39,8 @@ from everstep.errors import ChangedError, ConfigError, HiLossError, NoCheckpoint
 from everstep.experiment import intermediate_results, recorded_params
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
-from everstep.tfutils.recording import ParamsRecord, restored
-from everstep.tfutils.schema import Function
+from everstep.tfutils.params_as_json import ParamsRecord, restored
+from everstep.tfutils.params_schema import Function
 from postgres_server import Server
 
 BASIC = Path("runs/digits/tutorial/basic")

@@ -64,7 +64,7 @@ def _run() -> int:
     from everstep.cli.group import commands
     from everstep.cli.output import note, say, shown
     from everstep.errors import ConfigError, EverstepError
-    from everstep.index.faults import again_if_malformed
+    from everstep.index.index_errors import again_if_malformed
     from everstep.redaction import redacted
 
     def run() -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from everstep.cli.finding import find
-from everstep.cli.options import index_option, run_argument
+from everstep.cli.common_options import index_option, run_argument
+from everstep.cli.find_run import find
 from everstep.cli.output import in_line, say
 from everstep.record import accept
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from everstep.cli.options import json_option
+from everstep.cli.common_options import json_option
 from everstep.cli.output import print_json
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.paths import imported
+from everstep.experiment.import_paths import imported
 
 
 @click.command("check")

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from everstep.cli.finding import Found, find_all
+from everstep.cli.common_options import complete_run, index_option, json_option
+from everstep.cli.find_run import Found, find_all
 from everstep.cli.listing import best_values, digest_of, options_of
-from everstep.cli.options import complete_run, index_option, json_option
 from everstep.cli.output import cell, print_json, print_table, say
-from everstep.index.queries import FACTS, starts, summaries
+from everstep.index.run_queries import FACTS, starts, summaries
 from everstep.record.trust import MARK
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from everstep.cli import experiments
-from everstep.cli.finding import find
-from everstep.cli.options import index_option, json_option
+from everstep.cli import experiment_commands
+from everstep.cli.common_options import index_option, json_option
+from everstep.cli.find_run import find
 from everstep.cli.output import print_json
 
 
 @click.command("config")
 @click.argument("arguments", nargs=-1, metavar="FILE...|RUN [PATH=VALUE...]")
-@experiments.profile_option
+@experiment_commands.profile_option
 @index_option
 @json_option
 def command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
@@ -21,9 +21,9 @@ def command(arguments: tuple[str, ...], profile: str | None, index: str | None, 
     What is printed is a config file of the same experiment.  That of a RUN is what it has recorded: nothing
     that it names is imported, so PATH=VALUE is laid over it without a look at what is called.
     """
-    files, overrides = experiments.split(arguments)
+    files, overrides = experiment_commands.split(arguments)
     from everstep.experiment import as_yaml, open_config
-    from everstep.experiment.opening import look
+    from everstep.experiment.open_experiment import look
 
     if len(files) == 1 and not files[0].is_file() and files[0].suffix not in (".yaml", ".yml"):
         tree = look(find(str(files[0]), index).path, overrides, profile=profile)

@@ -6,7 +6,7 @@ from itertools import islice
 
 import click
 
-from everstep.cli import experiments
+from everstep.cli import experiment_commands
 from everstep.cli.output import say
 
 
@@ -14,12 +14,12 @@ from everstep.cli.output import say
 @click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
 @click.option("--stream", default="train", show_default=True, metavar="NAME", help="Which one.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=2, show_default=True, help="Batches.")
-@experiments.profile_option
+@experiment_commands.profile_option
 def command(arguments: tuple[str, ...], stream: str, count: int, profile: str | None) -> None:
     """Look at the first batches of a stream of config FILEs: shapes, types, first values.  Trains nothing."""
-    files, overrides = experiments.split(arguments)
+    files, overrides = experiment_commands.split(arguments)
     from everstep.experiment import open_config
-    from everstep.experiment.looking import batches, described
+    from everstep.experiment.preview import batches, described
 
     experiment = open_config(files, overrides, profile=profile)
     for number, batch in enumerate(islice(batches(experiment, stream), count), 1):

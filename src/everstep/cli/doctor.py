@@ -19,7 +19,7 @@ from typing import NamedTuple
 import click
 
 from everstep import backends
-from everstep.cli.options import json_option
+from everstep.cli.common_options import json_option
 from everstep.cli.output import print_json, say, size
 from everstep.record import RunJournal, RunLock
 from everstep.supervisor.trial import Verdict

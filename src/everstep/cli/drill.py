@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.leaving import leave_in_order
+from everstep.cli.exit_signals import leave_in_order
 from everstep.cli.output import say
 
 HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the run never stopped.

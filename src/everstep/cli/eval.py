@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from everstep.cli import experiments
-from everstep.cli.finding import find
-from everstep.cli.options import index_option, json_option, run_argument
+from everstep.cli import experiment_commands
+from everstep.cli.common_options import index_option, json_option, run_argument
+from everstep.cli.find_run import find
 from everstep.cli.output import print_json
 
 
@@ -14,9 +14,9 @@ from everstep.cli.output import print_json
 @run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
-@experiments.weights_option
-@experiments.profile_option
-@experiments.trust_option
+@experiment_commands.weights_option
+@experiment_commands.profile_option
+@experiment_commands.trust_option
 @index_option
 @json_option
 def command(
@@ -50,4 +50,4 @@ def command(
     if as_json:
         print_json(found)
     else:
-        experiments.print_metrics(found)
+        experiment_commands.print_metrics(found)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from everstep.checkpoint import CheckpointName, Store, is_interim, pointer, read_manifest
 from everstep.checkpoint.format import ARRAYS, check_sizes
 from everstep.errors import CheckpointError, ConfigError
-from everstep.index.queries import metric_names, metric_rows
+from everstep.index.run_queries import metric_names, metric_rows
 from everstep.services.best import direction
 
 BEST = ("metric", "rank", "value", "step", "epoch", "path")

@@ -89,19 +89,19 @@ def print_table(
     """
     rows = list(rows)
     room = _room()
-    table = _Table(rows, columns)
+    table = _TextTable(rows, columns)
     if room is not None:
         room -= len(indent)
         for name in spare:
             if table.least(_READABLE) > room:
                 columns = [column for column in columns if column != name]
-                table = _Table(rows, columns)
+                table = _TextTable(rows, columns)
         table.fit(room)
     for line in table.lines():
         say((indent + line).rstrip())
 
 
-class _Table:
+class _TextTable:
     def __init__(self, rows: list[Mapping[str, Any]], columns: Sequence[str]) -> None:
         self._cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
         self._columns = [in_line(name) for name in columns]

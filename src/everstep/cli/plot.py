@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import click
 
-from everstep.cli.finding import find_all
-from everstep.cli.options import complete_run, index_option
+from everstep.cli.common_options import complete_run, index_option
+from everstep.cli.find_run import find_all
 from everstep.cli.output import in_line
 from everstep.errors import ConfigError
-from everstep.index.queries import metric_rows
+from everstep.index.run_queries import metric_rows
 
 _MARKERS = "●+xo*#"
 _COLORS = ("blue", "orange", "green", "red", "magenta", "cyan")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from everstep.cli import experiments
-from everstep.cli.finding import find
-from everstep.cli.options import index_option, run_argument
+from everstep.cli import experiment_commands
+from everstep.cli.common_options import index_option, run_argument
+from everstep.cli.find_run import find
 from everstep.cli.output import say
 
 
@@ -20,9 +20,9 @@ from everstep.cli.output import say
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npy, .npz or .jsonl"
 )
 @click.option("--overwrite", is_flag=True, help="Replace the file, if it is there.")
-@experiments.weights_option
-@experiments.profile_option
-@experiments.trust_option
+@experiment_commands.weights_option
+@experiment_commands.profile_option
+@experiment_commands.trust_option
 @index_option
 def command(
     run: str,

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from everstep.cli.finding import find_all, search
-from everstep.cli.options import complete_run, index_option, json_option, where_option
+from everstep.cli.common_options import complete_run, index_option, json_option, where_option
+from everstep.cli.find_run import find_all, search
 from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import RunDirError
 from everstep.index.database import Database
-from everstep.index.queries import GONE
+from everstep.index.run_queries import GONE
 from everstep.index.shipping import forget_gone, is_here
 from everstep.record import remove, why_stays
 

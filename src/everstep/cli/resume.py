@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from everstep.cli import experiments
-from everstep.cli.finding import find
-from everstep.cli.options import run_argument
+from everstep.cli import experiment_commands
+from everstep.cli.common_options import run_argument
+from everstep.cli.find_run import find
 
 
 @click.command("resume")
 @run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
-@experiments.training_options
+@experiment_commands.training_options
 def command(
     run: str,
     overrides: tuple[str, ...],
@@ -34,7 +34,7 @@ def command(
     from everstep.experiment import open_run
 
     found = find(run, index)
-    experiments.ship_to(index)
+    experiment_commands.ship_to(index)
     experiment = open_run(
         found.path,
         overrides,
@@ -43,4 +43,4 @@ def command(
         skip_check=skip_check,
         trust=trust,
     )
-    experiments.train(experiment, schedule, dry_run, resumed=True)
+    experiment_commands.train(experiment, schedule, dry_run, resumed=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from everstep.cli.finding import search
-from everstep.cli.options import index_option, json_option, where_option
+from everstep.cli.common_options import index_option, json_option, where_option
+from everstep.cli.find_run import search
 from everstep.cli.output import print_json, print_table, say, status_of
 from everstep.index.filters import ordered
-from everstep.index.queries import FACTS
+from everstep.index.run_queries import FACTS
 
 COLUMNS = ("name", "status", "step", "epoch", "started")
 

@@ -16,14 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from everstep.cli import experiments
-from everstep.cli.leaving import leave_in_order
-from everstep.cli.options import json_option
+from everstep.cli import experiment_commands
+from everstep.cli.common_options import json_option
+from everstep.cli.exit_signals import leave_in_order
 from everstep.cli.output import note, print_json, print_table, say
 from everstep.errors import EverstepError
 
 if TYPE_CHECKING:
-    from everstep.experiment.search import Search
+    from everstep.experiment.optuna_sweep import Search
     from everstep.experiment.sweep import Trial
 
 _STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
@@ -60,8 +60,8 @@ _TAIL = 2000
 )
 @click.option("--show", "shown", multiple=True, metavar="METRIC", help="Its last value in the table, too.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
-@experiments.profile_option
-@experiments.training_options
+@experiment_commands.profile_option
+@experiment_commands.training_options
 @json_option
 def command(
     arguments: tuple[str, ...],
@@ -102,14 +102,14 @@ def command(
     Optuna chooses as many settings as there are --jobs, and the next when these are trained, so that the
     same line chooses the same.
     """
-    files, overrides = experiments.split(arguments)
-    experiments.ship_to(index)
+    files, overrides = experiment_commands.split(arguments)
+    experiment_commands.ship_to(index)
     from everstep.experiment.sweep import Base, distinct, spaces, trials
 
     base = Base(files, overrides, run_dir, profile)
     search = None
     if searched or minimize or maximize:
-        from everstep.experiment.search import Search
+        from everstep.experiment.optuna_sweep import Search
 
         if grid or draws:
             raise click.UsageError("--optuna chooses all that varies; leave --grid and --random out")
@@ -159,7 +159,7 @@ def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> N
 
 def _add(rows: list[dict[str, Any]], metric: str) -> None:
     """The last value of a metric in each row, as far as the run has it."""
-    from everstep.experiment.search import last_value
+    from everstep.experiment.optuna_sweep import last_value
 
     missing = []
     for row in rows:

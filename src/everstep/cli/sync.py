@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from everstep.cli.options import index_option, json_option
+from everstep.cli.common_options import index_option, json_option
 from everstep.cli.output import in_line, note, print_json, say
-from everstep.index.asking import index_place
 from everstep.index.database import Database
 from everstep.index.location import FILE, is_said, runs_of
+from everstep.index.query import index_place
 from everstep.index.shipping import forget_gone, sync
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from everstep.cli import experiments
+from everstep.cli import experiment_commands
 
 
 @click.command("train")
 @click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
-@experiments.profile_option
-@experiments.training_options
+@experiment_commands.profile_option
+@experiment_commands.training_options
 def command(
     arguments: tuple[str, ...],
     run_dir: Path | None,
@@ -34,8 +34,8 @@ def command(
 
     Stop it anywhere, by Ctrl-C or kill -9: the same line again goes on, and ends with the same bits.
     """
-    files, overrides = experiments.split(arguments)
-    experiments.ship_to(index)
+    files, overrides = experiment_commands.split(arguments)
+    experiment_commands.ship_to(index)
     from everstep.experiment import open_config
 
     experiment = open_config(
@@ -48,4 +48,4 @@ def command(
         skip_check=skip_check,
         trust=trust,
     )
-    experiments.train(experiment, schedule, dry_run)
+    experiment_commands.train(experiment, schedule, dry_run)

@@ -1,8 +1,8 @@
 """Drill: prove the promise on your own script.  Kill it at every hazard, resume it, compare."""
 
 from everstep.drill.campaign import drill
-from everstep.drill.divergence import COMPONENTS, Divergence
-from everstep.drill.hazards import HAZARDS
+from everstep.drill.divergence import COMPONENTS, DrillDivergence
 from everstep.drill.report import DrillReport, Ordeal, StartSummary
+from everstep.drill.strike_plans import HAZARDS
 
-__all__ = ["COMPONENTS", "HAZARDS", "Divergence", "DrillReport", "Ordeal", "StartSummary", "drill"]
+__all__ = ["COMPONENTS", "HAZARDS", "DrillDivergence", "DrillReport", "Ordeal", "StartSummary", "drill"]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from everstep.drill import picture
-from everstep.drill.divergence import Divergence, Reference, could_not_read
-from everstep.drill.hazards import HAZARDS, Course, chosen
+from everstep.drill.divergence import DrillDivergence, Undisturbed, could_not_read
+from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
-from everstep.drill.victim import Program, Start, Strike, command
+from everstep.drill.strike_plans import HAZARDS, Landmarks, chosen
+from everstep.drill.timeline import draw_timeline, executed_again, positions
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.keywords import number, whole
 from everstep.record import RunDir
@@ -95,23 +95,23 @@ class _Drill:
         first, second = self.program("undisturbed-1"), self.program("undisturbed-2")
         for program in (first, second):
             self.require_sound(program, program.start(trace=trace if program is second else None))
-        reference = Reference(first)
-        course = Course(second.starts[0], trace.read_text().split())
+        undisturbed = Undisturbed(first)
+        landmarks = Landmarks(second.starts[0], trace.read_text().split())
         report = DrillReport(
             script=str(self.script),
             args=list(self.args),
             seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
-            steps=course.steps,
-            seconds=course.start.seconds,
-            nondeterminism=first_divergence(reference, second),
+            steps=landmarks.steps,
+            seconds=landmarks.start.seconds,
+            nondeterminism=first_divergence(undisturbed, second),
             seeded=all(RunDir.open(first.root / run, create=False).facts["seed_given"] for run in first.runs),
         )
         self.say(report.header())
         if report.nondeterminism is None:
             for name in names:
                 for turn in range(self.kills if name == "random instant" else 1):
-                    report.ordeals.append(self.ordeal(name, turn, reference, course))
+                    report.ordeals.append(self.ordeal(name, turn, undisturbed, landmarks))
                     self.say(report.ordeals[-1].line)
         self.say(f"\n{report.verdict()}")
         return report
@@ -119,7 +119,7 @@ class _Drill:
     def program(self, name: str) -> Program:
         return Program(command(self.script, self.args), self.folder / name, self.timeout)
 
-    def require_sound(self, program: Program, start: Start) -> None:
+    def require_sound(self, program: Program, start: ProgramStart) -> None:
         """Refuse a script that cannot be drilled."""
         if start.status:
             raise DrillError(
@@ -133,19 +133,19 @@ class _Drill:
         if not any(record.at == "step" for record in start.records):
             raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
 
-    def ordeal(self, hazard: str, turn: int, reference: Reference, course: Course) -> Ordeal:
+    def ordeal(self, hazard: str, turn: int, undisturbed: Undisturbed, landmarks: Landmarks) -> Ordeal:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            strikes = HAZARDS[hazard](course, draw)
+            strikes = HAZARDS[hazard](landmarks, draw)
             if not strikes:
                 return Ordeal(hazard, "no such place")
-            found = self.attempt(hazard, strikes, reference)
+            found = self.attempt(hazard, strikes, undisturbed)
             if found.verdict != "not hit":
                 break
         return found
 
-    def attempt(self, hazard: str, strikes: list[Strike], reference: Reference) -> Ordeal:
+    def attempt(self, hazard: str, strikes: list[Strike], undisturbed: Undisturbed) -> Ordeal:
         self.number += 1
         program = self.program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
         hit = 0
@@ -155,37 +155,37 @@ class _Drill:
             hit += 1
         while program.starts[-1].status and len(program.starts) < hit + LAST_STARTS:
             program.start()
-        judged = self.judged(hazard, hit, program, reference)
+        judged = self.judged(hazard, hit, program, undisturbed)
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
         return judged
 
-    def judged(self, hazard: str, hit: int, program: Program, reference: Reference) -> Ordeal:
-        place = picture.positions(reference)
+    def judged(self, hazard: str, hit: int, program: Program, undisturbed: Undisturbed) -> Ordeal:
+        place = positions(undisturbed)
         last = program.starts[-1]
-        divergence = None if last.status else first_divergence(reference, program)
+        divergence = None if last.status else first_divergence(undisturbed, program)
         verdict: Verdict = "failed" if last.status else "differs" if divergence else "exact"
         return Ordeal(
             hazard,
             "not hit" if verdict == "exact" and not hit else verdict,
             struck=_struck(program.starts[:hit]),
-            again=picture.executed_again(program.starts, place),
-            timeline=picture.timeline(program.starts, place),
+            again=executed_again(program.starts, place),
+            timeline=draw_timeline(program.starts, place),
             starts=_summaries(program),
             divergence=divergence,
             message=f"status {last.status}\n{last.tail}" if last.status else "",
         )
 
 
-def first_divergence(reference: Reference, program: Program) -> Divergence | None:
-    """Find the first divergence as `Reference` does; a run that cannot be read counts as a divergence."""
+def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDivergence | None:
+    """Find the first divergence as `Undisturbed` does; a run that cannot be read counts as a divergence."""
     try:
-        return reference.first_divergence(program)
+        return undisturbed.first_divergence(program)
     except EverstepError as error:
         return could_not_read(error)
 
 
-def _struck(starts: list[Start]) -> str:
+def _struck(starts: list[ProgramStart]) -> str:
     """Describe the first strike, and count the later ones."""
     if not starts:
         return ""
@@ -193,7 +193,7 @@ def _struck(starts: list[Start]) -> str:
     return f"{_where(starts[0])}{_operation(starts[0])}{more}"
 
 
-def _where(start: Start) -> str:
+def _where(start: ProgramStart) -> str:
     records = [record for record in start.records if record.at != "before"]
     killed = start.status == -signal.SIGKILL
     if not killed:  # the run was closed in order, so that the exit says nothing about the place
@@ -206,7 +206,7 @@ def _where(start: Start) -> str:
     return f"{'after' if last.at == 'epoch' else 'at'} step {last.step}"
 
 
-def _operation(start: Start) -> str:
+def _operation(start: ProgramStart) -> str:
     """Name the operation at which a start was killed, or that failed; "" if there is none."""
     if start.strike is None or not start.strike.spec or start.status > 128:
         return ""

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from everstep.drill.victim import Program, Record
+from everstep.drill.program import Program, WitnessLine
 from everstep.errors import EverstepError
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.record import Row
@@ -61,7 +61,7 @@ _WHERE = {
 
 
 @dataclass(frozen=True)
-class Divergence:
+class DrillDivergence:
     """First difference between two programs.
 
     Attributes:
@@ -109,14 +109,14 @@ class Divergence:
         return (-1 if place < 0 else self.epoch, step, place, COMPONENTS.index(self.component))
 
 
-class Reference:
+class Undisturbed:
     """Undisturbed program, with its records and rows by key."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     @cached_property
-    def records(self) -> dict[_Key, Record]:
+    def records(self) -> dict[_Key, WitnessLine]:
         """Lines of the witness, by (run, place, epoch, step)."""
         return {_key(record): record for start in self.program.starts for record in start.records}
 
@@ -128,7 +128,7 @@ class Reference:
             for run in self.program.runs
         }
 
-    def first_divergence(self, other: Program) -> Divergence | None:
+    def first_divergence(self, other: Program) -> DrillDivergence | None:
         """Find the place where `other` first differs from this program; None if its runs ended the same.
 
         Raises:
@@ -151,7 +151,7 @@ class Reference:
         """Parts that changed before a step began, where no line of the loop runs, by step."""
         return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
 
-    def _of_touches(self, other: Program) -> Iterator[Divergence]:
+    def _of_touches(self, other: Program) -> Iterator[DrillDivergence]:
         """Yield the state that changed between two steps, outside the loop, in only one of the programs."""
         for start in other.starts:
             for key, parts in _touches(start.records):
@@ -160,15 +160,15 @@ class Reference:
                 for part in parts ^ before:
                     component, name = _of_part(part)
                     seen = ("changed", "unchanged") if part in before else ("unchanged", "changed")
-                    yield Divergence(component, name, run, place, epoch, step, *seen, note=TOUCHED)
+                    yield DrillDivergence(component, name, run, place, epoch, step, *seen, note=TOUCHED)
 
-    def _of_runs(self, other: Program) -> Iterator[Divergence]:
+    def _of_runs(self, other: Program) -> Iterator[DrillDivergence]:
         for run in set(self.program.runs) ^ set(other.runs):
             here = run in self.program.runs
             seen = ("there", ABSENT) if here else (ABSENT, "there")
-            yield Divergence("journal", "the run itself", run, "end", 0, 0, *seen)
+            yield DrillDivergence("journal", "the run itself", run, "end", 0, 0, *seen)
 
-    def _of_records(self, other: Program) -> Iterator[Divergence]:
+    def _of_records(self, other: Program) -> Iterator[DrillDivergence]:
         for number, start in enumerate(other.starts):
             for record in start.records:
                 expected = self.records.get(_key(record))
@@ -180,7 +180,7 @@ class Reference:
                     # has what lines between `with` and the loop have done.
                     yield from _of_parts(expected, record)
 
-    def _of_rows(self, other: Program, run: str) -> Iterator[Divergence]:
+    def _of_rows(self, other: Program, run: str) -> Iterator[DrillDivergence]:
         """Compare all rows that were ever written, also those superseded later."""
         expected = self.rows[run]
         for row in other.journal(run).rows(valid=False):
@@ -193,20 +193,20 @@ class Reference:
             if was is None:
                 component, name = "journal", f"row {name}"
             values = (ABSENT if was is None else _value(was, row), _value(row, was))
-            yield Divergence(component, name, run, place, row.epoch, row.step, *values)
+            yield DrillDivergence(component, name, run, place, row.epoch, row.step, *values)
 
-    def _of_ends(self, other: Program, run: str) -> Iterator[Divergence]:
+    def _of_ends(self, other: Program, run: str) -> Iterator[DrillDivergence]:
         """Compare the ends of a run, which can differ even if all steps are the same."""
         for path, expected, found in compare_runs(self.program.root / run, other.root / run):
             component, name = _of_path(path)
-            yield Divergence(component, name, run, "end", 0, 0, expected, found)
+            yield DrillDivergence(component, name, run, "end", 0, 0, expected, found)
 
 
-def _key(record: Record) -> _Key:
+def _key(record: WitnessLine) -> _Key:
     return record.run, record.at, record.epoch, record.step
 
 
-def _of_parts(expected: Record, found: Record) -> Iterator[Divergence]:
+def _of_parts(expected: WitnessLine, found: WitnessLine) -> Iterator[DrillDivergence]:
     for part in expected.parts.keys() & found.parts.keys():
         if expected.parts[part] != found.parts[part]:
             digests = (expected.parts[part][:8], found.parts[part][:8])
@@ -218,11 +218,11 @@ def _of_part(part: str) -> tuple[str, str]:
     return _KINDS.get(kind, "state"), name
 
 
-def _divergence(component: str, name: str, at: Record, expected: str, found: str) -> Divergence:
-    return Divergence(component, name, at.run, at.at, at.epoch, at.step, expected, found)
+def _divergence(component: str, name: str, at: WitnessLine, expected: str, found: str) -> DrillDivergence:
+    return DrillDivergence(component, name, at.run, at.at, at.epoch, at.step, expected, found)
 
 
-def _touches(records: list[Record]) -> Iterator[tuple[_Key, frozenset[str]]]:
+def _touches(records: list[WitnessLine]) -> Iterator[tuple[_Key, frozenset[str]]]:
     """List, for each step that followed another step, the parts that changed between them."""
     for record, after in pairwise(records):
         if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
@@ -267,6 +267,6 @@ def _of_path(path: str) -> tuple[str, str]:
     return ("optimizer" if branch == "gradients" else "state"), name
 
 
-def could_not_read(error: EverstepError, run: str = "") -> Divergence:
+def could_not_read(error: EverstepError, run: str = "") -> DrillDivergence:
     """Make the divergence that stands for a run that cannot be read."""
-    return Divergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")
+    return DrillDivergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")

@@ -6,8 +6,8 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from everstep.drill.divergence import Divergence
-from everstep.drill.picture import AGAIN, ONCE, STRUCK, WIDTH
+from everstep.drill.divergence import DrillDivergence
+from everstep.drill.timeline import AGAIN, ONCE, STRUCK, WIDTH
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 
@@ -67,7 +67,7 @@ class Ordeal:
     again: int = 0
     timeline: str = ""
     starts: list[StartSummary] = field(default_factory=list)
-    divergence: Divergence | None = None
+    divergence: DrillDivergence | None = None
     message: str = ""
 
     @property
@@ -108,7 +108,7 @@ class DrillReport:
     runs: list[str]
     steps: int
     seconds: float
-    nondeterminism: Divergence | None = None
+    nondeterminism: DrillDivergence | None = None
     seeded: bool = True
     """Whether every run was given a seed."""
     ordeals: list[Ordeal] = field(default_factory=list)
@@ -127,7 +127,7 @@ class DrillReport:
         return EXACT if self.exact else NOT_EXACT
 
     @property
-    def first_divergence(self) -> Divergence | None:
+    def first_divergence(self) -> DrillDivergence | None:
         """Divergence of two undisturbed programs if they differ, else the earliest of all ordeals."""
         found = [one.divergence for one in self.ordeals if one.divergence is not None]
         return self.nondeterminism or min(found, key=lambda one: one.order, default=None)
@@ -166,7 +166,7 @@ class DrillReport:
             lines.append(f"likely: {first.cause}")
         return "\n".join(lines) or f"nothing was struck{missed}"
 
-    def _nondeterministic(self, where: Divergence) -> str:
+    def _nondeterministic(self, where: DrillDivergence) -> str:
         likely = where.note or UNSEEDED * (not self.seeded) or UNSTABLE
         return (
             "two undisturbed runs of this script differ, so nothing can be said of its resume\n"

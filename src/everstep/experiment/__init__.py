@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from everstep.experiment.config import as_yaml as as_yaml
     from everstep.experiment.config import resolve as resolve
     from everstep.experiment.experiment import Experiment as Experiment
-    from everstep.experiment.opening import open_config as open_config
-    from everstep.experiment.opening import open_run as open_run
-    from everstep.experiment.schema import ExperimentConfig as ExperimentConfig
+    from everstep.experiment.experiment_config import ExperimentConfig as ExperimentConfig
+    from everstep.experiment.open_experiment import open_config as open_config
+    from everstep.experiment.open_experiment import open_run as open_run
     from everstep.tfutils import intermediate_results as intermediate_results
     from everstep.tfutils import recorded_params as recorded_params
     from everstep.tfutils import test_from_params as test_from_params
@@ -28,8 +28,8 @@ else:
             "everstep.experiment.calls": ("Call",),
             "everstep.experiment.config": ("Resolved", "as_yaml", "resolve"),
             "everstep.experiment.experiment": ("Experiment",),
-            "everstep.experiment.opening": ("open_config", "open_run"),
-            "everstep.experiment.schema": ("ExperimentConfig",),
+            "everstep.experiment.open_experiment": ("open_config", "open_run"),
+            "everstep.experiment.experiment_config": ("ExperimentConfig",),
             "everstep.tfutils": (
                 "intermediate_results",
                 "recorded_params",

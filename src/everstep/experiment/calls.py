@@ -17,9 +17,9 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import core_schema
 
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.layers import CALL, Place
-from everstep.experiment.mistakes import Problem, validated
-from everstep.experiment.paths import imported
+from everstep.experiment.config_layers import CALL, Place
+from everstep.experiment.import_paths import imported
+from everstep.experiment.validation import Problem, validated
 from everstep.schedule import At, Every, Never, Schedule
 
 

@@ -27,8 +27,8 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
-from everstep.experiment.layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.mistakes import Problem, members, told, validated
+from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
+from everstep.experiment.validation import Problem, members, told, validated
 
 T = TypeVar("T")
 

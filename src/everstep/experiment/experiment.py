@@ -13,7 +13,7 @@ from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.data.order import pass_key
 from everstep.errors import ConfigError, UsageError, nearest
-from everstep.experiment.paths import imported
+from everstep.experiment.import_paths import imported
 from everstep.keywords import checked_keywords, number, whole
 from everstep.record.provenance import code_folder, git_facts
 from everstep.schedule import Every

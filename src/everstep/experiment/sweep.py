@@ -19,9 +19,9 @@ import xxhash
 
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config import resolve
-from everstep.experiment.layers import Place, assignment, dotted, layered
-from everstep.experiment.opening import findable
-from everstep.experiment.schema import ExperimentConfig
+from everstep.experiment.config_layers import Place, assignment, dotted, layered
+from everstep.experiment.experiment_config import ExperimentConfig
+from everstep.experiment.open_experiment import findable
 
 _LONGEST = 100
 """Most characters of a run directory's name that describe the settings."""

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from everstep.errors import RunIndexError
 from everstep.index.location import Location
-from everstep.index.schema import VERSION
+from everstep.index.sql_tables import VERSION
 from everstep.index.sqlite import SQLite
 
 BUSY_SECONDS = 30.0

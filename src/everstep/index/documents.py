@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, literal, select, t
 from everstep.errors import ConfigError, nearest
 from everstep.index.filters import is_named, ordered
 from everstep.index.mongo import Group, Leaf, Node, Not, paths
-from everstep.index.queries import (
+from everstep.index.run_queries import (
     FACTS,
     TEXTS,
     all_runs,
@@ -25,7 +25,7 @@ from everstep.index.queries import (
     status,
     valid,
 )
-from everstep.index.schema import checkpoints, fields, metrics, runs, segments, series
+from everstep.index.sql_tables import checkpoints, fields, metrics, runs, segments, series
 from everstep.index.translate import (
     ColumnValues,
     SelectedValues,
@@ -226,7 +226,7 @@ def _ask_configs(connection: Connection, asked: Asked) -> list[Document]:
 # ----------------------------------------------------------------- metrics, evaluations, checkpoints
 
 
-class _Table(NamedTuple):
+class _Collection(NamedTuple):
     """Collection whose documents are rows: its fields, their source, and their order."""
 
     name: str
@@ -264,9 +264,11 @@ _COMMITS = {
 }
 
 _TABLES = {
-    "metrics": _Table("metrics", _ROWS, _MEASURED, _WRITTEN, true()),
-    "evaluations": _Table("evaluations", _ROWS, _MEASURED, _WRITTEN, series.c.phase.not_in(("head", "step"))),
-    "checkpoints": _Table(
+    "metrics": _Collection("metrics", _ROWS, _MEASURED, _WRITTEN, true()),
+    "evaluations": _Collection(
+        "evaluations", _ROWS, _MEASURED, _WRITTEN, series.c.phase.not_in(("head", "step"))
+    ),
+    "checkpoints": _Collection(
         "checkpoints",
         _COMMITS,
         checkpoints.join(runs, runs.c.id == checkpoints.c.run),
@@ -280,7 +282,7 @@ COLLECTIONS = ("runs", "configs", *_TABLES)
 _ROW_TEXTS = ("run", "phase", "name")
 
 
-def _ask_table(connection: Connection, table: _Table, asked: Asked) -> list[Document]:
+def _ask_table(connection: Connection, table: _Collection, asked: Asked) -> list[Document]:
     for name in asked.names:
         if name not in table.columns:
             raise ConfigError(f"{table.name} have no field {name!r}; {nearest(name, table.columns)}")
@@ -295,7 +297,7 @@ def _ask_table(connection: Connection, table: _Table, asked: Asked) -> list[Docu
     return [_as_python(dict(row)) for row in connection.execute(found).mappings()]
 
 
-def _column(table: _Table, name: str) -> Values:
+def _column(table: _Collection, name: str) -> Values:
     source = table.columns[name]
     kind = "text" if name in _ROW_TEXTS else "bool" if name == "wall" else "number"
     return in_column(kind, source, select(source).distinct(), nan=name == "value")

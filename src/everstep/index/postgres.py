@@ -17,9 +17,9 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.faults import IndexBusyError, RefusedError, UnwritableIndexError
+from everstep.index.index_errors import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import lacks_credential
-from everstep.index.schema import VERSION, metadata
+from everstep.index.sql_tables import VERSION, metadata
 from everstep.redaction import without_credentials
 
 OLDEST = 15

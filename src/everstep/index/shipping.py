@@ -19,11 +19,11 @@ from sqlalchemy import Connection, CursorResult, delete, insert, select, update
 
 from everstep.durable import TMP
 from everstep.errors import EverstepError, RunDirError, RunIndexError
+from everstep.index.bulk_insert import insert_rows
 from everstep.index.database import Database
-from everstep.index.faults import RefusedError
 from everstep.index.fields import clean, rows_of, short
-from everstep.index.loading import insert_rows
-from everstep.index.schema import checkpoints, events, fields, metrics, runs, segments, series
+from everstep.index.index_errors import RefusedError
+from everstep.index.sql_tables import checkpoints, events, fields, metrics, runs, segments, series
 from everstep.redaction import without_credentials
 from everstep.regular import read_note
 
@@ -31,7 +31,7 @@ ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
-"""File name of a segment; `everstep.record.reading`, which makes the names, would import NumPy."""
+"""File name of a segment; `everstep.record.journal_reader`, which makes the names, would import NumPy."""
 
 _MOST_TOLD = 3
 """Most problems of a run that are listed."""
@@ -352,7 +352,7 @@ def _forget(connection: Connection, run: int) -> None:
 
 def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: int) -> int:
     from everstep.record import read_segment
-    from everstep.record.reading import segment_path
+    from everstep.record.journal_reader import segment_path
 
     path, run = segment_path(run_dir, number), known.id
     start = known.sizes.get(number, 0)
@@ -474,7 +474,7 @@ def _text(text: Any) -> str | None:
 
 
 def _link(connection: Connection, run: int) -> None:
-    """Compute again up to where each segment is valid, by the chain of `everstep.record.reading`."""
+    """Compute again up to where each segment is valid, by the chain of `everstep.record.journal_reader`."""
     found = connection.execute(select(segments).where(segments.c.run == run).order_by(segments.c.number))
     by_number = {row.number: row for row in found}
     valid: dict[int, int] = {}
@@ -526,7 +526,7 @@ def _conclude(connection: Connection, run: int, run_dir: Path, alive: bool) -> N
 
 def _diverged(connection: Connection, run: int) -> int | None:
     """Return the first step of a divergence that nobody has accepted; None if there is none."""
-    from everstep.record.reading import ACCEPTED, DIVERGED, is_accepted
+    from everstep.record.journal_reader import ACCEPTED, DIVERGED, is_accepted
 
     mine = select(events.c.segment, events.c.data).where(events.c.run == run)
     valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)

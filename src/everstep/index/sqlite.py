@@ -21,9 +21,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from everstep.errors import RunIndexError
-from everstep.index.faults import IndexBusyError, MalformedIndexError, RefusedError, UnwritableIndexError
+from everstep.index.index_errors import (
+    IndexBusyError,
+    MalformedIndexError,
+    RefusedError,
+    UnwritableIndexError,
+)
 from everstep.index.location import FILE
-from everstep.index.schema import VERSION, metadata
+from everstep.index.sql_tables import VERSION, metadata
 
 _FILES = ("", "-wal", "-shm")
 """Endings of the names of a database's files."""

@@ -18,7 +18,7 @@ _Facts: TypeAlias = dict[str, list[bytes]]
 """What a run has, by path; a second value under one path is one too many."""
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """A thing that differs between two runs, or that a run has twice.
 
     Attributes:
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
     b: str
 
 
-def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
+def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[RunDifference]:
     """Compare two runs bit for bit; an empty list says that they are the same run.
 
     Compared are the newest checkpoint's state tree outside `wall/`, the valid journal rows that do
@@ -57,11 +57,11 @@ def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {path: bytes(data) for path, data in leaves(encoded)}
 
 
-def _differences(a: _Facts, b: _Facts) -> Iterator[Difference]:
+def _differences(a: _Facts, b: _Facts) -> Iterator[RunDifference]:
     for path in sorted(a.keys() | b.keys()):
         left, right = a.get(path, []), b.get(path, [])
         if left != right or len(left) > 1:
-            yield Difference(path, _shown(left, right), _shown(right, left))
+            yield RunDifference(path, _shown(left, right), _shown(right, left))
 
 
 def _facts(run_dir: Path) -> _Facts:

@@ -1,15 +1,19 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
 from everstep.contracts.metrics import Block
-from everstep.record.accepting import accept
+from everstep.record.accept_divergence import accept
 from everstep.record.batch_digest import batch_digest
-from everstep.record.evaluation import Evaluation, evaluations, record_evaluation, recording, values_line
-from everstep.record.frames import Position
+from everstep.record.earlier_steps import EarlierSteps, read_earlier_steps
+from everstep.record.evaluation_record import (
+    Evaluation,
+    evaluation_segment,
+    evaluations,
+    record_evaluation,
+    values_line,
+)
 from everstep.record.journal import Journal
-from everstep.record.lock import RunLock, is_held
-from everstep.record.paths import user_path
-from everstep.record.provenance import facts, machine
-from everstep.record.reading import (
+from everstep.record.journal_format import Position
+from everstep.record.journal_reader import (
     ACCEPTED,
     CHOSEN,
     DIVERGED,
@@ -22,13 +26,15 @@ from everstep.record.reading import (
     RunJournal,
     read_segment,
 )
-from everstep.record.reference import Reference, reference
-from everstep.record.removing import remove, why_stays
+from everstep.record.lock import RunLock, is_held
+from everstep.record.paths import user_path
+from everstep.record.provenance import facts, machine
+from everstep.record.remove_run import remove, why_stays
 from everstep.record.replay import Divergence, Replay
 from everstep.record.rollback import Batch, Rollback, shared_samples
 from everstep.record.rundir import RunDir, located, new_id, to_read
 from everstep.record.trail import Trail
-from everstep.record.trail_file import last_step, read_trail, trail_path
+from everstep.record.trail_format import last_step, read_trail, trail_path
 from everstep.redaction import redact
 
 __all__ = [
@@ -46,7 +52,7 @@ __all__ = [
     "Item",
     "Journal",
     "Position",
-    "Reference",
+    "EarlierSteps",
     "Replay",
     "Rollback",
     "Row",
@@ -65,9 +71,9 @@ __all__ = [
     "new_id",
     "read_segment",
     "read_trail",
-    "reference",
+    "read_earlier_steps",
     "record_evaluation",
-    "recording",
+    "evaluation_segment",
     "redact",
     "remove",
     "shared_samples",

@@ -2,7 +2,7 @@
 
 A file is never rewritten, and a new start opens the next number, so nothing is ever appended to a
 torn tail.  Rows that a resume or a rollback leaves behind stay in their files: the segments' parents
-say which rows are valid (see `everstep.record.reading`).
+say which rows are valid (see `everstep.record.journal_reader`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import fsync_folder, remedy, require_no_link
 from everstep.errors import JournalError, RunDirError, UsageError
-from everstep.record.frames import (
+from everstep.record.journal_format import (
     EVENT,
     METRICS,
     Position,
@@ -32,7 +32,7 @@ from everstep.record.frames import (
     pack_frame,
     pack_header,
 )
-from everstep.record.reading import segment_path
+from everstep.record.journal_reader import segment_path
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20

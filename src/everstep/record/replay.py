@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from everstep.contracts.metrics import Block
-from everstep.record.frames import bits_float
-from everstep.record.reading import Key, comparable_rows
-from everstep.record.reference import Found, Reference
+from everstep.record.earlier_steps import EarlierSteps, Found
+from everstep.record.journal_format import bits_float
+from everstep.record.journal_reader import Key, comparable_rows
 
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
@@ -52,7 +52,7 @@ class Replay:
         done: True when nothing is left to compare.
     """
 
-    def __init__(self, reference: Reference, incomparable: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
         self._was, self._incomparable = reference, incomparable
         self._why: str | None = None
         self._seen: set[str] = set()

@@ -18,8 +18,8 @@ import xxhash
 
 from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
 from everstep.errors import RunDirError
-from everstep.record import frames
-from everstep.record.reading import segment_number
+from everstep.record import journal_format
+from everstep.record.journal_reader import segment_number
 from everstep.regular import read_note, read_regular
 
 VERSION = 1
@@ -235,7 +235,7 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
         "created": round(time.time(), 3),
         "seed": secrets.randbits(31) if seed is None else seed,
         "seed_given": seed is not None,
-        "versions": {"run": VERSION, "journal": frames.VERSION},
+        "versions": {"run": VERSION, "journal": journal_format.VERSION},
         **about,
     }
     write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
@@ -300,6 +300,6 @@ def _is_whole(facts: dict[str, Any]) -> bool:
     return (
         all(isinstance(facts.get(name), kind) for name, kind in kinds.items())
         and bool(facts["id"])
-        and 0 <= facts["created"] < frames.LATEST
+        and 0 <= facts["created"] < journal_format.LATEST
         and isinstance(facts["versions"].get("run"), int)
     )

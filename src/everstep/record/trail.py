@@ -29,8 +29,8 @@ import xxhash
 from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy, temporary
-from everstep.record.frames import float_bits
-from everstep.record.trail_file import (
+from everstep.record.journal_format import float_bits
+from everstep.record.trail_format import (
     ABSENT,
     BITS,
     FLOAT,

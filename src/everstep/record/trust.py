@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from everstep.record.reading import RunJournal
+from everstep.record.journal_reader import RunJournal
 from everstep.record.rundir import RunDir
 
 TRUST_VARIABLE = "EVERSTEP_TRUST"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everstep.contracts.services import RunView, Service, Stage
 from everstep.index.location import as_location, index_of, lacks_credential
-from everstep.index.writer import IndexWriter
+from everstep.index.shipping_thread import IndexWriter
 
 
 class Index(Service):

@@ -14,9 +14,9 @@ from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.record import (
     OTHER_CONFIGURATION,
+    EarlierSteps,
     Journal,
     Position,
-    Reference,
     Replay,
     Rollback,
     RunDir,
@@ -24,7 +24,7 @@ from everstep.record import (
     RunLock,
     Trail,
     last_step,
-    reference,
+    read_earlier_steps,
     to_read,
     trust,
     user_path,
@@ -246,10 +246,10 @@ class Opening:
     def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
         """Make the replay, with what earlier executions found after the checkpoint."""
         if parent is None:
-            return Replay(Reference(progress.step))
-        found = reference(self._journal, parent, progress.step, tail=progress.phase == "step")
+            return Replay(EarlierSteps(progress.step))
+        found = read_earlier_steps(self._journal, parent, progress.step, tail=progress.phase == "step")
         if self._chosen:
-            found = Reference(progress.step, set_aside=max(found.last, found.set_aside))
+            found = EarlierSteps(progress.step, set_aside=max(found.last, found.set_aside))
         return Replay(found, partial(incomparable, same_numbers))
 
     def _remember_rollbacks(self, meta: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from everstep.record import Position, Reference, Replay
+from everstep.record import EarlierSteps, Position, Replay
 from everstep.supervisor.configuration import Configuration
 from everstep.supervisor.fingerprint import Fingerprint
 from everstep.supervisor.init_from import InitFrom
@@ -64,7 +64,7 @@ class Recovered:
     random: Any = None
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
-    replay: Replay = field(default_factory=lambda: Replay(Reference(0)))
+    replay: Replay = field(default_factory=lambda: Replay(EarlierSteps(0)))
     collector: Any = None
     services: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)

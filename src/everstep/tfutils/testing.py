@@ -9,13 +9,13 @@ from everstep.errors import ConfigError
 from everstep.keywords import checked_keywords
 from everstep.state import isolated, seed_all
 from everstep.supervisor import load
-from everstep.tfutils.data import Example, data_of, tagged
-from everstep.tfutils.loading import chosen, run_dir_of, source
-from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Given, Test, TestSave, each_model
-from everstep.tfutils.services import evaluation
-from everstep.tfutils.task import ParamsTask
-from everstep.tfutils.tested import recording_test
+from everstep.tfutils.checkpoint_from_params import chosen, run_dir_of, source
+from everstep.tfutils.data_from_params import Example, data_of, tagged
+from everstep.tfutils.params_as_json import ParamsRecord
+from everstep.tfutils.params_schema import Given, Test, TestSaveParams, each_model
+from everstep.tfutils.services_from_params import evaluation
+from everstep.tfutils.task_from_params import ParamsTask
+from everstep.tfutils.test_record import recording_test
 from everstep.trainer.evaluation import evaluate
 
 
@@ -89,7 +89,7 @@ def _tested(tree: Test, dont_run: bool, skip_check: bool) -> Any:
     return results
 
 
-def _run_dir_of_test(save: TestSave | None) -> Path | None:
+def _run_dir_of_test(save: TestSaveParams | None) -> Path | None:
     if save is None or not save.do_save:
         return None
     if save.exp_id is None:

@@ -14,12 +14,12 @@ from everstep.experiment.experiment import note_uncommitted
 from everstep.keywords import checked_keywords
 from everstep.record import located
 from everstep.supervisor.configuration import Configuration
-from everstep.tfutils.data import Example, data_of, tagged
-from everstep.tfutils.loading import chosen, index_of, run_dir_of, source
-from everstep.tfutils.recording import ParamsRecord
-from everstep.tfutils.schema import Given, Training, each_model
-from everstep.tfutils.services import services_of
-from everstep.tfutils.task import ParamsTask
+from everstep.tfutils.checkpoint_from_params import chosen, index_of, run_dir_of, source
+from everstep.tfutils.data_from_params import Example, data_of, tagged
+from everstep.tfutils.params_as_json import ParamsRecord
+from everstep.tfutils.params_schema import Given, Training, each_model
+from everstep.tfutils.services_from_params import services_of
+from everstep.tfutils.task_from_params import ParamsTask
 from everstep.trainer import MultiRun, Trainer
 
 FREE = (

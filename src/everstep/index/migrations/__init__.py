@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Connection
 
-from everstep.index.schema import VERSION
+from everstep.index.sql_tables import VERSION
 
 
 def migrate(connection: Connection, found: int) -> None:

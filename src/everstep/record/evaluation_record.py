@@ -18,11 +18,11 @@ from everstep.contracts.metrics import Block
 from everstep.durable import require_no_link
 from everstep.errors import RunLockedError
 from everstep.keywords import checked_keywords
-from everstep.record.frames import Position
 from everstep.record.journal import Journal
+from everstep.record.journal_format import Position
+from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock
 from everstep.record.paths import user_path
-from everstep.record.reading import RunJournal
 from everstep.record.rundir import RunDir, to_read
 
 FOLDER = "evaluations"
@@ -113,14 +113,14 @@ def record_evaluation(
     require_no_link(parent.path / FOLDER, parent.path)
     home = RunDir.open(parent.path / FOLDER, seed=parent.seed, about=about)
     reason = f"{found.stream} evaluated on {found.checkpoint}"
-    with recording(home, facts, reason, lock=lock, patience=_PATIENCE) as record:
+    with evaluation_segment(home, facts, reason, lock=lock, patience=_PATIENCE) as record:
         for values, is_wall in ((found.metrics, False), (wall, True)):
             record.append(found.stream, found.step, found.epoch, values, wall=is_wall)
         told = {name: value for name, value in found._asdict().items() if name != "metrics"}
         record.journal.event("evaluation", {"run": parent.id, **told})
 
 
-class Recording:
+class EvaluationSegment:
     """Segment of a record that is being written.
 
     Attributes:
@@ -142,9 +142,9 @@ class Recording:
 
 
 @contextmanager
-def recording(
+def evaluation_segment(
     home: RunDir, facts: Mapping[str, Any], reason: str, *, lock: bool = True, patience: float = 0.0
-) -> Iterator[Recording]:
+) -> Iterator[EvaluationSegment]:
     """Write a segment outside a loop; the segment counts, beside the earlier ones, if the block ends well.
 
     Args:
@@ -162,7 +162,7 @@ def recording(
         segment, quiet = home.next_segment(), (lambda message: None)  # a failure is raised below
         journal = Journal.open(home.path, segment, _end(before), dict(facts), warn=quiet)
         try:
-            yield Recording(journal, before)
+            yield EvaluationSegment(journal, before)
             # The last event makes the segment count, so a kill before the sync leaves no half evaluation.
             journal.event("closed", {"status": "finished", "reason": reason}, wall=True)
             journal.sync()

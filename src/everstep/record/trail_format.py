@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from everstep.record.reading import segment_path
+from everstep.record.journal_reader import segment_path
 from everstep.regular import open_regular, parse_json, read_regular
 
 VERSION = 2
@@ -75,7 +75,7 @@ def definition(text: bytes) -> int:
     return SIZE + -(-len(text) // SIZE) * SIZE
 
 
-class Trace(NamedTuple):
+class TrailContent(NamedTuple):
     """Content of a trail.
 
     Attributes:
@@ -89,7 +89,7 @@ class Trace(NamedTuple):
     marks: list[Mark]
 
 
-def read_trail(path: Path) -> Trace | None:
+def read_trail(path: Path) -> TrailContent | None:
     """Read the published records of a trail's file; None if it is missing, damaged or of another version."""
     try:
         data = memoryview(read_regular(path, LARGEST))
@@ -99,7 +99,7 @@ def read_trail(path: Path) -> Trace | None:
         digest = xxhash.xxh3_64_intdigest(data[START:end])
         if START <= end <= len(data) and check == checksum(end, last, whole, digest):
             marks = published(data, end)
-            return None if marks is None or last - whole > _STEPS else Trace(whole, last, marks)
+            return None if marks is None or last - whole > _STEPS else TrailContent(whole, last, marks)
     return None
 
 

@@ -12,8 +12,8 @@ from everstep.services.evaluate import Evaluate
 from everstep.services.index import Index
 from everstep.services.loss_bound import LossBound
 from everstep.services.nan_guard import NaNGuard
-from everstep.tfutils.loading import index_of
-from everstep.tfutils.schema import Training, Validation
+from everstep.tfutils.checkpoint_from_params import index_of
+from everstep.tfutils.params_schema import Training, Validation
 
 
 def services_of(tree: Training) -> list[Service]:

@@ -54,7 +54,7 @@ def query(
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
     from everstep.index.documents import Asked
-    from everstep.index.faults import again_if_malformed
+    from everstep.index.index_errors import again_if_malformed
     from everstep.index.mongo import parse
 
     asked = Asked(
@@ -75,7 +75,7 @@ def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict
     """Return the documents, and what is wrong with the journals, in words."""
     from everstep.index.documents import ask
     from everstep.index.mongo import leaves
-    from everstep.index.sense import require_comparable
+    from everstep.index.query_checks import require_comparable
     from everstep.index.shipping import gone_runs
 
     database, problems = open_index(index)
@@ -129,7 +129,7 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
         MalformedIndexError: the index was damaged and is set aside; the next call makes it again.
     """
     from everstep.index.database import Database
-    from everstep.index.faults import IndexBusyError, UnwritableIndexError
+    from everstep.index.index_errors import IndexBusyError, UnwritableIndexError
     from everstep.index.shipping import run_dirs, sync
 
     found = index_place(index)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from everstep.errors import TrustError
-from everstep.experiment.layers import CALL
+from everstep.experiment.config_layers import CALL
 from everstep.record.trust import TRUST_VARIABLE
 
 _PATH = re.compile(r"[\w.]+:[\w.]+")

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from everstep.cli.output import note
 from everstep.errors import ConfigError, EverstepError
-from everstep.index import asking, mongo
+from everstep.index import mongo, query
 from everstep.index.database import Database
 from everstep.index.documents import run_condition
 from everstep.index.filters import parse, where
-from everstep.index.queries import FACTS, GONE, Recorded, all_runs, find_run, is_metric, run_names
-from everstep.index.sense import require_comparable, require_there
+from everstep.index.query_checks import require_comparable, require_there
+from everstep.index.run_queries import FACTS, GONE, NewestFacts, all_runs, find_run, is_metric, run_names
 from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
 
@@ -25,7 +25,7 @@ def open_index(index: str | None) -> Database:
     Raises:
         RunIndexError: there is neither an index nor a run.
     """
-    database, problems = asking.open_index(index)
+    database, problems = query.open_index(index)
     note(problems)
     return database
 
@@ -59,7 +59,7 @@ def search(
         require_comparable(connection, leaves)
         gone = gone_runs(database, connection)
         chosen = run_condition(connection, filtered, gone) if filter_text else None
-        newest = Recorded(connection)
+        newest = NewestFacts(connection)
         runs = all_runs(connection, names, gone, chosen, newest)
         paths = {each.name for each in asked} - set(FACTS)
         several = {path: newest.at(path) for path in paths if not is_metric(connection, path)}
@@ -173,7 +173,7 @@ def _read_alone(run_dir: Path) -> Found:
 def names_beginning(text: str, index: str | None) -> list[str]:
     """The names of runs in the index that begin with a text, sorted; none where there is no index."""
     try:
-        database = Database(asking.index_place(index))
+        database = Database(query.index_place(index))
         with database.read() as connection:
             return sorted(name for name in run_names(connection) if name.startswith(text))
     except (EverstepError, OSError):  # nobody reads a message while a line is completed

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 from everstep.errors import ConfigError, nearest
 from everstep.index.fields import ELEMENT, leads, named, short, values_at
 from everstep.index.filters import is_named
-from everstep.index.schema import events, fields, metrics, runs, segments, series
+from everstep.index.sql_tables import events, fields, metrics, runs, segments, series
 from everstep.index.translate import one_of
 from everstep.redaction import without_credentials
 
@@ -60,7 +60,7 @@ def all_runs(
     wanted: Iterable[str] = (),
     gone: Collection[int] = (),
     where: ColumnElement[bool] | None = None,
-    newest: Recorded | None = None,
+    newest: NewestFacts | None = None,
 ) -> list[dict[str, Any]]:
     """List every run, the newest start last.
 
@@ -84,7 +84,7 @@ def all_runs(
     found = {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
     for run in found.keys() & set(gone):
         found[run]["status"] = GONE
-    newest = newest or Recorded(connection)
+    newest = newest or NewestFacts(connection)
     for name in dict.fromkeys(wanted):
         if name in FACTS:
             continue
@@ -180,7 +180,7 @@ def valid() -> ColumnElement[bool]:
     return (segments.c.number == metrics.c.segment) & (metrics.c.offset < segments.c.valid_to)
 
 
-class Recorded:
+class NewestFacts:
     """Records of the newest starts; read once, and only if needed."""
 
     def __init__(self, connection: Connection) -> None:

@@ -14,11 +14,11 @@ import xxhash
 
 from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.errors import ConfigError
+from everstep.experiment.code_trust import admit
 from everstep.experiment.config import Resolved, free, resolve
-from everstep.experiment.foreign import admit
+from everstep.experiment.experiment_config import ExperimentConfig, ServiceCall
 from everstep.experiment.forks import Fork, facts_of, is_as_begun
-from everstep.experiment.paths import imported
-from everstep.experiment.schema import ExperimentConfig, ServiceCall
+from everstep.experiment.import_paths import imported
 from everstep.record import RunDir, located
 from everstep.record.trust import distrust_config
 from everstep.supervisor.configuration import Configuration, Difference, refusal, told

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from everstep.errors import ConfigError, RunDirError
 from everstep.keywords import whole
-from everstep.record.frames import Position
 from everstep.record.journal import Journal
+from everstep.record.journal_format import Position
+from everstep.record.journal_reader import ACCEPTED, RunJournal
 from everstep.record.lock import RunLock
-from everstep.record.reading import ACCEPTED, RunJournal
 from everstep.record.rundir import RunDir
 
 

@@ -12,7 +12,7 @@ from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
 from everstep.supervisor.init_from import names_in
-from everstep.tfutils.schema import Load, Location
+from everstep.tfutils.params_schema import Load, Location
 
 ROOT = "runs"
 """Folder of runs if `cache_dir` is not given."""
@@ -101,7 +101,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
     """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
     where = {name: value for name, value in query.items() if name != "step"}
     asked = index or located(folder)
-    from everstep.index.asking import query as ask
+    from everstep.index.query import query as ask
     from everstep.index.shipping import id_at
 
     for run in reversed(ask("runs", where, index=asked)):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, JournalError, RunDirError, nearest
 from everstep.keywords import checked_keywords
-from everstep.record import frames
-from everstep.record.frames import Frame, Hole, Position
+from everstep.record import journal_format
+from everstep.record.journal_format import Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
 from everstep.redaction import without_credentials
@@ -100,12 +100,12 @@ class StoredBlock(NamedTuple):
 
     @property
     def block(self) -> Block:
-        return frames.unpack_block(self.payload)
+        return journal_format.unpack_block(self.payload)
 
     @property
     def time(self) -> float:
         """Time when the block was appended, in seconds since 1970."""
-        return frames.block_time(self.payload)
+        return journal_format.block_time(self.payload)
 
 
 Item: TypeAlias = Event | StoredBlock
@@ -176,28 +176,30 @@ def read_segment(path: Path, start: int = 0) -> Segment:
         JournalError: a newer format version wrote it.
         OSError: the file cannot be read.
     """
-    start_at, start = start > frames.HEADER_SIZE, max(start, frames.HEADER_SIZE)
+    start_at, start = start > journal_format.HEADER_SIZE, max(start, journal_format.HEADER_SIZE)
     with open_regular(path) as file:
         require_no_hole(file)
-        head = file.read(frames.HEADER_SIZE)
+        head = file.read(journal_format.HEADER_SIZE)
         file.seek(start)
         data = file.read()
     events: list[Event] = []
     blocks: list[StoredBlock] = []
     problems: list[str] = []
-    header = frames.unpack_header(head)
+    header = journal_format.unpack_header(head)
     if header is None and head:
-        problems.append(f"{path.name}: the header ({frames.HEADER_SIZE} bytes at 0) is torn or damaged")
-    if header is not None and header.version > frames.VERSION:
+        problems.append(
+            f"{path.name}: the header ({journal_format.HEADER_SIZE} bytes at 0) is torn or damaged"
+        )
+    if header is not None and header.version > journal_format.VERSION:
         raise JournalError(
-            f"{path} has journal format {header.version}, this everstep reads up to {frames.VERSION}; "
-            "upgrade everstep"
+            f"{path} has journal format {header.version}, this everstep reads up to "
+            f"{journal_format.VERSION}; upgrade everstep"
         )
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         problems.append(f"{path.name}: its header says segment {header.segment}; was it renamed?")
-    last, end, size = -1, 0, start if len(head) == frames.HEADER_SIZE else len(head)
-    for found in frames.scan(data, 0):
+    last, end, size = -1, 0, start if len(head) == journal_format.HEADER_SIZE else len(head)
+    for found in journal_format.scan(data, 0):
         if isinstance(found, Hole):
             hole = Hole(start + found.start, start + found.end)
             problems.append(_describe(path, hole, start + len(data)))
@@ -223,14 +225,14 @@ def read_segment(path: Path, start: int = 0) -> Segment:
 
 def _item(segment: int, frame: Frame) -> Item | str:
     """Unpack a frame; or say why the frame holds nothing."""
-    if frame.kind == frames.METRICS:
-        if frames.is_block(frame.payload):
+    if frame.kind == journal_format.METRICS:
+        if journal_format.is_block(frame.payload):
             return StoredBlock(frame.offset, frame.payload)
         return f"claims rows that its {len(frame.payload)} bytes do not hold"
-    if frame.kind != frames.EVENT:
+    if frame.kind != journal_format.EVENT:
         return f"is of unknown kind {frame.kind}"
     try:
-        record = frames.unpack_event(frame.payload)
+        record = journal_format.unpack_event(frame.payload)
     except ValueError:
         return "is no event"
     if not _fits(record["kind"], record["data"]):
@@ -529,7 +531,9 @@ class RunJournal:
 
     def step_metrics(self) -> set[str]:
         """Collect the names of the metrics that any step has collected."""
-        heads = (frames.block_names(each.payload) for s in self._segments.values() for each in s.blocks)
+        heads = (
+            journal_format.block_names(each.payload) for s in self._segments.values() for each in s.blocks
+        )
         return {name for phase, name in heads if phase == "step"}
 
     def lacks(self, position: Position) -> str | None:
@@ -582,7 +586,7 @@ def comparable_rows(block: Block) -> dict[Key, tuple[int, int]]:
     """Map a block's rows: key -> (bits of the value, count); empty if they depend on the clock."""
     if block.wall:
         return {}
-    bits = frames.float_bits(block.values)
+    bits = journal_format.float_bits(block.values)
     return {
         (block.epoch, step, block.phase, block.name, seq): (value, count)
         for step, seq, value, count in zip(block.steps, block.seqs, bits, block.counts, strict=True)
@@ -600,7 +604,7 @@ class Follower:
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment
         self._path = self._run_dir / "journal" / f"segment-{segment:04d}.evj"
-        self._at = frames.HEADER_SIZE  # where to read next, in the file
+        self._at = journal_format.HEADER_SIZE  # where to read next, in the file
         self._next = 0  # the least offset that is news, in everything that the segment wrote
 
     def older(self) -> Iterator[tuple[int, list[Item]]]:
@@ -611,10 +615,10 @@ class Follower:
         """Yield the entries that reached the newest segment's file since the last call."""
         with open_regular(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._at:  # a failing disk: rows wait to be written again
-                self._at = frames.HEADER_SIZE
+                self._at = journal_format.HEADER_SIZE
             start = file.seek(self._at)
             data = file.read()
-        for found in frames.scan(data, 0):
+        for found in journal_format.scan(data, 0):
             if isinstance(found, Hole):
                 continue  # a last frame that is still being written is read again next time
             self._at = start + found.end

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 from everstep import services
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, checked_arguments
+from everstep.experiment.config_layers import Place, dotted
 from everstep.experiment.experiment import SCHEDULES, Experiment
-from everstep.experiment.layers import Place, dotted
-from everstep.experiment.mistakes import Problem
+from everstep.experiment.validation import Problem
 
 FREE = {"free": True}
 """Mark of a field whose change touches no step of the training: shown at a resume, and used as given."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
 
-from everstep.drill.victim import Start, Strike
+from everstep.drill.program import ProgramStart, Strike
 from everstep.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
-class Course:
+class Landmarks:
     """Points that an undisturbed start passed, by which strikes are aimed.
 
     Attributes:
@@ -20,7 +20,7 @@ class Course:
         points: the hazards that the start passed, in order.
     """
 
-    start: Start
+    start: ProgramStart
     points: list[str] = field(repr=False)
 
     @cached_property
@@ -54,71 +54,71 @@ class Course:
         return [Strike(f"kill:{name}:{self.points[: at + 1].count(name)}")]
 
 
-def _random_instant(course: Course, draw: Random) -> list[Strike]:
-    records = course.start.records
+def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    records = landmarks.start.records
     return [Strike(seconds=draw.uniform(0, records[-1].time - records[0].time))]
 
 
-def _start_up(course: Course, draw: Random) -> list[Strike]:
-    return course.any_of(range(course.points.index("witness.step")), draw)
+def _start_up(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    return landmarks.any_of(range(landmarks.points.index("witness.step")), draw)
 
 
-def _commit(course: Course, draw: Random) -> list[Strike]:
-    begun = course.points.index("witness.step")
-    writes = [i for i, name in enumerate(course.points) if name.startswith("checkpoint.") and i > begun]
-    return course.any_of(writes, draw)
+def _commit(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    begun = landmarks.points.index("witness.step")
+    writes = [i for i, name in enumerate(landmarks.points) if name.startswith("checkpoint.") and i > begun]
+    return landmarks.any_of(writes, draw)
 
 
-def _tail(course: Course, draw: Random) -> list[Strike]:
-    tails = [i for i, name in enumerate(course.points) if name in ("loop.tail", "loop.tail_end")]
-    return course.any_of(tails, draw)
+def _tail(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    tails = [i for i, name in enumerate(landmarks.points) if name in ("loop.tail", "loop.tail_end")]
+    return landmarks.any_of(tails, draw)
 
 
-def _last_step(course: Course, draw: Random) -> list[Strike]:
-    return [Strike(f"kill:witness.step:{draw.choice(course.last_steps)}")]
+def _last_step(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    return [Strike(f"kill:witness.step:{draw.choice(landmarks.last_steps)}")]
 
 
-def _head(course: Course, draw: Random) -> list[Strike]:
+def _head(landmarks: Landmarks, draw: Random) -> list[Strike]:
     """Strike in the tail by SIGTERM, so that the epoch's end is saved; kill the next start in the head."""
     followed = [
-        course.points[: i + 1].count("loop.tail_end")
-        for i, name in enumerate(course.points)
-        if name == "loop.tail_end" and course.goes_on(i)
+        landmarks.points[: i + 1].count("loop.tail_end")
+        for i, name in enumerate(landmarks.points)
+        if name == "loop.tail_end" and landmarks.goes_on(i)
     ]
     if not followed:
         return []
     return [Strike(f"SIGTERM:loop.tail_end:{draw.choice(followed)}"), Strike("kill:witness.before:1")]
 
 
-def _shutdown(course: Course, draw: Random) -> list[Strike]:
-    end = len(course.points) - 1 - course.points[::-1].index("loop.exit")
-    return course.any_of(range(end, len(course.points)), draw)
+def _shutdown(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    end = len(landmarks.points) - 1 - landmarks.points[::-1].index("loop.exit")
+    return landmarks.any_of(range(end, len(landmarks.points)), draw)
 
 
-def _resume(course: Course, draw: Random) -> list[Strike]:
-    first = draw.randint(1, max(1, course.steps // 2))
+def _resume(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    first = draw.randint(1, max(1, landmarks.steps // 2))
     points = [f"witness.step:{first}", "journal.create:1", "witness.enter:1", "witness.step:1"]
     return [Strike(f"kill:{point}") for point in points]
 
 
 def _signal(name: str) -> Aim:
-    return lambda course, draw: [Strike(f"{name}:witness.step:{draw.randint(1, course.steps)}")]
+    return lambda landmarks, draw: [Strike(f"{name}:witness.step:{draw.randint(1, landmarks.steps)}")]
 
 
-def _signal_then_kill(course: Course, draw: Random) -> list[Strike]:
-    (term,) = _signal("SIGTERM")(course, draw)
+def _signal_then_kill(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    (term,) = _signal("SIGTERM")(landmarks, draw)
     point = draw.choice(("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename"))
     return [Strike(f"{term.spec} then kill:{point}:1")]
 
 
-def _disk_full(course: Course, draw: Random) -> list[Strike]:
-    begun = course.points.index("witness.step")
-    before = course.points[:begun].count("checkpoint.write")
-    after = course.points[begun:].count("checkpoint.write")
+def _disk_full(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    begun = landmarks.points.index("witness.step")
+    before = landmarks.points[:begun].count("checkpoint.write")
+    after = landmarks.points[begun:].count("checkpoint.write")
     return [Strike(f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000")]
 
 
-Aim = Callable[[Course, Random], list[Strike]]
+Aim = Callable[[Landmarks, Random], list[Strike]]
 
 HAZARDS: dict[str, Aim] = {
     "random instant": _random_instant,

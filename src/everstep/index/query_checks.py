@@ -11,8 +11,8 @@ from sqlalchemy import Connection, select
 from everstep.errors import ConfigError, nearest
 from everstep.index.fields import ELEMENT, named
 from everstep.index.mongo import Leaf
-from everstep.index.queries import FACTS, STATUSES, TEXTS, is_metric, leads_here, require_known
-from everstep.index.schema import fields
+from everstep.index.run_queries import FACTS, STATUSES, TEXTS, is_metric, leads_here, require_known
+from everstep.index.sql_tables import fields
 
 _NUMBERS = re.compile(f"{ELEMENT}[0-9]+")
 

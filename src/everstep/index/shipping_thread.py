@@ -74,7 +74,7 @@ class IndexWriter:
         try:
             try:
                 from everstep.index.database import Database
-                from everstep.index.faults import IndexBusyError, again_if_malformed
+                from everstep.index.index_errors import IndexBusyError, again_if_malformed
                 from everstep.index.shipping import ship
 
                 with self._lock:

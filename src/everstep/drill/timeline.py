@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from everstep.drill.divergence import Reference
-from everstep.drill.victim import Start
+from everstep.drill.divergence import Undisturbed
+from everstep.drill.program import ProgramStart
 
 WIDTH = 32
 ONCE, AGAIN, STRUCK, NEVER = "━", "▓", "✗", "·"
 
 
-def positions(reference: Reference) -> dict[tuple[str, int, int], int]:
+def positions(undisturbed: Undisturbed) -> dict[tuple[str, int, int], int]:
     """Map (run, epoch, step) to the number of steps that the undisturbed program has then done, from 1."""
-    steps = [record for start in reference.program.starts for record in start.records if record.at == "step"]
+    steps = [
+        record for start in undisturbed.program.starts for record in start.records if record.at == "step"
+    ]
     return {(record.run, record.epoch, record.step): n for n, record in enumerate(steps, 1)}
 
 
-def done_by(start: Start, place: dict[tuple[str, int, int], int]) -> list[int]:
+def done_by(start: ProgramStart, place: dict[tuple[str, int, int], int]) -> list[int]:
     """List the steps that a start completed, as positions."""
     keys = [(record.run, record.epoch, record.step) for record in start.records if record.at == "step"]
     return [place[key] for key in keys if key in place]
 
 
-def executed_again(starts: list[Start], place: dict[tuple[str, int, int], int]) -> int:
+def executed_again(starts: list[ProgramStart], place: dict[tuple[str, int, int], int]) -> int:
     """Count the steps that were completed more than once."""
     done = [step for start in starts for step in done_by(start, place)]
     return len(done) - len(set(done))
 
 
-def timeline(starts: list[Start], place: dict[tuple[str, int, int], int], width: int = WIDTH) -> str:
+def draw_timeline(
+    starts: list[ProgramStart], place: dict[tuple[str, int, int], int], width: int = WIDTH
+) -> str:
     """Draw columns of steps: done once, done again, struck, never done."""
     total = max(place.values(), default=1)
     times = [0] * total

@@ -20,7 +20,7 @@ from pydantic import (
 
 from everstep.errors import ConfigError
 from everstep.experiment.calls import misfits
-from everstep.experiment.mistakes import problems_of, told
+from everstep.experiment.validation import problems_of, told
 from everstep.keywords import plain
 
 Given = Mapping[str, Any]
@@ -147,7 +147,7 @@ class Location(Section):
     cache_dir: str | Path | None = None
 
 
-class Save(Location):
+class SaveParams(Location):
     """`save_params` of a training."""
 
     gone = {
@@ -165,13 +165,13 @@ class Save(Location):
     cache_max_num: Count = 6
 
 
-class TestSave(Location):
+class TestSaveParams(Location):
     """`save_params` of a test."""
 
     __test__ = False  # pytest takes it for a test where it is imported
     gone = {
         name: "a test trains nothing"
-        for name in Save.model_fields
+        for name in SaveParams.model_fields
         if name not in (*Location.model_fields, "do_save")
     }
     do_save: bool = True
@@ -280,7 +280,7 @@ Validations = dict[Annotated[str, AfterValidator(_name_of_validation)], Validati
 class Training(Section):
     """Tree of `train_from_params`."""
 
-    save_params: Save
+    save_params: SaveParams
     model_params: Model
     train_params: Train
     loss_params: Loss | None = None
@@ -297,7 +297,7 @@ class Test(Section):
     load_params: Load = Load()
     model_params: Model
     validation_params: Validations = {}
-    save_params: TestSave | None = None
+    save_params: TestSaveParams | None = None
 
 
 def each_model(given: Given) -> Iterator[dict[str, Any]]:

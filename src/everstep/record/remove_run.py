@@ -10,8 +10,8 @@ from pathlib import Path
 from everstep import hazard
 from everstep.durable import fsync_folder, rename
 from everstep.errors import RunDirError
+from everstep.record.journal_reader import RunJournal
 from everstep.record.lock import RunLock, is_held
-from everstep.record.reading import RunJournal
 from everstep.record.rundir import RunDir
 
 _FACTS = ("run.json", ".run.json")

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-from everstep.cli.options import index_option
+from everstep.cli.common_options import index_option
 from everstep.cli.output import say
 from everstep.errors import ChangedError, ConfigError
-from everstep.index.asking import index_place
 from everstep.index.location import INDEX_VARIABLE
+from everstep.index.query import index_place
 from everstep.record import values_line
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,7 +13,7 @@ from everstep.data.arrays import Arrays
 from everstep.data.iterables import SequenceStream
 from everstep.data.wrapping import CursorAround, StreamAround
 from everstep.errors import ConfigError
-from everstep.tfutils.schema import Function
+from everstep.tfutils.params_schema import Function
 from everstep.trainer.inputs import Inputs
 
 

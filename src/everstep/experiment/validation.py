@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from everstep.errors import nearest
-from everstep.experiment.layers import CALL, Place, dotted
+from everstep.experiment.config_layers import CALL, Place, dotted
 
 
 class Problem(typing.NamedTuple):

@@ -39,7 +39,7 @@ class Strike(NamedTuple):
         return self.spec if self.seconds is None else f"kill after {self.seconds:.3f} s"
 
 
-class Record(NamedTuple):
+class WitnessLine(NamedTuple):
     """Line of the witness, see `everstep.services.witness`; `run` is relative to the root."""
 
     run: str
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Start:
+class ProgramStart:
     """Start of the program.
 
     Attributes:
@@ -66,7 +66,7 @@ class Start:
     status: int
     began: float
     seconds: float
-    records: list[Record]
+    records: list[WitnessLine]
     log: Path
 
     @property
@@ -89,7 +89,7 @@ class Program:
     command: tuple[str, ...]
     folder: Path
     timeout: float
-    starts: list[Start] = field(default_factory=list)
+    starts: list[ProgramStart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True)
@@ -104,7 +104,7 @@ class Program:
         found = sorted(self.root.rglob("run.json"), key=lambda path: json.loads(path.read_bytes())["created"])
         return [str(path.parent.relative_to(self.root)) for path in found]
 
-    def start(self, strike: Strike | None = None, trace: Path | None = None) -> Start:
+    def start(self, strike: Strike | None = None, trace: Path | None = None) -> ProgramStart:
         """Start the program, and wait until it ends.
 
         Args:
@@ -141,7 +141,7 @@ class Program:
                     os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
                 process.wait()
                 _end_all(witness)
-        start = Start(strike, status, began, time.monotonic() - clock, self._read(witness), log)
+        start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(witness), log)
         self.starts.append(start)
         self.__dict__.pop("runs", None)
         return start
@@ -162,14 +162,14 @@ class Program:
                 "smaller by its arguments, or raise the timeout"
             ) from None
 
-    def _read(self, witness: Path) -> list[Record]:
+    def _read(self, witness: Path) -> list[WitnessLine]:
         lines = witness.read_text().splitlines() if witness.exists() else []
         records = []
         for line in lines:
             with suppress(ValueError):  # a kill may tear the last line
                 fields: dict[str, Any] = json.loads(line)
                 fields["run"] = os.path.relpath(fields["run"], self.root)
-                records.append(Record(**fields))
+                records.append(WitnessLine(**fields))
         return records
 
     def journal(self, run: str) -> RunJournal:

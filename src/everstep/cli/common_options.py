@@ -42,7 +42,7 @@ def run_argument(function: F) -> F:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Run directories, and names of runs as the index has them; nothing is brought up to date meanwhile."""
-    from everstep.cli.finding import names_beginning
+    from everstep.cli.find_run import names_beginning
 
     names = names_beginning(incomplete, ctx.params.get("index"))
     return [*map(CompletionItem, names), CompletionItem(incomplete, type="dir")]

@@ -13,11 +13,18 @@ from everstep.checkpoint import Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
-from everstep.experiment.choice import OnChange, choose, configuration, kept_tree, require_unchanged, touching
+from everstep.experiment.code_trust import admit, code_of
 from everstep.experiment.config import Resolved, resolve
+from everstep.experiment.config_choice import (
+    OnChange,
+    choose,
+    configuration,
+    kept_tree,
+    require_unchanged,
+    touching,
+)
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.foreign import admit, code_of
-from everstep.experiment.schema import ExperimentConfig
+from everstep.experiment.experiment_config import ExperimentConfig
 from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials

@@ -14,11 +14,11 @@ from everstep.contracts.services import EvalStep
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.experiment.predictions import npz
-from everstep.record import Evaluation, RunDir, RunJournal, record_evaluation, recording, to_read
-from everstep.record.evaluation import Recording
+from everstep.record import Evaluation, RunDir, RunJournal, evaluation_segment, record_evaluation, to_read
+from everstep.record.evaluation_record import EvaluationSegment
 from everstep.supervisor import Loaded
 from everstep.supervisor.configuration import Configuration
-from everstep.tfutils.recording import ParamsRecord
+from everstep.tfutils.params_as_json import ParamsRecord
 
 FOLDER = "intermediate"
 _KIND = "test"
@@ -51,7 +51,7 @@ class TestRecord:
 class _OwnRecord(TestRecord):
     """Record of a test in a run directory of its own."""
 
-    def __init__(self, home: RunDir, where: Loaded, record: Recording, frequency: int | None) -> None:
+    def __init__(self, home: RunDir, where: Loaded, record: EvaluationSegment, frequency: int | None) -> None:
         self._home, self._where, self._record, self._frequency = home, where, record, frequency
 
     def see(self, step: EvalStep) -> None:
@@ -106,7 +106,7 @@ def recording_test(
     home = RunDir.open(run_dir, seed=seed, about={"kind": _KIND, "validates": validates})
     if home.facts.get("kind") != _KIND:
         raise ConfigError(f"{home.path} is the run {home.id}, which is no test; give another exp_id")
-    with recording(home, {**facts, "validates": validates}, f"tested {where.name}") as segment:
+    with evaluation_segment(home, {**facts, "validates": validates}, f"tested {where.name}") as segment:
         yield _OwnRecord(home, where, segment, frequency)
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from everstep.record.frames import Position, bits_float, float_bits
-from everstep.record.reading import Key, RunJournal
-from everstep.record.trail_file import ABSENT, FOLDED, Mark, Trace, read_trail, trail_path
+from everstep.record.journal_format import Position, bits_float, float_bits
+from everstep.record.journal_reader import Key, RunJournal
+from everstep.record.trail_format import ABSENT, FOLDED, Mark, TrailContent, read_trail, trail_path
 
 Found = tuple[int, int]
 """(bits of a value, count of the values folded into it)."""
 
 
 @dataclass
-class Reference:
+class EarlierSteps:
     """Record of the steps after a checkpoint, as earlier executions found them.
 
     Attributes:
@@ -51,14 +51,16 @@ class Reference:
         self.last = max(self.last, self.first)
 
 
-def reference(journal: RunJournal, position: Position | None, step: int, *, tail: bool = False) -> Reference:
+def read_earlier_steps(
+    journal: RunJournal, position: Position | None, step: int, *, tail: bool = False
+) -> EarlierSteps:
     """Collect what earlier executions found of the steps that a start from `step` will execute again.
 
     Args:
         position: the end of the journal as the checkpoint knows it.
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
     """
-    found = Reference(step)
+    found = EarlierSteps(step)
     superseded = journal.superseded(position)
     left = journal.left_choices(position)
     for segment in journal.segments():
@@ -73,7 +75,7 @@ def reference(journal: RunJournal, position: Position | None, step: int, *, tail
     return found
 
 
-def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
+def _add_rows(found: EarlierSteps, rows: dict[Key, Found], end: float) -> None:
     for key, row in rows.items():
         _, step, phase, _, _ = key
         in_step = phase == "step"
@@ -85,7 +87,7 @@ def _add_rows(found: Reference, rows: dict[Key, Found], end: float) -> None:
             found.set_aside = max(found.set_aside, step)
 
 
-def _add_trail(found: Reference, trail: Trace, end: float, begin: int) -> None:
+def _add_trail(found: EarlierSteps, trail: TrailContent, end: float, begin: int) -> None:
     # Steps that an older trail has are left out: the first execution counts.
     new = set(range(max(found.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - found.traced
     for mark in trail.marks:

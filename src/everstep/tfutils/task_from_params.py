@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
-from everstep.tfutils.schema import Model, Training, Validation
+from everstep.tfutils.params_schema import Model, Training, Validation
 
 RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
 """Names that a target may not have."""
