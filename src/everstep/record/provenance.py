@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,25 @@ def as_json(value: Any) -> Any:
 
 def packages() -> dict[str, str]:
     """Map import names to versions: everstep, numpy and the other packages that are imported now."""
-    from importlib import metadata  # 20 ms, and not needed before a run starts
-
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
     found = {}
     for name in sorted((names - sys.stdlib_module_names) | {"everstep", "numpy"}):
         version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
         if not isinstance(version, str):
-            try:
-                version = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        found[name] = str(version)
+            version = _installed_version(name)
+        if version is not None:
+            found[name] = str(version)
     return found
+
+
+@cache  # a search of every folder of sys.path, for each module of the program itself at each of its starts
+def _installed_version(name: str) -> str | None:
+    from importlib import metadata  # 20 ms, and not needed before a run starts
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def code_folder(argv: Sequence[str]) -> Path:
