@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
-from everstep.data.wrapping import CursorAround, StreamAround
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 
 
-class Counted(StreamAround):
+class Counted(StreamWrapper):
     """Calls `see` with each batch that is read."""
 
     def __init__(self, stream: Stream, see: Callable[[Any], object]) -> None:
@@ -20,7 +20,7 @@ class Counted(StreamAround):
         return _CountedCursor(self.stream.open(purpose, pass_index, position, seed=seed), self._see)
 
 
-class _CountedCursor(CursorAround):
+class _CountedCursor(CursorWrapper):
     def __init__(self, cursor: Cursor, see: Callable[[Any], object]) -> None:
         super().__init__(cursor)
         self._see = see

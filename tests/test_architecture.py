@@ -20,16 +20,16 @@ from everstep import errors
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.questions import Questions
-from everstep.trainer.loop import TrainerLoop
+from everstep.trainer.trainer_loop import TrainerLoop
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"keywords", "hazard", "lazy", "redaction"},
+    {"arguments", "hazard", "lazy", "redaction"},
     {"schedule"},
-    {"contracts", "durable", "regular"},
+    {"contracts", "durable", "untrusted_files"},
     {"progress_estimate", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
     {"index"},
@@ -51,7 +51,7 @@ FLOORS = (
 beside the house: they implement contracts, and only importlib names them.
 """
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
-BACKEND_MAY_IMPORT = {"contracts", "data", "errors", "keywords", "backends"}
+BACKEND_MAY_IMPORT = {"contracts", "data", "errors", "arguments", "backends"}
 FRAMEWORKS = {"torch", "torchdata", "jax", "flax", "tensorflow", "keras"}
 
 
@@ -165,9 +165,9 @@ DOORS = [
     for name in (
         "supervisor/door.py",
         "supervisor/supervisor.py",
-        "loop/course.py",
+        "loop/epochs.py",
         "loop/train_loop.py",
-        "trainer/loop.py",
+        "trainer/trainer_loop.py",
     )
 ]
 """What drives the engine: the loops that users see, and what answers the engine's questions for them."""

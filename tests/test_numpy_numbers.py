@@ -11,8 +11,8 @@ import pytest
 
 import everstep
 from everstep import At, EarlyStop, Every, services
+from everstep.arguments import integer, number, plain_tree
 from everstep.errors import ConfigError
-from everstep.keywords import number, plain_tree, whole
 from tiny_runs import Tiny, rows
 
 SIX: Any = np.int64(6)
@@ -44,12 +44,12 @@ def test_an_option_takes_them(made: Callable[[], Any]) -> None:
 
 def test_what_is_a_number_and_what_is_none() -> None:
     for six in (np.int8(6), np.uint64(6), 6):
-        assert whole("n", six) == 6 and type(whole("n", six)) is int
+        assert integer("n", six) == 6 and type(integer("n", six)) is int
     assert number("n", HALF) == 0.5 and type(number("n", HALF)) is float
     assert plain_tree({"a": [np.int64(1), (HALF,)], "b": "6"}) == {"a": [1, [0.5]], "b": "6"}
     for wrong in (np.float64(6), np.bool_(True), True, np.array(6), "6"):
         with pytest.raises(ConfigError, match="whole number"):
-            whole("n", wrong)
+            integer("n", wrong)
     for wrong in (np.float32("nan"), np.float32(-1), np.bool_(True)):
         with pytest.raises(ConfigError, match="positive number"):
             number("n", wrong)

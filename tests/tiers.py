@@ -415,7 +415,7 @@ PROOFS: Mapping[str, str] = {
     "law 5": "laws/test_law5_guards.py::test_nothing_non_finite_is_committed",
     "law 6": "laws/test_law6_no_sync.py::test_trainer",
     "law 7": "laws/test_law7_leftovers.py::test_nothing_outlives_the_block",
-    "law 8": "test_keywords.py::test_unknown_keywords_come_with_the_nearest",
+    "law 8": "test_arguments.py::test_unknown_keywords_come_with_the_nearest",
     "the drill": "drill/test_drill.py::test_it_names_the_component_that_a_resume_spoils",
     "a resume verifies itself": "record/test_planted_faults.py::test_a_resume_finds_out_by_itself",
     "a journal killed at its writes": "record/test_journal_kills.py::"

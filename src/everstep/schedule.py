@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from everstep.arguments import checked_init, checked_keywords, integer, number
 from everstep.errors import ConfigError
-from everstep.keywords import checked_init, checked_keywords, number, whole
 
 NEVER = 1 << 62
 """Step number that no run reaches."""
@@ -98,7 +98,7 @@ class Every(Schedule):
                 "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
             )
         if self.seconds is None:
-            setattr(self, given[0], whole(given[0], getattr(self, given[0])))
+            setattr(self, given[0], integer(given[0], getattr(self, given[0])))
         else:
             self.seconds = number("seconds", self.seconds)
 
@@ -139,7 +139,7 @@ class At(Schedule):
     def __init__(self, *steps: int) -> None:
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
-        self.steps = tuple(sorted({whole("step", step) for step in steps}))
+        self.steps = tuple(sorted({integer("step", step) for step in steps}))
 
     def due(self, when: Instant) -> bool:
         return not when.at_epoch_end and when.step in self.steps

@@ -18,7 +18,7 @@ from everstep.checkpoint import CheckpointName, Retention
 from everstep.checkpoint.retention import Facts, expendable
 from everstep.cli.group import commands
 from everstep.proof.compare import compare_runs
-from everstep.trainer.watching import Watched
+from everstep.trainer.checkpoint_follower import CheckpointFollower
 from tiny_runs import Boom, Tiny, boom_at
 
 THREE_AN_EPOCH: dict[str, Any] = {"samples": 6, "max_epoch": 3}
@@ -60,7 +60,7 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
             loop._engine.saver.settle(wait=True)
             listed = [one["name"] for one in asked("checkpoints", tmp_path)]
             shown = [one["name"] for one in asked("show", tmp_path)["checkpoints"]]
-            watched = Watched(tmp_path, "each", 0, 0.0, print)._committed()
+            watched = CheckpointFollower(tmp_path, "each", 0, 0.0, print)._committed()
             CliRunner().invoke(
                 commands, ["export", str(tmp_path), "--entry", "w", "--out", str(tmp_path / "out")]
             )

@@ -14,7 +14,7 @@ import torch
 
 import everstep
 from everstep.data import arrays, loader
-from everstep.testing.streams import fingerprint
+from everstep.testing.stream_checks import fingerprint
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
 

@@ -7,7 +7,7 @@ import torch
 from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays
 from everstep.errors import DataError, UsageError
-from everstep.testing.streams import check_stream
+from everstep.testing.stream_checks import check_stream
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
 Y = torch.arange(11)

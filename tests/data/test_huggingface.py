@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
-from everstep.data import as_stream, known
+from everstep.data import as_stream, other_libraries
 from everstep.errors import DataError
 from everstep.proof.compare import compare_runs
 from everstep.supervisor.trial import pristine, try_stream
@@ -108,7 +108,7 @@ def test_a_shuffle_without_a_seed_is_another_one_at_the_resume_and_refused(tmp_p
 def test_a_trial_finds_the_buffer_out_without_knowing_its_name(
     shuffle: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known, "_BUFFERED", "unknown")
+    monkeypatch.setattr(other_libraries, "_BUFFERED", "unknown")
     stream = pristine(as_stream(source(shuffle).batch(5)))
     assert not isinstance(stream, str)
     verdict = try_stream(stream)

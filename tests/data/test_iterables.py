@@ -10,7 +10,7 @@ from tqdm import tqdm
 import everstep
 from everstep.data import arrays, as_stream, replay
 from everstep.errors import DataError, NotResumableError
-from everstep.testing.streams import check_stream
+from everstep.testing.stream_checks import check_stream
 from tiny_runs import bind
 
 

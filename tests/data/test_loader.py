@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from everstep.data import loader
 from everstep.errors import ConfigError, DataError
-from everstep.testing.streams import check_stream, fingerprint
+from everstep.testing.stream_checks import check_stream, fingerprint
 
 
 class Augmented(Dataset):

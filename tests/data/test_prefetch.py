@@ -9,7 +9,7 @@ import torch
 
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.errors import ConfigError, NotResumableError
-from everstep.testing.streams import check_stream
+from everstep.testing.stream_checks import check_stream
 
 X = np.arange(11)
 

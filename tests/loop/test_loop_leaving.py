@@ -392,7 +392,7 @@ def test_an_error_in_the_data_is_the_users_error_and_the_run_resumes_there(tmp_p
                 raise Boom(f"sample {i}")
             return (np.array([i, i + 1]),)
 
-    from everstep.data.iterables import SequenceStream
+    from everstep.data.adapters import SequenceStream
 
     def train(run_dir: Path, bad: int | None) -> Tiny:
         tiny = Tiny(run_dir, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))])

@@ -15,13 +15,13 @@ import pytest
 import everstep
 from everstep import Every, Moment, Outcome, Service, Stage, Stop
 from everstep.services.function import FunctionService
-from everstep.services.record import Record
+from everstep.services.journal_flush import JournalFlush
 from everstep.testing import armed, check_service, nothing_left
 
 
 def record() -> Service:
     """One more of it: every run has one already."""
-    service = Record()
+    service = JournalFlush()
     service.name = "another record"
     return service
 

@@ -28,7 +28,7 @@ import xxhash
 from everstep.checkpoint import files
 from everstep.contracts.state import HostArray, Json
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
-from everstep.regular import open_regular, parse_json, read_regular
+from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 FORMAT = 5
 """The version that is written, of these files and of the state tree in them: raised with every change of

@@ -12,7 +12,7 @@ import xxhash
 
 from everstep.checkpoint import files
 from everstep.checkpoint.format import CheckpointName
-from everstep.regular import open_regular
+from everstep.untrusted_files import open_regular
 
 _LONGEST = 4096  # bytes that are looked at: a path at most
 

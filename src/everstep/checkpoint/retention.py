@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from everstep.arguments import integer
 from everstep.checkpoint.format import CheckpointName
 from everstep.errors import ConfigError
-from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 
 
@@ -95,7 +95,7 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        keep_last = whole("keep_last", self.keep_last, none="to keep every checkpoint")
+        keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
         object.__setattr__(self, "keep_last", keep_last)
         if self.keep_every is not None and not isinstance(self.keep_every, Every):
             raise ConfigError(f"keep_every={self.keep_every!r}: give a schedule such as Every(steps=1000)")
@@ -110,7 +110,7 @@ def _check_best(best: Any) -> None:
         raise ConfigError(
             f"keep_best={best!r}: give a metric, 'min' or 'max', and how many, as in ('valid_loss', 'min', 2)"
         )
-    whole("keep_best's count", best[2])
+    integer("keep_best's count", best[2])
 
 
 def expendable(

@@ -38,7 +38,7 @@ from everstep.errors import (
     NoCheckpointError,
     nearest,
 )
-from everstep.regular import read_note
+from everstep.untrusted_files import read_note
 
 
 class Store:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
+from everstep.arguments import checked_keywords
 from everstep.errors import ConfigError
-from everstep.keywords import checked_keywords
 from everstep.schedule import Instant, Never, Schedule
 
 if TYPE_CHECKING:

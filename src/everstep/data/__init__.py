@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from everstep.data.adapt import as_stream
+from everstep.data.adapters import replay
 from everstep.data.arrays import arrays
 from everstep.data.checked import checked
-from everstep.data.iterables import replay
 from everstep.data.prefetch import prefetch
 from everstep.lazy import exports
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from everstep.contracts.data import Stream
-from everstep.data.iterables import IterableStream, SequenceStream, StatefulStream, is_stateful
-from everstep.data.known import class_names, refusal
-from everstep.data.wrapping import AdaptedStream
+from everstep.data.adapters import IterableStream, SequenceStream, StatefulStream, is_stateful
+from everstep.data.other_libraries import class_names, refusal
+from everstep.data.wrappers import AdaptedStream
 from everstep.errors import ConfigError, DataError
 
 # By name, so that nothing is imported for data that does not need it.

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from everstep.arguments import checked_keywords
 from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
-from everstep.keywords import checked_keywords
 
 
 @checked_keywords

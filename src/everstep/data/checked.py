@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args
 
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream
-from everstep.data.wrapping import CursorAround, StreamAround
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, DataError, nearest
-from everstep.keywords import checked_keywords, whole
 
 Policy = Literal["ignore", "warn", "error"]
 
@@ -65,7 +65,7 @@ def checked(
     for name, policy in policies.items():
         if policy not in get_args(Policy):
             raise ConfigError(f"{name}={policy!r}: give one; {nearest(str(policy), get_args(Policy))}")
-    fixed_batch_size = whole("fixed_batch_size", fixed_batch_size, none="for any length")
+    fixed_batch_size = integer("fixed_batch_size", fixed_batch_size, none="for any length")
     if isinstance(sources, str):
         raise ConfigError(f"sources={sources!r}: give a list of keys, as in [{sources!r}]")
     return CheckedStream(as_stream(data), _Checks(sources, fixed_batch_size, policies))
@@ -153,7 +153,7 @@ def _has_length(part: Any) -> bool:
     return not isinstance(part, str | bytes) and hasattr(part, "__len__") and getattr(part, "shape", 1) != ()
 
 
-class CheckedStream(StreamAround):
+class CheckedStream(StreamWrapper):
     """Stream that `checked` makes."""
 
     def __init__(self, stream: Stream, checks: _Checks) -> None:
@@ -173,7 +173,7 @@ class CheckedStream(StreamAround):
         return CheckedCursor(cursor, self._checks, what, fresh=position is None)
 
 
-class CheckedCursor(CursorAround):
+class CheckedCursor(CursorWrapper):
     """Cursor that checks the batches that it hands out."""
 
     def __init__(self, cursor: Cursor, checks: _Checks, what: str, *, fresh: bool) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from everstep.arguments import integer
 from everstep.errors import DataError
-from everstep.keywords import whole
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -74,8 +74,8 @@ class Sampling:
     keyed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
-        object.__setattr__(self, "seed", whole("seed", self.seed, None, none="for the run's seed"))
+        object.__setattr__(self, "batch_size", integer("batch_size", self.batch_size))
+        object.__setattr__(self, "seed", integer("seed", self.seed, None, none="for the run's seed"))
         if self.length == 0:
             raise DataError("the data holds 0 samples; give it at least one")
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor
-from everstep.data.wrapping import StreamAround
+from everstep.data.wrappers import StreamWrapper
 from everstep.errors import ConfigError, NotResumableError
-from everstep.keywords import checked_keywords, whole
 
 
 @checked_keywords
@@ -34,14 +34,14 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
         ConfigError: `buffer` is less than 1, or `data` is a torch loader, which draws from the global
             random state and prefetches in processes of its own.
     """
-    buffer = whole("buffer", buffer)
+    buffer = integer("buffer", buffer)
     stream = as_stream(data)
     if stream.no_thread is not None:
         raise ConfigError(f"prefetch({stream!r}) would {stream.no_thread}")
     return Prefetched(stream, buffer)
 
 
-class Prefetched(StreamAround):
+class Prefetched(StreamWrapper):
     """Stream that `prefetch` makes.  Immutable."""
 
     def __init__(self, stream: Stream, buffer: int) -> None:

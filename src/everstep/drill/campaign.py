@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from everstep.arguments import integer, number
 from everstep.drill.divergence import DrillDivergence, Undisturbed, could_not_read
 from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
 from everstep.drill.strike_plans import HAZARDS, Landmarks, chosen
 from everstep.drill.timeline import draw_timeline, executed_again, positions
 from everstep.errors import ConfigError, DrillError, EverstepError
-from everstep.keywords import number, whole
 from everstep.record import RunDir
 
 LAST_STARTS = 3
@@ -60,7 +60,7 @@ def drill(
     path = Path(script)
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; give the path of a Python script")
-    kills = whole("kills", kills, 0)
+    kills = integer("kills", kills, 0)
     timeout = number("timeout", timeout, of="seconds")
     names = chosen(hazards)
     folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everstep.arguments import checked_keywords, integer, number
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.data.order import pass_key
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.experiment.import_paths import imported
-from everstep.keywords import checked_keywords, number, whole
 from everstep.record.provenance import code_folder, git_facts
 from everstep.schedule import Every
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending
 from everstep.trainer import Trainer
-from everstep.trainer.watching import Which
+from everstep.trainer.checkpoint_follower import Which
 
 Maker = Callable[[], Any] | str
 """A function without arguments, or its import path `module:name`."""
@@ -107,7 +107,7 @@ class Experiment:
             each if isinstance(each, Service) else _maker("a service", each)
             for each in (*services, *export_strategies)
         ]
-        self.seed = whole("seed", seed, 0, none="to draw one")
+        self.seed = integer("seed", seed, 0, none="to draw one")
         self._strict_git, self._skip_check = strict_git, skip_check
         self._options = trainer
         """Further arguments of the Trainer."""
@@ -202,7 +202,9 @@ class Experiment:
             min_eval_frequency: steps from one evaluation to the next; None: as the `Evaluate` services
                 are scheduled; 0: only at the end.
         """
-        frequency = whole("min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules")
+        frequency = integer(
+            "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
+        )
         when = Every(steps=frequency) if frequency else frequency is None
         trainer = self._to_train()
         ending = trainer.run_training(evaluate=when, evaluate_end=True)
@@ -241,7 +243,9 @@ class Experiment:
         Args:
             train_steps_per_iteration: steps of a turn; None: a tenth of max_step, 1000 without a max_step.
         """
-        steps = whole("train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step")
+        steps = integer(
+            "train_steps_per_iteration", train_steps_per_iteration, none="for a tenth of max_step"
+        )
         return self.train_and_evaluate(steps or max((self._options.get("max_step") or 10_000) // 10, 1))
 
     def test(self) -> RunResult:

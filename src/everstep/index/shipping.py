@@ -25,7 +25,7 @@ from everstep.index.fields import clean, rows_of, short
 from everstep.index.index_errors import RefusedError
 from everstep.index.sql_tables import checkpoints, events, fields, metrics, runs, segments, series
 from everstep.redaction import without_credentials
-from everstep.regular import read_note
+from everstep.untrusted_files import read_note
 
 ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from everstep import backends
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
-from everstep.keywords import checked_keywords, whole
-from everstep.loop.course import Course
+from everstep.loop.epochs import Epochs
+from everstep.loop.loop_settings import LoopSettings
 from everstep.loop.metric_mean import MetricMean
-from everstep.loop.settings import LoopSettings
 from everstep.metrics import MetricFormatter, environment_table, log_line, parameter_table
 from everstep.metrics.collector import Reader, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
@@ -91,8 +91,8 @@ class TrainLoop(Door):
         self._collector = engine.collector
         self._epoch_lines = self._collector.reader("print epoch", Reader())
         self._step_lines = self._collector.reader("print steps", Reader(outside=False))
-        self._course = Course(engine, settings.steps_per_epoch, self._epoch_lines, settings.show_eta)
-        super().__init__(engine, self._course)
+        self._epochs = Epochs(engine, settings.steps_per_epoch, self._epoch_lines, settings.show_eta)
+        super().__init__(engine, self._epochs)
         self._groups, self._formatter = settings.groups, settings.formatter
         self._found_inside: dict[str, Any] | None = None
         """Metrics collected in the open `evaluation()`; None outside."""
@@ -126,23 +126,23 @@ class TrainLoop(Door):
 
     @max_epoch.setter
     def max_epoch(self, value: int | None) -> None:
-        self._engine.limits.max_epoch = whole("max_epoch", value, none="for no limit")
+        self._engine.limits.max_epoch = integer("max_epoch", value, none="for no limit")
         self._engine.limits_changed()
 
     @property
     def within_epoch(self) -> bool:
         """Whether an epoch is open."""
-        return self._course.within_epoch
+        return self._epochs.within_epoch
 
     @property
     def within_step(self) -> bool:
         """Whether the body of a step is running."""
-        return self._course.within_step
+        return self._epochs.within_step
 
     @property
     def step_data(self) -> Any:
         """The batch of the step that is running, None outside steps and without data."""
-        return self._course.batch if self.within_step else None
+        return self._epochs.batch if self.within_step else None
 
     @property
     def resumed_mid_epoch(self) -> bool:
@@ -168,7 +168,7 @@ class TrainLoop(Door):
             UsageError: outside the `with` block, or inside another epoch loop.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        return self._course.epochs()
+        return self._epochs.iter_epochs()
 
     @checked_keywords
     def iter_steps(self, data: Any = None, name: str = "train") -> Iterator[Any]:
@@ -184,7 +184,7 @@ class TrainLoop(Door):
             DataError: the data gave no batch at all.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        return self._course.steps(data, name)
+        return self._epochs.iter_steps(data, name)
 
     # ----------------------------------------------------------------------- metrics and timers
 
@@ -209,10 +209,10 @@ class TrainLoop(Door):
                 )
             values = {**metrics, **values}
         step = self._collector.open_step
-        if step and not self._course.left_open:
+        if step and not self._epochs.left_open:
             self._engine.collect(step, values)
             return
-        self._course.enter_outside("collect_metrics")
+        self._epochs.enter_outside("collect_metrics")
         values = {name: to_scalar(name, value) for name, value in values.items()}
         if self._found_inside is not None:
             self._found_inside.update(values)
@@ -222,8 +222,8 @@ class TrainLoop(Door):
 
     def _collect_outside(self, name: str, value: Any) -> None:
         """Collect a value outside steps; in the head of a resumed epoch it was recorded the first time."""
-        if not self._course.replaying:
-            place, step = self._course.place, self._engine.progress.step
+        if not self._epochs.replaying:
+            place, step = self._epochs.place, self._engine.progress.step
             self._collector.require_alone(place, step, name)
             self._collector.outside(place, step, name, value)
 
@@ -245,7 +245,7 @@ class TrainLoop(Door):
         if not is_wall(name):
             raise ConfigError(f"timeit({name!r}): end the name in time or timer, as in {name + '_time'!r}")
         if not self.within_step:
-            self._course.enter_outside("timeit")
+            self._epochs.enter_outside("timeit")
         began = self.clock()
         yield
         self.collect_metrics({name: self.clock() - began})
@@ -260,7 +260,7 @@ class TrainLoop(Door):
         Raises:
             UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
         """
-        self._course.enter_outside("evaluation")
+        self._epochs.enter_outside("evaluation")
         began, engine = self.clock(), self._engine
         engine.estimator.update(engine.progress.step)
         before = self.updates
@@ -288,8 +288,8 @@ class TrainLoop(Door):
         again, the summary was handed over the first time.
         """
         if not self.within_step:
-            self._course.enter_outside("add_summary")
-        if not self._course.replaying:
+            self._epochs.enter_outside("add_summary")
+        if not self._epochs.replaying:
             super().add_summary(summary)
 
     # ------------------------------------------------------------------------------- the lines
@@ -302,13 +302,13 @@ class TrainLoop(Door):
         """
         if self.within_step:
             lines = self._step_lines
-            self._course.note_step_time()
+            self._epochs.note_step_time()
         else:
-            self._course.enter_outside("print_logs")
-            if self._course.replaying:
+            self._epochs.enter_outside("print_logs")
+            if self._epochs.replaying:
                 return  # printed the first time; what came since is printed later
             lines = self._epoch_lines
-            lines.add_outside("epoch_time", self.step, self._course.epoch_seconds)
+            lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
         when = Instant(self.step, self.epoch, not self._collector.open_step, self.clock())
         new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines, when)}
@@ -341,7 +341,7 @@ class TrainLoop(Door):
             UsageError: outside an epoch.
         """
         if not self.within_step:
-            self._course.enter_outside("make_checkpoint")
+            self._epochs.enter_outside("make_checkpoint")
         super().make_checkpoint()
 
     def should_stop(self) -> bool:
@@ -354,7 +354,7 @@ class TrainLoop(Door):
         self._engine.require_open("should_stop")
         if self._engine.progress.stop is not None:
             return True
-        self._course.poll()
+        self._epochs.poll()
         self._engine.count_round(
             "no step and no epoch was completed",
             "let the loop count them: for epoch in loop.iter_epochs(): "

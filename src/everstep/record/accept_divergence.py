@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from everstep.arguments import integer
 from everstep.errors import ConfigError, RunDirError
-from everstep.keywords import whole
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import ACCEPTED, RunJournal
@@ -23,7 +23,7 @@ def accept(run_dir: Path, step: int) -> None:
         RunLockedError: a process holds the run.
         RunDirError: the decision cannot be written.
     """
-    whole("step", step, 0)
+    integer("step", step, 0)
     run = RunDir.open(run_dir, create=False)
     lock = RunLock(run.path)
     lock.acquire()

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block
 from everstep.durable import require_no_link
 from everstep.errors import RunLockedError
-from everstep.keywords import checked_keywords
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import RunJournal

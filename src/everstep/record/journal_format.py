@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
-from everstep.regular import parse_json
+from everstep.untrusted_files import parse_json
 
 VERSION = 1
 EVENT, METRICS = 1, 2

@@ -17,15 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError, JournalError, RunDirError, nearest
-from everstep.keywords import checked_keywords
 from everstep.record import journal_format
 from everstep.record.journal_format import Frame, Hole, Position
 from everstep.record.paths import user_path
 from everstep.record.rollback import Rollback
 from everstep.redaction import without_credentials
-from everstep.regular import open_regular, require_no_hole
+from everstep.untrusted_files import open_regular, require_no_hole
 
 DIVERGED = "diverged"
 """Kind of an event: steps that were executed again gave different results."""

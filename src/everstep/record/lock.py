@@ -24,7 +24,7 @@ from typing import Any
 from everstep import hazard
 from everstep.durable import remedy, write_whole
 from everstep.errors import RunDirError, RunLockedError
-from everstep.regular import open_regular, read_note
+from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder, which a forked child is not."""

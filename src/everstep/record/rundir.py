@@ -20,7 +20,7 @@ from everstep.durable import fsync_folder, make_dirs, require_no_link, write_who
 from everstep.errors import RunDirError
 from everstep.record import journal_format
 from everstep.record.journal_reader import segment_number
-from everstep.regular import read_note, read_regular
+from everstep.untrusted_files import read_note, read_regular
 
 VERSION = 1
 """Version of the layout of run directories."""
@@ -291,7 +291,7 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
 
 
 _NO_FILE = (errno.EISDIR, errno.EINVAL, errno.EFBIG)
-"""Error numbers with which `everstep.regular` refuses anything but a small regular file."""
+"""Error numbers with which `everstep.untrusted_files` refuses anything but a small regular file."""
 
 
 def _is_whole(facts: dict[str, Any]) -> bool:

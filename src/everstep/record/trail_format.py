@@ -29,7 +29,7 @@ from typing import NamedTuple
 import xxhash
 
 from everstep.record.journal_reader import segment_path
-from everstep.regular import open_regular, parse_json, read_regular
+from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 VERSION = 2
 LARGEST = 1 << 26

@@ -8,10 +8,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Outcome, Readings, RunView, SaveBest, Service, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import whole
 from everstep.schedule import Every, Instant, Schedule
 
 Mode = Literal["min", "max"]
@@ -121,7 +121,7 @@ class Best(Service):
         super().__init__(f"best {metric}".replace("/", "."), every)
         self.metric, self.watches = metric, (metric,)
         self.mode, self._inferred = direction(metric, mode)
-        self.save, self.keep = save, whole("keep", keep)
+        self.save, self.keep = save, integer("keep", keep)
         self.restore_at_end = restore_at_end is not False
         self.part = None if isinstance(restore_at_end, bool) else _entries(restore_at_end)
         """Entries of the state that are restored; None for all."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from everstep.arguments import checked_keywords
 from everstep.backends.described import described
 from everstep.contracts.services import Boundary, RunView
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import checked_keywords
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best, direction
 

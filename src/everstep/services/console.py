@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TextIO
 
 from everstep import hazard
+from everstep.arguments import number
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
-from everstep.keywords import number
 from everstep.metrics.collector import is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from everstep import hazard
+from everstep.arguments import integer
 from everstep.checkpoint import CheckpointName, files
 from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service, Stage
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, nearest
-from everstep.keywords import whole
 
 Format = Literal["jsonl", "csv"]
 
@@ -69,7 +69,7 @@ class Dump(Service):
         if format not in get_args(Format):
             raise ConfigError(f"Dump(format={format!r}): {nearest(format, get_args(Format))}")
         self.stream, self.format = stream, format
-        self.keep = whole("keep", keep, none="for all")
+        self.keep = integer("keep", keep, none="for all")
         self._file: IO[str] | None = None
         self._run: RunView
         """Set while the loop is open."""

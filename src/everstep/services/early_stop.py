@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from everstep.arguments import integer, number
 from everstep.contracts.services import Boundary, Outcome, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import number, whole
 from everstep.schedule import Every, Schedule
 from everstep.services.best import better, direction, latest, reaches
 from everstep.services.controller import Controller
@@ -55,15 +55,15 @@ class EarlyStop(Controller):
     ) -> None:
         super().__init__(name or f"early stop {metric}".replace("/", "."), every)
         self.metric, self.watches = metric, (metric,)
-        self.patience = whole("patience", patience, none="for no limit")
-        self.patience_steps = whole("patience_steps", patience_steps, none="for no limit")
+        self.patience = integer("patience", patience, none="for no limit")
+        self.patience_steps = integer("patience_steps", patience_steps, none="for no limit")
         if patience is None and patience_steps is None and threshold is None:
             raise ConfigError(
                 f"EarlyStop({metric!r}) has no reason to stop: give patience=, patience_steps= or threshold="
             )
         self.threshold, self.baseline = threshold, baseline
         self.min_delta = number("min_delta", min_delta, zero=True)
-        self.min_steps = whole("min_steps", min_steps, 0)
+        self.min_steps = integer("min_steps", min_steps, 0)
         self.mode, _ = direction(metric, mode)
         self.best = baseline
         self.waited = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import whole
 from everstep.metrics.aggregation import checked_statistics
 from everstep.schedule import Every, Instant, Schedule
 
@@ -104,4 +104,4 @@ class Evaluate(Service):
 
 def steps(num_steps: int) -> int:
     """Check `num_steps`, which is -1 or more than 0."""
-    return -1 if num_steps == -1 else whole("num_steps", num_steps)
+    return -1 if num_steps == -1 else integer("num_steps", num_steps)

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.checkpoint import CheckpointName, files, finite, place_apart, retire_others, write_arrays
 from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.errors import ConfigError, nearest
-from everstep.keywords import whole
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir
 from everstep.schedule import Never, Schedule
@@ -82,7 +82,7 @@ class Export(Service):
                 'format="torch.export", and only there'
             )
         self.watches = self._trigger.watches
-        self.entry, self.format, self.keep = entry, format, whole("keep", keep, none="for all")
+        self.entry, self.format, self.keep = entry, format, integer("keep", keep, none="for all")
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
         self._kept: list[str] = []
         self._metrics: dict[str, float] = {}

@@ -7,9 +7,9 @@ from collections import deque
 from statistics import median
 from typing import Any, Literal
 
+from everstep.arguments import integer, number
 from everstep.contracts.services import Boundary, Outcome, Stage, Stop
 from everstep.errors import ConfigError, LossBoundError
-from everstep.keywords import number, whole
 from everstep.metrics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.controller import Controller
@@ -62,7 +62,7 @@ class LossBound(Controller):
             )
         self.metric, self.watches = metric, (metric,)
         self.bound, self.times, self.policy = bound, times, policy
-        self.last = whole("last", last)
+        self.last = integer("last", last)
         self._last: deque[float] = deque(maxlen=self.last)
 
     def run(self, boundary: Boundary) -> Outcome | None:

@@ -7,10 +7,10 @@ from collections import deque
 from statistics import fmean
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Outcome, RunView, SetValue, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 from everstep.services.best import better, direction, latest
 from everstep.services.controller import Controller
@@ -58,13 +58,13 @@ class Plateau(Controller):
         super().__init__(name or f"plateau of {metric}".replace("/", "."), every)
         if not isinstance(then, SetValue | Stop):
             raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
-        self.long, self.short = whole("long", long), whole("short", short)
+        self.long, self.short = integer("long", long), integer("short", short)
         if self.short >= self.long:
             raise ConfigError(f"Plateau(long={long}, short={short}): give a long one that is longer")
         self.metric, self.watches, self.then = metric, (metric,), then
         self.sets = (then.target,) if isinstance(then, SetValue) else ()
         self.mode, _ = direction(metric, mode)
-        self.cooldown = self.long if cooldown is None else whole("cooldown", cooldown, 0)
+        self.cooldown = self.long if cooldown is None else integer("cooldown", cooldown, 0)
         self._values: deque[float] = deque(maxlen=self.long)
         self._resting = 0
         self._run: RunView

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
-from everstep.keywords import whole
 from everstep.schedule import Every, Instant, Schedule
 
 
@@ -41,7 +41,7 @@ class Profile(Service):
         super().__init__(name or "profile", self._windows)
         assert isinstance(self.schedule, _Windows)
         self._windows = self.schedule  # Service.__init__ has copied the schedule
-        self.steps, self.keep = whole("steps", steps), whole("keep", keep, none="for all")
+        self.steps, self.keep = integer("steps", steps), integer("keep", keep, none="for all")
         self._trace: Any = None
         self._begun = 0
         self._folder = Path()

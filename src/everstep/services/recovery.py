@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from everstep.arguments import integer
 from everstep.checkpoint import CheckpointName
 from everstep.contracts.services import Boundary, Moment, Service, Stage
-from everstep.keywords import whole
 from everstep.record import Rollback
 
 
@@ -53,8 +53,8 @@ class Recovery(Service):
 
     def __init__(self, max_rollbacks: int = 3, *, reset_after: int | None = None) -> None:
         super().__init__("recovery")
-        self.max_rollbacks = whole("max_rollbacks", max_rollbacks)
-        self.reset_after = whole("reset_after", reset_after, none="to count all of them")
+        self.max_rollbacks = integer("max_rollbacks", max_rollbacks)
+        self.reset_after = integer("reset_after", reset_after, none="to count all of them")
         self._drawn: deque[Drawn] = deque()
 
     def drew(self, step: int, stream: str, pass_index: int, batch_index: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, GuardStop
-from everstep.keywords import whole
 from everstep.schedule import At, Every, Schedule
 from everstep.services.best import Mode, better, direction, latest, reaches
 from everstep.services.controller import Controller
@@ -54,8 +54,8 @@ class Require(Controller):
     ) -> None:
         if (step is None) == (epoch is None):
             raise ConfigError(f"Require({metric!r}) needs one deadline: give step= or epoch=")
-        step = whole("step", step, none="for a deadline in epochs")
-        epoch = whole("epoch", epoch, none="for a deadline in steps")
+        step = integer("step", step, none="for a deadline in epochs")
+        epoch = integer("epoch", epoch, none="for a deadline in steps")
         deadline = Every(epochs=epoch) if step is None else At(step)
         super().__init__(
             name or f"require {metric}".replace("/", "."),

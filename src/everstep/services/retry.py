@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from everstep.arguments import integer, number
 from everstep.contracts.services import Boundary, Service, Stage
 from everstep.errors import ConfigError
-from everstep.keywords import number, whole
 
 
 class Retry(Service):
@@ -53,7 +53,7 @@ class Retry(Service):
                 raise ConfigError(
                     f"Retry(errors={errors!r}): {each!r} is no class of exceptions; give classes"
                 )
-        self.times = whole("times", times)
+        self.times = integer("times", times)
         self.backoff = number("backoff", backoff, of="seconds", zero=True)
 
     def takes(self, error: BaseException) -> bool:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from everstep.arguments import checked_init, integer
 from everstep.backends.described import described
 from everstep.contracts.services import Boundary, Moment, Outcome, SetValue, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import checked_init, whole
 from everstep.schedule import Every, Schedule
 from everstep.services.controller import Controller
 
@@ -44,7 +44,7 @@ class Annealing:
     most: float = math.inf
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "every", whole("every", self.every))
+        object.__setattr__(self, "every", integer("every", self.every))
         if not self.least <= self.initial <= self.most:  # also true for NaN
             raise ConfigError(
                 f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from everstep.arguments import plain
 from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Stage, Stop
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.keywords import plain
 from everstep.schedule import At, Every, Instant, Schedule
 from everstep.services.controller import Controller
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from everstep import hazard
+from everstep.arguments import checked_keywords
 from everstep.errors import ConfigError
-from everstep.keywords import checked_keywords
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
 from everstep.services.log_variables import chosen_metrics
@@ -29,7 +29,7 @@ _ORDER = {"head": 0, "step": 1, "tail": 2, "epoch": 4}
 _OTHER = 3
 
 
-class _Table(Sink):
+class _TableSink(Sink):
     """File of lines; each start of a process makes it anew from the whole journal."""
 
     def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
@@ -76,7 +76,7 @@ class _Table(Sink):
             file.close()
 
 
-class JSONLines(_Table):
+class JSONLines(_TableSink):
     """Write the record as JSON, one object per line: `pandas.read_json(path, lines=True)`.
 
     A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
@@ -104,7 +104,7 @@ class JSONLines(_Table):
         file.writelines(f"{_json_object(line)}\n" for line in content)
 
 
-class CSV(_Table):
+class CSV(_TableSink):
     """Write the record as a table with one header: `pandas.read_csv(path)`.
 
     Lines and names are as in `JSONLines`; a missing value is empty.  A metric that appears later gets a

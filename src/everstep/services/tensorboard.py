@@ -20,12 +20,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep import backends, hazard
+from everstep.arguments import integer
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import SCHEDULED, Boundary, Moment
 from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
-from everstep.keywords import whole
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
 from everstep.services.sink import Parts, Sink, as_it_was_left
@@ -106,9 +106,9 @@ class TensorBoard(Sink):
         self._prefix, self._skip = prefix, (skip,) if isinstance(skip, str) else tuple(skip)
         self._throttle: int | dict[str, int]
         if isinstance(throttle, Mapping):
-            self._throttle = {metric: whole("throttle", count) for metric, count in throttle.items()}
+            self._throttle = {metric: integer("throttle", count) for metric, count in throttle.items()}
         else:
-            self._throttle = whole("throttle", throttle)
+            self._throttle = integer("throttle", throttle)
         self._file: BinaryIO | None = None
         self._last_step = -1
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from everstep import backends
+from everstep.arguments import integer
 from everstep.contracts.services import Boundary, Outcome, RunView, Service, Stage
-from everstep.keywords import whole
 from everstep.schedule import Every, Schedule
 
 
@@ -31,7 +31,7 @@ class Throughput(Service):
         self, samples: int | None = None, *, every: Schedule | None = None, name: str | None = None
     ) -> None:
         super().__init__(name or "throughput", every)
-        self.samples = whole("samples", samples, none="if it is not known")
+        self.samples = integer("samples", samples, none="if it is not known")
         self._run: RunView
         """Set while the loop is open."""
         self._step = 0

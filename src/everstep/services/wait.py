@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from everstep.arguments import integer, number
 from everstep.checkpoint import Store
 from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.errors import ServiceError
-from everstep.keywords import number, whole
 from everstep.record import user_path
 
 
@@ -44,7 +44,7 @@ class GlobalStepWaiter(Service):
     ) -> None:
         super().__init__(name or "global step waiter")
         self.run_dir = user_path(run_dir, "run_dir")
-        self.step = whole("step", step)
+        self.step = integer("step", step)
         self.poll = number("poll", poll, of="seconds")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
         self._run: RunView

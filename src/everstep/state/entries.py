@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from everstep import backends
+from everstep.arguments import checked_keywords
 from everstep.backends.python import python_state, set_python_state
 from everstep.contracts.state import Entry, Mismatch, Stateful
 from everstep.errors import RestoreError, StateError
-from everstep.keywords import checked_keywords
 from everstep.state.codec import PLAIN, SAVEABLE
 
 

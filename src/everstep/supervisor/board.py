@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+from everstep.arguments import plain_tree
 from everstep.contracts.services import (
     Action,
     Boundary,
@@ -20,7 +21,6 @@ from everstep.contracts.services import (
 )
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, ServiceError, UsageError
-from everstep.keywords import plain_tree
 from everstep.metrics.collector import Collector, Reader, to_scalar
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Instant, Schedule, earliest

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep import backends
+from everstep.arguments import plain
 from everstep.contracts.services import Service
 from everstep.contracts.state import Json
 from everstep.errors import ChangedError, ConfigError
-from everstep.keywords import plain
 from everstep.record import facts as run_facts
 from everstep.record.provenance import as_json
 from everstep.redaction import redacted

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from everstep.arguments import checked_keywords, integer, number, plain
 from everstep.contracts.services import SCHEDULED, Action, Interrupt, Moment, Save, ServiceFunction, Stop
 from everstep.errors import ConfigError, UsageError, nearest
-from everstep.keywords import checked_keywords, number, plain, whole
 from everstep.schedule import Schedule
 from everstep.services.function import FunctionService
 from everstep.supervisor.ending import BestRecord, Ending
@@ -98,7 +98,7 @@ class Door:
 
     @max_step.setter
     def max_step(self, value: int | None) -> None:
-        self._engine.limits.max_step = whole("max_step", value, none="for no limit")
+        self._engine.limits.max_step = integer("max_step", value, none="for no limit")
         self._engine.limits_changed()
 
     @property

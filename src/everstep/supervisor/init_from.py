@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from everstep.arguments import checked_init
 from everstep.checkpoint import Checkpoint, find_checkpoint
 from everstep.contracts.state import BESIDE
 from everstep.errors import ConfigError, NoCheckpointError, RestoreError, nearest
-from everstep.keywords import checked_init
 from everstep.record import to_read, user_path
 from everstep.supervisor.progress import Progress
 from everstep.supervisor.renaming import hint

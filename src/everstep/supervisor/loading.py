@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import checked_keywords
 from everstep.checkpoint import Checkpoint, Store, read_manifest
 from everstep.errors import RestoreError, nearest
-from everstep.keywords import checked_keywords
 from everstep.record import RunJournal, to_read, user_path
 from everstep.supervisor.ending import BestRecord
 from everstep.supervisor.init_from import InitFrom

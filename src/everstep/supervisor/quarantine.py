@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from everstep.contracts.data import Cursor
-from everstep.data.wrapping import CursorAround
+from everstep.data.wrappers import CursorWrapper
 
 
-class Sieve(CursorAround):
+class Sieve(CursorWrapper):
     """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
 
     Args:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from everstep.arguments import integer, number, plain
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
 from everstep.errors import ConfigError
-from everstep.keywords import number, plain, whole
 from everstep.record import located, user_path
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.index import Index
+from everstep.services.journal_flush import JournalFlush
 from everstep.services.nan_guard import NaNGuard
-from everstep.services.record import Record
 from everstep.services.stop_after import StopAfter
 from everstep.supervisor.board import require_service
 from everstep.supervisor.configuration import Configuration
@@ -115,10 +115,10 @@ class Settings:
     ) -> None:
         self.kind, self.clock = kind, clock
         self.limits = Limits(
-            whole("max_step", max_step, none="for no limit"),
-            whole("max_epoch", max_epoch, none="for no limit"),
+            integer("max_step", max_step, none="for no limit"),
+            integer("max_epoch", max_epoch, none="for no limit"),
         )
-        seed = whole("seed", seed, 0, none="to draw one")
+        seed = integer("seed", seed, 0, none="to draw one")
         max_time = number("max_time", max_time, of="seconds", none="for no limit")
         resume = plain(resume)
         if not isinstance(resume, bool | int | str | Path):
@@ -203,5 +203,5 @@ def _completed(given: Sequence[Service], defaults: bool, max_time: float | None)
         services.append(Checkpoints())
     if lacks(Index):
         services.append(Index())
-    services.append(Record())
+    services.append(JournalFlush())
     return services

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.errors import ConfigError, UsageError
-from everstep.keywords import checked_keywords, whole
 from everstep.progress_estimate import progress
 from everstep.services.witness import Witness
 from everstep.supervisor.configuration import Configuration
@@ -229,7 +229,7 @@ class Supervisor(Door):
         if data is None:
             self._reads_no_data = True
             return _no_batches()
-        passes = whole("passes", passes, none="for no limit")
+        passes = integer("passes", passes, none="for no limit")
         if self._engine.streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._engine.streams.bind(data, name)

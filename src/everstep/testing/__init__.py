@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.testing.backends import check_backend as check_backend
+    from everstep.testing.backend_checks import check_backend as check_backend
     from everstep.testing.clock import ManualClock as ManualClock
-    from everstep.testing.hazards import armed as armed
+    from everstep.testing.armed_hazards import armed as armed
     from everstep.testing.leftovers import nothing_left as nothing_left
-    from everstep.testing.objects import Checked as Checked, check as check
-    from everstep.testing.services import check_service as check_service
-    from everstep.testing.state import check_stateful as check_stateful
-    from everstep.testing.streams import check_stream as check_stream
+    from everstep.testing.object_checks import Checked as Checked, check as check
+    from everstep.testing.service_checks import check_service as check_service
+    from everstep.testing.state_checks import check_stateful as check_stateful
+    from everstep.testing.stream_checks import check_stream as check_stream
 
     __all__: list[str]
 else:
     __getattr__, __dir__, __all__ = exports(
         __name__,
         {
-            "everstep.testing.objects": ("Checked", "check"),
+            "everstep.testing.object_checks": ("Checked", "check"),
             "everstep.testing.clock": ("ManualClock",),
-            "everstep.testing.hazards": ("armed",),
-            "everstep.testing.backends": ("check_backend",),
-            "everstep.testing.services": ("check_service",),
-            "everstep.testing.state": ("check_stateful",),
-            "everstep.testing.streams": ("check_stream",),
+            "everstep.testing.armed_hazards": ("armed",),
+            "everstep.testing.backend_checks": ("check_backend",),
+            "everstep.testing.service_checks": ("check_service",),
+            "everstep.testing.state_checks": ("check_stateful",),
+            "everstep.testing.stream_checks": ("check_stream",),
             "everstep.testing.leftovers": ("nothing_left",),
         },
     )

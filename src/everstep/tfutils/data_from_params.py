@@ -9,12 +9,12 @@ from typing import Any
 from everstep.contracts.data import Cursor, Stream
 from everstep.data import arrays, as_stream
 from everstep.data.adapt import describe, is_stream
+from everstep.data.adapters import SequenceStream
 from everstep.data.arrays import Arrays
-from everstep.data.iterables import SequenceStream
-from everstep.data.wrapping import CursorAround, StreamAround
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError
 from everstep.tfutils.params_schema import Function
-from everstep.trainer.inputs import Inputs
+from everstep.trainer.train_inputs import TrainInputs
 
 
 def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
@@ -38,10 +38,10 @@ def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
 
 def tagged(name: str, data: Any) -> Stream:
     """Make the stream of a validation: each batch comes with the validation's name."""
-    return Inputs(as_stream(data), lambda batches: (name, next(batches)))
+    return TrainInputs(as_stream(data), lambda batches: (name, next(batches)))
 
 
-class Named(StreamAround):
+class Named(StreamWrapper):
     """Stream of batches as dictionaries of arrays."""
 
     stream: Arrays
@@ -63,7 +63,7 @@ class Named(StreamAround):
         return (dict(zip(self._names, batch, strict=True)) for batch in self.stream)
 
 
-class _NamedCursor(CursorAround):
+class _NamedCursor(CursorWrapper):
     def __init__(self, names: tuple[str, ...], cursor: Cursor) -> None:
         super().__init__(cursor)
         self._names = names

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import plain
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.experiment.code_trust import admit, code_of
 from everstep.experiment.config_layers import CALL
 from everstep.experiment.import_paths import imported
 from everstep.experiment.open_experiment import findable
-from everstep.keywords import plain
 from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.provenance import git_facts
 from everstep.record.trust import distrust

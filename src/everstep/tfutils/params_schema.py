@@ -18,10 +18,10 @@ from pydantic import (
     model_validator,
 )
 
+from everstep.arguments import plain
 from everstep.errors import ConfigError
 from everstep.experiment.calls import misfits
 from everstep.experiment.validation import problems_of, told
-from everstep.keywords import plain
 
 Given = Mapping[str, Any]
 S = TypeVar("S", bound="Section")

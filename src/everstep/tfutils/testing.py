@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import checked_keywords
 from everstep.errors import ConfigError
-from everstep.keywords import checked_keywords
 from everstep.state import isolated, seed_all
 from everstep.supervisor import load
 from everstep.tfutils.checkpoint_from_params import chosen, run_dir_of, source
@@ -16,7 +16,7 @@ from everstep.tfutils.params_schema import Given, Test, TestSaveParams, each_mod
 from everstep.tfutils.services_from_params import evaluation
 from everstep.tfutils.task_from_params import ParamsTask
 from everstep.tfutils.test_record import recording_test
-from everstep.trainer.evaluation import evaluate
+from everstep.trainer.eval_loop import evaluate
 
 
 @checked_keywords

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from everstep.arguments import checked_keywords
 from everstep.checkpoint import Store
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment.experiment import note_uncommitted
-from everstep.keywords import checked_keywords
 from everstep.record import located
 from everstep.supervisor.configuration import Configuration
 from everstep.tfutils.checkpoint_from_params import chosen, index_of, run_dir_of, source

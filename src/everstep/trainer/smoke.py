@@ -13,7 +13,7 @@ from everstep.contracts.tasks import Task
 from everstep.record import located
 from everstep.state import decode, encode, isolated
 from everstep.supervisor.user_state import UserState
-from everstep.trainer.evaluation import drawn_again, places_kept
+from everstep.trainer.eval_loop import drawn_again, places_kept
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
@@ -22,9 +23,8 @@ from everstep.errors import (
     RunDirError,
     UsageError,
 )
-from everstep.keywords import checked_keywords, whole
 from everstep.loop import TrainLoop
-from everstep.loop.settings import LoopSettings
+from everstep.loop.loop_settings import LoopSettings
 from everstep.record import Evaluation, RunDir, located, to_read, values_line
 from everstep.schedule import Schedule
 from everstep.services.console import Console
@@ -33,13 +33,13 @@ from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.settings import listed
-from everstep.trainer.elsewhere import no_attribute, require_our_names
-from everstep.trainer.evaluation import drawn_again, evaluate, evaluating, mapping
-from everstep.trainer.loop import TrainerLoop
-from everstep.trainer.recorded import Recorded, weights_of
+from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
+from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, mapping
+from everstep.trainer.foreign_names import no_attribute, require_our_names
+from everstep.trainer.named_streams import Data, NamedStreams
+from everstep.trainer.recorded_evaluations import RecordedEvaluations, weights_of
 from everstep.trainer.smoke import scratch, unchanged
-from everstep.trainer.streams import Data, Streams
-from everstep.trainer.watching import Watched, Which
+from everstep.trainer.trainer_loop import TrainerLoop
 
 
 class Trainer:
@@ -82,7 +82,7 @@ class Trainer:
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
-        self._streams = Streams(streams)
+        self._streams = NamedStreams(streams)
         self.streams = self._streams.named
         self._loop: TrainerLoop | None = None
         self._weights: Loaded | None = None
@@ -105,7 +105,9 @@ class Trainer:
             TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
         )
         settings.state(task.state())  # refuses here what no loop could be opened with
-        self._recorded = Recorded(run_dir, self._services, loop.get("config"), loop.get("lock", True))
+        self._recorded = RecordedEvaluations(
+            run_dir, self._services, loop.get("config"), loop.get("lock", True)
+        )
 
     def _build(self) -> None:
         if self.task.is_built:
@@ -473,21 +475,23 @@ class Trainer:
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
-        max_step = whole("max_step", max_step, none="for no limit")
-        watched = Watched(located(self.run_dir), every, throttle, timeout, print)
+        max_step = integer("max_step", max_step, none="for no limit")
+        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout, print)
         if streams is None:
             streams = self._evaluated()
         names = [streams] if isinstance(streams, str) else list(streams)
         for name in names:
             self._streams.get(name)
-        return self._watch(watched, names, max_step)
+        return self._watch(follower, names, max_step)
 
-    def _watch(self, watched: Watched, names: Sequence[str], max_step: int | None) -> Iterator[Evaluation]:
+    def _watch(
+        self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
+    ) -> Iterator[Evaluation]:
         done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in self._recorded.all()}
         asked = {(name, self._num_steps(name)) for name in names}
         on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
         passed = [key for key, count in on.items() if count == len(asked)]
-        for found in watched.checkpoints(passed):
+        for found in follower.checkpoints(passed):
             try:
                 weights = self._weights = load(found.path, self.task.state())
             except (CheckpointError, OSError) as error:

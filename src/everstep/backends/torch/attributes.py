@@ -26,7 +26,7 @@ import xxhash
 from torch import Tensor
 from torch.nn import Module
 
-from everstep.data.known import class_names
+from everstep.data.other_libraries import class_names
 from everstep.errors import RestoreError
 
 _OWN = frozenset(vars(Module()))

@@ -34,9 +34,9 @@ from everstep.backends.torch import randomness
 from everstep.backends.torch.randomness import Generator
 from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
 from everstep.contracts.data import Stream
+from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
-from everstep.data.iterables import is_stateful, length_of, skip
-from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
+from everstep.data.other_libraries import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 

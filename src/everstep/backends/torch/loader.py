@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from everstep.arguments import checked_keywords
 from everstep.backends.torch import randomness
 from everstep.backends.torch.workers import WorkerInit, start
 from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
-from everstep.keywords import checked_keywords
 
 
 @checked_keywords

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from everstep.arguments import checked_init, checked_keywords, integer, number
 from everstep.errors import ConfigError
-from everstep.keywords import checked_init, checked_keywords, number, whole
 
 
 @checked_init
@@ -238,7 +238,7 @@ class MinibatchOptimizer(Around):
     @checked_keywords
     def __init__(self, optimizer: Optimizer, num_minibatches: int) -> None:
         super().__init__(optimizer)
-        self.num_minibatches = whole("num_minibatches", num_minibatches)
+        self.num_minibatches = integer("num_minibatches", num_minibatches)
         self._weight: float | Tensor = 1.0
         self._begin()
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
+from everstep.arguments import checked_keywords, integer, number, positive
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -23,7 +24,6 @@ from everstep.backends.torch.optimizers import (
 from everstep.backends.torch.updates import flatten
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, MetricError, StateError
-from everstep.keywords import checked_keywords, number, positive, whole
 
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -100,7 +100,7 @@ class Task(tasks.Task):
                 f'compile={compile!r}: give True, or arguments, as in {{"backend": "inductor"}}'
             )
         self._autocast, self._clip, self._decay = dtype, clip, ema
-        self._accumulate = whole("accumulate", accumulate)
+        self._accumulate = integer("accumulate", accumulate)
         self._trainable, self._compile = trainable, compile
         self._ema: Average | None = None
         self._evaluated: Any = None

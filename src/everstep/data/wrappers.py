@@ -11,7 +11,7 @@ _Kind = TypeVar("_Kind", bound=type)
 _MISSING = object()
 
 
-def around(attribute: str) -> Callable[[_Kind], _Kind]:
+def forwarding_to(attribute: str) -> Callable[[_Kind], _Kind]:
     """Forward a base's public members to the object in `attribute`; a class decorator.
 
     Members that the class defines stay.  Members that the other object lacks have the base's default.
@@ -38,8 +38,8 @@ def _forwarded(kind: type, attribute: str, name: str) -> property:
     return property(get, put)
 
 
-@around("stream")
-class StreamAround(Stream):
+@forwarding_to("stream")
+class StreamWrapper(Stream):
     """Stream around another stream, which supplies `generators`, `keeps_place` and the like."""
 
     def __init__(self, stream: Stream) -> None:
@@ -48,8 +48,8 @@ class StreamAround(Stream):
     kind = Stream.kind  # not forwarded: the wrapper is part of what the run reads
 
 
-@around("cursor")
-class CursorAround(Cursor):
+@forwarding_to("cursor")
+class CursorWrapper(Cursor):
     """Cursor around another cursor, which knows the position."""
 
     def __init__(self, cursor: Cursor) -> None:
@@ -59,7 +59,7 @@ class CursorAround(Cursor):
         return self.cursor.position()
 
 
-@around("given")
+@forwarding_to("given")
 class AdaptedStream(Stream):
     """Stream over a user's object with a stream's methods; members that it lacks have the defaults."""
 
@@ -81,7 +81,7 @@ class AdaptedStream(Stream):
         return repr(self.given)
 
 
-@around("given")
+@forwarding_to("given")
 class AdaptedCursor(Cursor):
     """Cursor over a user's object with a cursor's methods; members that it lacks have the defaults."""
 

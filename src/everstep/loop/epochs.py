@@ -1,4 +1,4 @@
-"""Course of a program through its epochs and step loops, which are opened, counted and closed here."""
+"""Epochs and step loops of a `TrainLoop`: opened, counted and closed here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ IDLE_AT_MOST = 100
 """Number of epochs in a row that may be without a step, where max_epoch is not set."""
 
 
-class Course(Questions):
+class Epochs(Questions):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
-    checkpoint stands, the course is `replaying`, and step loops before that one run no step.
+    checkpoint stands, `replaying` is true, and step loops before that one run no step.
 
     Args:
         engine: counts the steps.
@@ -91,7 +91,7 @@ class Course(Questions):
 
     # -------------------------------------------------------------------------------- the epochs
 
-    def epochs(self) -> Iterator[int]:
+    def iter_epochs(self) -> Iterator[int]:
         """See `TrainLoop.iter_epochs`."""
         engine = self._engine
         engine.require_open("iter_epochs")
@@ -192,7 +192,7 @@ class Course(Questions):
 
     # --------------------------------------------------------------------------------- the steps
 
-    def steps(self, data: Any, name: str) -> Iterator[Any]:
+    def iter_steps(self, data: Any, name: str) -> Iterator[Any]:
         """See `TrainLoop.iter_steps`."""
         engine, current = self._engine, self._engine.progress
         engine.require_open("iter_steps")

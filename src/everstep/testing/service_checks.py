@@ -62,22 +62,22 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
         AssertionError: says which law is broken, and where.
     """
     _check_facts(make_service)
-    course = _Course(make_service, metrics)
+    program = _Program(make_service, metrics)
     with isolated(), tempfile.TemporaryDirectory() as folder:
-        course.folder = Path(folder)
-        whole = course.run(course.make)
-        assert course.calls["run"] or course.calls["finish"], (
+        program.folder = Path(folder)
+        whole = program.run(program.make)
+        assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
-        alone = None if make_service().controller else course.run(lambda: None)
+        alone = None if make_service().controller else program.run(lambda: None)
         if alone is not None:
             _require_same(whole, alone, "an observer must change nothing, but with this service", own=whole)
         for place in _places():
             for how, disturb in _DISTURBANCES.items():
-                again = course.run(course.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
+                again = program.run(program.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
                 where = f"{how} in {place[0]} {place[1]} and started again"
                 _require_same(again, whole, f"its state must survive, but {where}")
-        _check_failure(course, alone)
+        _check_failure(program, alone)
 
 
 # ----------------------------------------------------------------------------------- the rules
@@ -102,11 +102,11 @@ def _check_facts(make_service: Callable[[], Service]) -> None:
         raise AssertionError("an unknown keyword must be refused: leave out **kwargs")
 
 
-def _check_failure(course: _Course, alone: _Final | None) -> None:
-    reports = course.make_service().stage is Stage.REPORT
+def _check_failure(program: _Program, alone: _Final | None) -> None:
+    reports = program.make_service().stage is Stage.REPORT
     final: _Final | None = None
     with suppress(_Planted):
-        final = course.run(course.make_failing)
+        final = program.run(program.make_failing)
     assert (final is not None) == reports, (
         "a failure in REPORT, and in no other stage, lets the training go on"
     )
@@ -159,7 +159,7 @@ def _own_finish(service: Service) -> list[str]:
     return [] if type(service).finish is Service.finish else ["finish"]
 
 
-class _Course:
+class _Program:
     """Runs of a small training program, each in a directory of its own."""
 
     def __init__(self, make_service: Callable[[], Service], metrics: Sequence[str]) -> None:

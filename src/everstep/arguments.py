@@ -93,7 +93,7 @@ def plain_tree(tree: Any) -> Any:
     return [plain_tree(part) for part in tree] if isinstance(tree, list | tuple) else plain(tree)
 
 
-def whole(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
+def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
     """Return `value` as an int; it must be an integer (NumPy's, too) of `least` or more.
 
     Args:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from everstep.arguments import checked_keywords
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.cursor import PassCursor
-from everstep.data.known import begin_anew, begins_anew, depends_on_path, shuffle_buffers
+from everstep.data.other_libraries import begin_anew, begins_anew, depends_on_path, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
-from everstep.keywords import checked_keywords
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
 

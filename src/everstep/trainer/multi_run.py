@@ -10,9 +10,9 @@ from everstep.contracts.services import Interrupt
 from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
-from everstep.trainer.loop import TrainerLoop
-from everstep.trainer.sharing import Shared, Tap
+from everstep.trainer.shared_stream import SharedStream, Tap
 from everstep.trainer.trainer import Trainer
+from everstep.trainer.trainer_loop import TrainerLoop
 
 
 class MultiRun:
@@ -49,7 +49,7 @@ class MultiRun:
             Interrupted: a signal, or a time budget; all of them are saved.
             Exception: the first failure of a run, raised after the others have ended.
         """
-        with isolated(), closing(Shared(self._stream)) as shared:
+        with isolated(), closing(SharedStream(self._stream)) as shared:
             runs = [_Turns(trainer, Tap(shared)) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:

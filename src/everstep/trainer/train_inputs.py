@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
-from everstep.data.wrapping import CursorAround, StreamAround
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 
 Fetch = Callable[[Iterator[Any]], Any]
 
 
-class Inputs(StreamAround):
+class TrainInputs(StreamWrapper):
     """Stream of the inputs that `fetch` draws from another stream, which keeps the position."""
 
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
@@ -25,7 +25,7 @@ class Inputs(StreamAround):
         """Return None: the task decides how many batches an input takes."""
 
 
-class _Cursor(CursorAround):
+class _Cursor(CursorWrapper):
     def __init__(self, cursor: Cursor, fetch: Fetch) -> None:
         super().__init__(cursor)
         self._fetch = fetch

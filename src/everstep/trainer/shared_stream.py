@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import describe
-from everstep.data.wrapping import StreamAround
+from everstep.data.wrappers import StreamWrapper
 
 
-class Shared:
+class SharedStream:
     """A stream that several runs read through taps of their own, each batch once.
 
     A tap apart from the others, as after a resume from another step, reads alone until it has reached the
@@ -90,10 +90,10 @@ class _Pass:
         self.cursor.close()
 
 
-class Tap(StreamAround):
+class Tap(StreamWrapper):
     """The shared stream, as one run reads it."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedStream) -> None:
         super().__init__(shared.stream)
         self._shared = shared
         self.place = (0, 0)
@@ -111,7 +111,7 @@ class _TapCursor(Cursor):
     """A run's pass over a shared stream."""
 
     def __init__(
-        self, tap: Tap, shared: Shared, purpose: str, pass_index: int, position: Any, seed: int
+        self, tap: Tap, shared: SharedStream, purpose: str, pass_index: int, position: Any, seed: int
     ) -> None:
         self._tap, self._shared = tap, shared
         self._pass = (purpose, pass_index)

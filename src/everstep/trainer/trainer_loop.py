@@ -39,7 +39,7 @@ class TrainerLoop(TrainLoop):
         if self._engine.spent.at_boundary:
             self._engine.boundaries.poll_evaluation()
         else:
-            self._course.poll()
+            self._epochs.poll()
 
     def look_at(self, step: EvalStep) -> None:
         """Show a batch of an evaluation to the observers."""
@@ -47,7 +47,7 @@ class TrainerLoop(TrainLoop):
 
     def collect_found(self, found: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
-        if not self._course.replaying:
+        if not self._epochs.replaying:
             self._require_new(found)
         self._engine.watched.evaluated(found.keys() - self._found)
         self._found.update(found)

@@ -11,7 +11,7 @@ from everstep.contracts.data import Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
 from everstep.data.adapt import is_stream
-from everstep.data.iterables import StatefulStream, is_stateful
+from everstep.data.adapters import StatefulStream, is_stateful
 from everstep.errors import DataError, StateError
 from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore
 from everstep.state.entries import StatefulEntry

@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from everstep import backends
+from everstep.arguments import positive
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.services import EvalStep
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
-from everstep.keywords import positive
 from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
 from everstep.services.evaluate import Evaluate

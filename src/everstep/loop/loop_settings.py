@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import integer
 from everstep.contracts.services import Service
-from everstep.keywords import whole
 from everstep.loop.watched_best import with_best
 from everstep.metrics import MetricFormatter
 from everstep.supervisor.settings import Kind, Settings, listed
@@ -35,5 +35,5 @@ class LoopSettings(Settings):
         **others: Any,
     ) -> None:
         super().__init__(kind, run_dir, services=with_best(watch, listed(services)), **others)
-        self.steps_per_epoch = whole("steps_per_epoch", steps_per_epoch, none="for no limit")
+        self.steps_per_epoch = integer("steps_per_epoch", steps_per_epoch, none="for no limit")
         self.groups, self.formatter, self.show_eta = tuple(groups), formatter or MetricFormatter(), show_eta

@@ -6,7 +6,7 @@ from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.schedule import Every
 
 
-class Record(Service):
+class JournalFlush(Service):
     """Hand the rows that were read at this boundary to the operating system.
 
     The rows become durable inside the next checkpoint's commit, and agree with that checkpoint.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from everstep.arguments import number
 from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
 from everstep.errors import CheckpointError, ConfigError, RunDirError, nearest
-from everstep.keywords import number
 from everstep.record import RunJournal, is_held
 
 POLL = 0.25
@@ -34,8 +34,8 @@ class Committed(NamedTuple):
         return self.path.name, self.digest
 
 
-class Watched:
-    """A run as another process sees it: its lock is neither taken nor waited for, nothing is written.
+class CheckpointFollower:
+    """Reader of a run that another process trains: takes no lock, waits for none, writes nothing.
 
     Args:
         run_dir: the run directory, which may be made later.

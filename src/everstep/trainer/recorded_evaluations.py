@@ -16,7 +16,7 @@ from everstep.supervisor import Loaded, best
 from everstep.supervisor.configuration import Configuration
 
 
-class Recorded:
+class RecordedEvaluations:
     """The evaluations of a run that were made outside its loop.
 
     Args:

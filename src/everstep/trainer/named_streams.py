@@ -9,13 +9,13 @@ from typing import Any
 from everstep.contracts.data import Stream
 from everstep.data import adapt, as_stream
 from everstep.errors import ConfigError, nearest
-from everstep.trainer.inputs import Fetch, Inputs
+from everstep.trainer.train_inputs import Fetch, TrainInputs
 
 Data = Any
 """A stream, a DataLoader, anything iterable (`everstep.data`)."""
 
 
-class Streams:
+class NamedStreams:
     """Streams by name, with the use of each that keeps its own place in the data.
 
     Args:
@@ -34,7 +34,7 @@ class Streams:
         """Objects that keep their own place in the data, with their use and their stream's name, by id."""
         self._unnamed: dict[str, tuple[Data, Stream]] | None = None
         """Data given in place of a name, with its stream, by the name that it got; None outside a loop."""
-        self._inputs: dict[str, Inputs] = {}
+        self._inputs: dict[str, TrainInputs] = {}
         """Streams of inputs, for a task that makes them of several batches, by name; empty outside a loop."""
 
     @contextmanager
@@ -86,11 +86,11 @@ class Streams:
             known = self._unnamed[name] = (data, as_stream(data))
         return known[1]
 
-    def inputs(self, name: str, stream: Stream, fetch: Fetch) -> Inputs:
+    def inputs(self, name: str, stream: Stream, fetch: Fetch) -> TrainInputs:
         """Return the stream of inputs that `fetch` makes of a stream; in a loop the same in every epoch."""
         known = self._inputs.get(name)
         if known is None or known.stream is not stream:
-            known = self._inputs[name] = Inputs(stream, fetch)
+            known = self._inputs[name] = TrainInputs(stream, fetch)
         return known
 
     def require_apart(self, name: str, stream: Stream, use: str) -> None:
