@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import everstep
-from everstep.supervisor.verifying import Verifier
+from everstep.supervisor.checks.verification import Verifier
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from digits import network

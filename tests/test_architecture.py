@@ -30,7 +30,7 @@ FLOORS = (
     {"arguments", "hazard", "lazy", "redaction"},
     {"schedule"},
     {"contracts", "durable", "untrusted_files"},
-    {"progress_estimate", "backends"},
+    {"timing", "backends"},
     {"checkpoint", "metrics", "record", "data", "state"},
     {"index"},
     {"services"},
@@ -171,7 +171,7 @@ DOORS = [
     )
 ]
 """What drives the engine: the loops that users see, and what answers the engine's questions for them."""
-BEFORE_THE_RUN = {"opening.py", "init_from.py"}
+BEFORE_THE_RUN = {"supervisor.opening.run_opening", "supervisor.opening.init_from"}
 """These make the parts, or what they begin with; nothing is running then."""
 
 
@@ -187,7 +187,7 @@ def test_the_engine_is_held_and_asks_at_most_eight_questions() -> None:
     assert len(questions()) <= 8
     for door in (Door, everstep.Supervisor, everstep.TrainLoop, TrainerLoop):
         assert not issubclass(door, Engine)
-    for path in (SRC / "supervisor").glob("*.py"):
+    for path in (SRC / "supervisor").rglob("*.py"):
         asked = {
             node.attr
             for node in attributes(path)
@@ -222,11 +222,11 @@ def test_a_door_touches_no_underscore_name_of_the_engine(path: Path) -> None:
 def test_no_two_parts_of_the_engine_write_the_same_attribute() -> None:
     """What is set on another object than `self` is set from one file."""
     writers: dict[str, set[str]] = {}
-    for path in {*(SRC / "supervisor").glob("*.py"), *DOORS}:
+    for path in {*(SRC / "supervisor").rglob("*.py"), *DOORS}:
         for node in attributes(path):
             own = isinstance(node.value, ast.Name) and node.value.id == "self"
-            if isinstance(node.ctx, ast.Store) and not own and path.name not in BEFORE_THE_RUN:
-                writers.setdefault(node.attr, set()).add(path.name)
+            if isinstance(node.ctx, ast.Store) and not own and dotted(path) not in BEFORE_THE_RUN:
+                writers.setdefault(node.attr, set()).add(dotted(path))
     assert {"step", "stop", "epoch", "open_step"} <= writers.keys()
     assert not {name: files for name, files in writers.items() if len(files) > 1}
 

@@ -320,7 +320,7 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_a_schedule_that_the_state_lacks_is_noticed": 1,
         "test_a_raised_limit_excuses_only_a_longer_schedule": 1,
     },
-    "supervisor/test_rounds.py": {
+    "supervisor/test_no_progress.py": {
         "test_epochs_without_a_step_that_may_never_end": 1,
     },
     "supervisor/test_slots.py": {

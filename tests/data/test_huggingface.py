@@ -17,7 +17,7 @@ import everstep
 from everstep.data import as_stream, other_libraries
 from everstep.errors import DataError
 from everstep.proof.compare import compare_runs
-from everstep.supervisor.trial import pristine, try_stream
+from everstep.supervisor.checks.stream_trial import pristine, try_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 

@@ -12,7 +12,7 @@ from everstep import redaction
 from everstep.record import RunJournal, redact
 from everstep.record.provenance import facts
 from everstep.redaction import redacted, redacted_line
-from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.opening.configuration import Configuration
 from tiny_runs import Tiny
 
 

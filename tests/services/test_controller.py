@@ -10,7 +10,7 @@ import everstep
 from everstep import Every, SetValue
 from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled
 from everstep.services.controller import Controller
-from everstep.supervisor.comparing import changed_controllers
+from everstep.supervisor.opening.comparing import changed_controllers
 
 EVERY_EPOCH = "Every(steps=None, epochs=1, seconds=None)"
 EVERY_STEP = "Every(steps=1, epochs=None, seconds=None)"

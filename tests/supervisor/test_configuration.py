@@ -10,7 +10,7 @@ import pytest
 
 from everstep.errors import ChangedError, ConfigError
 from everstep.record import RunJournal
-from everstep.supervisor.configuration import NONE, Configuration, differences
+from everstep.supervisor.opening.configuration import NONE, Configuration, differences
 from tiny_runs import Tiny
 
 

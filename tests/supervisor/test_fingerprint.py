@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import everstep
 from everstep.backends.torch.backend import TorchBackend
 from everstep.cli.show import command as show
-from everstep.supervisor.fingerprint import changes, fingerprint
+from everstep.supervisor.opening.machine import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
 
 

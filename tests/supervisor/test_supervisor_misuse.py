@@ -13,7 +13,7 @@ import torch
 
 import everstep
 from everstep.errors import ProgressError
-from everstep.supervisor import rounds
+from everstep.supervisor.checks import no_progress
 
 
 class Net:
@@ -31,7 +31,7 @@ class Net:
 
 
 def test_a_loop_that_never_advances_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "WORKING", 100)
+    monkeypatch.setattr(no_progress, "WORKING", 100)
     net = Net()
 
     def forgetful() -> None:

@@ -22,7 +22,7 @@ from everstep import backends
 from everstep.cli.common_options import json_option
 from everstep.cli.output import print_json, say, size
 from everstep.record import RunJournal, RunLock
-from everstep.supervisor.trial import Verdict
+from everstep.supervisor.checks.stream_trial import Verdict
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
 _WRITE = 64 << 20

@@ -21,9 +21,9 @@ from everstep.experiment.forks import Fork, facts_of, is_as_begun
 from everstep.experiment.import_paths import imported
 from everstep.record import RunDir, located
 from everstep.record.trust import distrust_config
-from everstep.supervisor.configuration import Configuration, Difference, refusal, told
-from everstep.supervisor.tree import reading, saved_tree
-from everstep.supervisor.user_state import UserState
+from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
+from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.user_state import UserState
 
 OnChange = Literal["error", "keep", "override", "fork"]
 

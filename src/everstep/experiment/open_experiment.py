@@ -29,7 +29,7 @@ from everstep.record import RunDir, RunJournal, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
-from everstep.supervisor.configuration import told
+from everstep.supervisor.opening.configuration import told
 from everstep.trainer import Trainer
 
 

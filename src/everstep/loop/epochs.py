@@ -10,11 +10,11 @@ from everstep.contracts.services import Moment
 from everstep.errors import DataError, ProgressError, UsageError
 from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
-from everstep.progress_estimate import progress
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.streams import StreamSlot
+from everstep.supervisor.streams.slot import StreamSlot
+from everstep.timing import progress
 
 IDLE_AT_MOST = 100
 """Number of epochs in a row that may be without a step, where max_epoch is not set."""

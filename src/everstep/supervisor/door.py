@@ -13,9 +13,9 @@ from everstep.contracts.services import SCHEDULED, Action, Interrupt, Moment, Sa
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.schedule import Schedule
 from everstep.services.function import FunctionService
-from everstep.supervisor.ending import BestRecord, Ending
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.exit import Exit, best_record
+from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.exit import Exit, best_record
 from everstep.supervisor.questions import Questions
 
 

@@ -12,7 +12,6 @@ from everstep.contracts.data import Cursor
 from everstep.contracts.services import Action, Moment, RunView, Service, Stop
 from everstep.errors import NonFiniteError, ProgressError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, to_scalar
-from everstep.progress_estimate import Estimator
 from everstep.record import CHOSEN
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
@@ -21,36 +20,29 @@ from everstep.services.recovery import Recovery
 from everstep.services.retry import Retry
 from everstep.services.witness import Witness, witnesses
 from everstep.state import Encoded, decode, encode, restore
-from everstep.supervisor.announcing import Announcer
-from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.boundaries import Boundaries
-from everstep.supervisor.decisions import Decisions
-from everstep.supervisor.ending import BestRecord, Ending
-from everstep.supervisor.opening import Opening
-from everstep.supervisor.oversights import Oversights
-from everstep.supervisor.processes import require_one
-from everstep.supervisor.progress import Progress
+from everstep.supervisor.board import Announcer, ServiceBoard
+from everstep.supervisor.boundaries import Boundaries, Decisions
+from everstep.supervisor.checks.no_progress import Rounds, Work
+from everstep.supervisor.checks.sanity_checks import Oversights, WatchedMetrics
+from everstep.supervisor.checks.trials import Trials
+from everstep.supervisor.checks.verification import Recording, Verifier
+from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.retries import Retries
+from everstep.supervisor.leaving.rollbacks import Rollbacks
+from everstep.supervisor.opening.machine import require_one
+from everstep.supervisor.opening.run_opening import Opening
+from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.recording import Recording
-from everstep.supervisor.recovered import Recovered
-from everstep.supervisor.retrying import Retries
-from everstep.supervisor.rng_marks import RngMarks
-from everstep.supervisor.rolling_back import Rollbacks
-from everstep.supervisor.rounds import Rounds, Work
-from everstep.supervisor.saves import Saves
-from everstep.supervisor.saving import Saver
+from everstep.supervisor.saving.saves import Saver, Saves, take_snapshot
+from everstep.supervisor.saving.state_tree import Progress, reading
+from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
-from everstep.supervisor.signals import SignalWatch, leaving
-from everstep.supervisor.snapshots import take_snapshot
-from everstep.supervisor.spent import Spent
-from everstep.supervisor.threads import GRACE, PeriodicThreads
-from everstep.supervisor.tree import reading
-from everstep.supervisor.trials import Trials
-from everstep.supervisor.user_state import UserState
-from everstep.supervisor.verifying import Verifier
+from everstep.supervisor.streams.generators import RngMarks
+from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
+from everstep.supervisor.threads.signals import SignalWatch, leaving
+from everstep.supervisor.threads.wakeups import Wakeups
 from everstep.supervisor.voice import Voice
-from everstep.supervisor.wakeups import Wakeups
-from everstep.supervisor.watched import WatchedMetrics
+from everstep.timing import Estimator, TimeSpent
 
 
 class Engine:
@@ -86,7 +78,7 @@ class Engine:
         for service in (*settings.services, *witnesses(lambda: user.save()["user"])):
             self.board.add(service)
         self.voice.console = self.board.find(Console)
-        self.estimator, self.spent = Estimator(clock), Spent(clock)
+        self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
         self.signals = SignalWatch(self.wakeups.wake)
         self.threads = PeriodicThreads(self.wakeups.fail)

@@ -22,12 +22,12 @@ from everstep.services.journal_flush import JournalFlush
 from everstep.services.nan_guard import NaNGuard
 from everstep.services.stop_after import StopAfter
 from everstep.supervisor.board import require_service
-from everstep.supervisor.configuration import Configuration
-from everstep.supervisor.init_from import InitFrom
-from everstep.supervisor.progress import Limits
-from everstep.supervisor.recovered import Start
-from everstep.supervisor.user_state import UserState
-from everstep.supervisor.verifying import OnDivergence
+from everstep.supervisor.checks.verification import OnDivergence
+from everstep.supervisor.opening.configuration import Configuration
+from everstep.supervisor.opening.init_from import InitFrom
+from everstep.supervisor.opening.start import Start
+from everstep.supervisor.saving.state_tree import Limits
+from everstep.supervisor.saving.user_state import UserState
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from typing import Any, Literal
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.errors import ConfigError, UsageError
-from everstep.progress_estimate import progress
 from everstep.services.witness import Witness
-from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.init_from import InitFrom
-from everstep.supervisor.progress import StopRecord
+from everstep.supervisor.opening.configuration import Configuration
+from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.questions import Questions
+from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.settings import Kind, Settings
-from everstep.supervisor.streams import Endless, StreamSlot
-from everstep.supervisor.verifying import OnDivergence
+from everstep.supervisor.streams.endless import Endless
+from everstep.supervisor.streams.slot import StreamSlot
+from everstep.timing import progress
 
 _MOMENTS = frozenset(
     {

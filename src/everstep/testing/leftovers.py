@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from everstep.supervisor.signals import SIGNALS
+from everstep.supervisor.threads.signals import SIGNALS
 
 
 class _Held(NamedTuple):

@@ -15,7 +15,7 @@ from everstep.data.adapters import StatefulStream, is_stateful
 from everstep.errors import DataError, StateError
 from everstep.state import capture, decode, digest, encode, isolated, make_entry, restore
 from everstep.state.entries import StatefulEntry
-from everstep.supervisor.trial import Verdict, comparable, pristine, quiet, try_stream
+from everstep.supervisor.checks.stream_trial import Verdict, comparable, pristine, quiet, try_stream
 
 _CHANGES = 3
 """Number of changes to a state before it is saved, and again after."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everstep.contracts.data import Cursor, Stream
-from everstep.supervisor.trial import comparable
+from everstep.supervisor.checks.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3

@@ -11,7 +11,7 @@ from everstep.checkpoint import Store, find_checkpoint
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.record import located, to_read
 from everstep.supervisor import InitFrom
-from everstep.supervisor.init_from import names_in
+from everstep.supervisor.opening.init_from import names_in
 from everstep.tfutils.params_schema import Load, Location
 
 ROOT = "runs"

@@ -17,7 +17,7 @@ from everstep.experiment.predictions import npz
 from everstep.record import Evaluation, RunDir, RunJournal, evaluation_segment, record_evaluation, to_read
 from everstep.record.evaluation_record import EvaluationSegment
 from everstep.supervisor import Loaded
-from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.opening.configuration import Configuration
 from everstep.tfutils.params_as_json import ParamsRecord
 
 FOLDER = "intermediate"

@@ -13,7 +13,7 @@ from everstep.checkpoint import Store
 from everstep.errors import ConfigError, HiLossError, LossBoundError
 from everstep.experiment.experiment import note_uncommitted
 from everstep.record import located
-from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.opening.configuration import Configuration
 from everstep.tfutils.checkpoint_from_params import chosen, index_of, run_dir_of, source
 from everstep.tfutils.data_from_params import Example, data_of, tagged
 from everstep.tfutils.params_as_json import ParamsRecord

@@ -13,7 +13,7 @@ from everstep.errors import ConfigError, RunDirError
 from everstep.record import Evaluation, RunJournal, evaluations, located, record_evaluation, to_read
 from everstep.services.evaluate import Evaluate
 from everstep.supervisor import Loaded, best
-from everstep.supervisor.configuration import Configuration
+from everstep.supervisor.opening.configuration import Configuration
 
 
 class RecordedEvaluations:

@@ -12,7 +12,7 @@ from everstep.contracts.data import Stream
 from everstep.contracts.tasks import Task
 from everstep.record import located
 from everstep.state import decode, encode, isolated
-from everstep.supervisor.user_state import UserState
+from everstep.supervisor.saving.user_state import UserState
 from everstep.trainer.eval_loop import drawn_again, places_kept
 
 

@@ -1,0 +1,1 @@
+"""What a run checks about its program, its data and itself."""

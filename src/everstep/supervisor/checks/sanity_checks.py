@@ -1,0 +1,125 @@
+"""Sanity checks of a program: what its state lacks, steps without updates, metrics that never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from everstep.contracts.services import Service
+from everstep.errors import ProgressError, StateError, alike, nearest
+from everstep.supervisor.saving.state_tree import Progress
+from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.voice import Voice
+
+_LOOKS = 16
+"""Number of first steps after which modules outside the state are looked at: an average changes rarely."""
+
+
+class Oversights:
+    """Looks for what the state lacks, in the first steps and at boundaries.
+
+    Args:
+        first: step at which this start begins.
+
+    Attributes:
+        looks_left: number of steps after which modules outside the state are still to be looked at.
+    """
+
+    def __init__(self, user: UserState, progress: Progress, first: int, voice: Voice) -> None:
+        self._user, self._progress, self._first, self._voice = user, progress, first, voice
+        self.looks_left = _LOOKS
+
+    def look(self) -> None:
+        """Look, after one of the first steps, for changes in what the state does not save."""
+        self.looks_left -= 1
+        try:
+            names = self._user.forgotten(self._progress.epoch)
+        except Exception as error:  # of objects that do not belong to this run
+            self.looks_left = 0
+            self._voice.say(
+                f"what lies outside the state was not looked at ({type(error).__name__}: {error})"
+            )
+            return
+        if names:
+            self.looks_left = 0
+            self._voice.warn(
+                f"{', '.join(names)}: the steps change it and the state does not save it, so a resume inside "
+                "an epoch begins it anew, and what the tail reads from it lacks the steps before; add it, as "
+                "in state={..., 'metrics': metrics}, unless it is begun anew before each use"
+            )
+
+    def check_strangers(self) -> None:
+        """Require that each optimizer of the state's parameters is in the state."""
+        if strangers := self._user.strangers():
+            raise StateError(
+                f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
+                "add it and what it steps, as in state={'model': model, 'optimizer': optimizer}"
+            )
+
+    def check_updates(self) -> None:
+        """Require a step of the state's optimizers; called after the first epoch, else at the loop's end."""
+        counted = self._progress.step > self._first
+        none = self._user.watches_optimizers and not self._user.updates
+        if counted and none and not self._user.left_out():
+            raise ProgressError(
+                f"{self._progress.step} steps were counted and no optimizer of the state made an update; "
+                "call optimizer.step() in the loop, or leave the optimizer out of state"
+            )
+
+
+class WatchedMetrics:
+    """Warns, once, of each metric that a service watches and that does not come.
+
+    Args:
+        services: the services of the run; more may come.
+        voice: warns the user.
+    """
+
+    def __init__(self, services: Iterable[Service], voice: Voice) -> None:
+        self._services, self._voice = services, voice
+        self._missed: set[str] = set()
+        self._evaluated: set[str] = set()
+        """Names that evaluations have found since the last `check_evaluated`."""
+
+    def check(self, values: Set[str], *, at_end: bool = False) -> None:
+        """Warn of each metric that never came; before the end, only if another metric has a name like it.
+
+        Args:
+            values: the names of metrics that have a value.
+        """
+        watching = self._watching()
+        others = values - watching.keys()
+        for metric in [name for name in watching if name not in values]:
+            self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
+
+    def evaluated(self, names: Set[str]) -> None:
+        """Note the names of metrics that an evaluation has found."""
+        self._evaluated |= names
+
+    def check_evaluated(self, values: Set[str]) -> None:
+        """Warn of each metric that an evaluation should have given, as "valid/acuracy" beside "valid/loss".
+
+        Args:
+            values: as for `check`.
+        """
+        evaluated, self._evaluated = self._evaluated, set()
+        if not evaluated:
+            return
+        for metric in [name for name in self._watching() if name not in values]:
+            stream, slash, _ = metric.partition("/")
+            beside = [name for name in evaluated if slash and name.startswith(f"{stream}/")]
+            self._miss(metric, nearest(metric, beside) if beside else "")
+
+    def _watching(self) -> dict[str, list[str]]:
+        """Return the names of the services that watch each metric, by metric."""
+        watching: dict[str, list[str]] = {}
+        for service in self._services:
+            for metric in service.watches:
+                if metric not in self._missed:
+                    watching.setdefault(metric, []).append(repr(service.name))
+        return watching
+
+    def _miss(self, metric: str, hint: str) -> None:
+        if hint:
+            names = self._watching()[metric]
+            self._missed.add(metric)
+            self._voice.warn(f"{', '.join(names)}: no value of {metric!r} has come; {hint}")

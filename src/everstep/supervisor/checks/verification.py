@@ -1,0 +1,266 @@
+"""Verification of steps: rows and digests go to journal and trail, and are compared when steps run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import xxhash
+
+from everstep import backends
+from everstep.contracts.metrics import Block
+from everstep.errors import DivergenceError
+from everstep.metrics.collector import Collector
+from everstep.record import (
+    CHOSEN,
+    DIVERGED,
+    OTHER_DATA,
+    Divergence,
+    Journal,
+    Position,
+    Replay,
+    Trail,
+    batch_digest,
+)
+from everstep.schedule import NEVER
+from everstep.state import Encoded
+from everstep.supervisor.opening.start import Recovered
+from everstep.supervisor.saving.state_tree import Progress
+from everstep.supervisor.voice import Voice
+
+
+class Recording:
+    """Takes the rows that the collector has finished.
+
+    Args:
+        recovered: has the newest values in the checkpoint.
+
+    Attributes:
+        last_values: newest value of each metric collected outside steps, the means of epochs included; in
+            a loop without epochs, of all metrics.
+        last_steps: step of each value in `last_values`.
+    """
+
+    def __init__(
+        self, journal: Journal, verifier: Verifier, progress: Progress, recovered: Recovered
+    ) -> None:
+        self._journal, self._verifier, self._progress = journal, verifier, progress
+        self.last_values: dict[str, float] = dict(recovered.last_values)
+        self.last_steps: dict[str, int] = dict(recovered.last_steps)
+        self._flushed = (0, 0)
+        """Step and epoch of the last "progress" event."""
+
+    def add(self, block: Block) -> None:
+        """Record rows; rows of a step that runs again are compared with its earlier rows."""
+        if block.phase != "step" or not block.epoch:
+            self.last_values[block.name] = block.values[-1]
+            self.last_steps[block.name] = block.steps[-1]
+        self._journal.append(block)
+        self._verifier.rows(block)
+
+    def flush(self) -> Position:
+        """Hand every row and event so far, and the run's progress, to the journal's file.
+
+        Rows alone do not tell the progress: there may be one row each 1,000 steps, or none.
+        """
+        current = self._progress.step, self._progress.epoch
+        if current != self._flushed:
+            self._flushed = current
+            self._journal.event("progress", {"step": current[0], "epoch": current[1]}, wall=True)
+        return self._journal.flush()
+
+
+OnDivergence: TypeAlias = Literal["stop", "warn"] | None
+
+
+class Verifier:
+    """Keeps the findings of one start's steps, and compares them with earlier executions.
+
+    Args:
+        trail: takes the findings of the steps.
+        replay: has the findings of earlier executions, for steps that run again.
+        on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
+        collector: the collector of the run's metrics.
+        voice: tells the user.
+    """
+
+    def __init__(
+        self,
+        trail: Trail,
+        replay: Replay,
+        on_divergence: OnDivergence,
+        collector: Collector,
+        journal: Journal,
+        voice: Voice,
+    ) -> None:
+        self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
+        self._collector, self._journal, self._voice = collector, journal, voice
+        self._places: dict[str, int] = {}
+        """Number of batches that the open step has drawn, by stream."""
+        self._noted: Divergence | None = None
+        self._error: DivergenceError | None = None
+
+    def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
+        """Note a batch that is handed out for `step`; nobody has changed it yet.
+
+        Raises:
+            DivergenceError: the step got another batch before, and this is to stop the run.
+        """
+        place = self._places.get(stream, 0)
+        self._places[stream] = place + 1
+        found = batch_digest(batch, pass_index)
+        self._trail.batch(step, stream, pass_index, place, found)
+        if not self._replay.done:
+            self._replay.batch(step, stream, pass_index, place, found)
+            self._notice()
+            self.require_agreement()
+
+    def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
+        """Note the end of a pass; `step` is the last complete step, and the open step may have drawn from it.
+
+        Raises:
+            DivergenceError: the pass ended elsewhere before, and this is to stop the run.
+        """
+        step += stream in self._places
+        self._trail.mark(step, "pass", stream, epoch=pass_index)
+        if not self._replay.done:
+            self._replay.pass_ended(step, stream, pass_index)
+            self._notice()
+            self.require_agreement()
+
+    def step_done(self, step: int, epoch: int) -> None:
+        """Note a complete step."""
+        self._places.clear()
+        self._trail.step(step, epoch, self._collector.pending, self._collector.open_rows)
+        if not self._replay.done:
+            self._replay.step_done(step)
+            self._notice()
+
+    def rows(self, block: Block) -> None:
+        """Note rows of metrics that were read."""
+        self._trail.rows(block)
+        if not self._replay.done:
+            self._replay.rows(block)
+            self._notice()
+
+    def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
+        """Note the digests of a state that was copied, to be saved."""
+        for part, found in _digests(encoded):
+            self._trail.mark(step, "copy", f"{phase}/{part}", found)
+            if not self._replay.done:
+                self._replay.copied(step, phase, part, found)
+        if not self._replay.done:
+            self._notice()
+
+    def committed(self, step: int) -> None:
+        """Note that a checkpoint is committed."""
+        self._trail.committed(step)
+
+    def boundary(self, step: int) -> None:
+        """Note a boundary, at which everything so far is read.
+
+        Raises:
+            DivergenceError: a step came out otherwise, and this is to stop the run.
+        """
+        self._trail.tidy()
+        if not self._replay.done:
+            self._replay.reached(step)
+            if self._replay.done:
+                self.say()
+        self.require_agreement()
+
+    def next_due(self, step: int) -> int:
+        """Return the step after which the replay is over, or may be."""
+        return NEVER if self._replay.done else max(self._replay.last, step + 1)
+
+    def waive(self) -> None:
+        """End the comparison with earlier executions: a person has chosen to continue with other data."""
+        self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._replay.first})
+        self._journal.flush()
+        self._replay.done = True
+
+    def end(self) -> None:
+        """End the replay with the loop, and say what was compared, if that is not said yet."""
+        if not self._replay.done:
+            self._replay.end()
+            self.say()
+
+    def say(self) -> None:
+        """Tell the user and the journal the result of the replay."""
+        self._notice()
+        replay = self._replay
+        report = replay.report()
+        self._journal.event("verified", {"report": report, "steps": replay.steps}, wall=True)
+        if replay.difference is None:
+            self._voice.say(report)
+        else:
+            self._voice.warn(f"{report}\n{replay.advice()}")
+
+    def require_agreement(self) -> None:
+        """Leave the loop if a divergence is to stop the run.
+
+        Raises:
+            DivergenceError: says what came out otherwise, and what to do.
+        """
+        # raised once: the way out of the loop asks again
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _notice(self) -> None:
+        """Record a divergence as soon as it is known: in the journal's file, whatever comes next."""
+        found = self._replay.difference
+        if found is None or found == self._noted:
+            return
+        self._noted = found
+        self._journal.event(DIVERGED, found._asdict())
+        self._journal.flush()
+        if self._on_divergence == "stop" or (self._on_divergence is None and found.in_data):
+            self._error = DivergenceError(
+                f"resume differs: {found}; {_CAUSES[found.in_data]}. If it is meant to be so: everstep "
+                f"accept RUN --divergence {found.step}, and start again; or go on in any case with "
+                'on_divergence="warn"',
+                step=found.step,
+            )
+
+
+def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
+    """Digest the random state and each entry of the user's state; of large arrays only parts count."""
+    structure: Any = encoded.structure
+    parts = {"rng/rank0": ("random state", structure["rng"]["rank0"])}
+    parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
+    arrays: dict[str, list[Any]] = {place: [] for place in parts}
+    for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference
+        place = "/".join(path.split("/", 2)[:2])
+        if place in arrays:
+            arrays[place].append(array.data)
+    for place, (part, entry) in parts.items():
+        text = json.dumps(entry, sort_keys=True, default=repr)
+        found = batch_digest([xxhash.xxh3_64_intdigest(text.encode()), *_folded(arrays[place])], 0)
+        yield part, found or 0
+
+
+def _folded(arrays: list[Any]) -> Iterator[int]:
+    """Fold arrays into a single digest, because the middle items of a list do not count in `batch_digest`."""
+    total = 0
+    for array in arrays:
+        total = batch_digest(array, total) or 0
+    yield total
+
+
+_CAUSES = {
+    True: "the data gives other batches than before the run was stopped: its order or its contents depend "
+    "on what is not restored (a source that does not keep its place, a generator of its own, a set, the "
+    "clock), or padding is memory that nobody has written (np.empty, torch.empty: take zeros)",
+    False: "`everstep drill SCRIPT` names the component",
+}
+
+
+def incomparable(same_numbers: bool) -> str:
+    """Say why equal steps need not give equal numbers here; "" if they must."""
+    if not same_numbers:
+        return "they were computed on another machine, or under other settings of it"
+    if not all(backend.is_deterministic() for backend in backends.active()):
+        return "kernels are not deterministic here"
+    return ""

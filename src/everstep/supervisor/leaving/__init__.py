@@ -1,0 +1,1 @@
+"""How a start ends: exit, ending, or another try."""

@@ -1,0 +1,105 @@
+"""The ending of a start: status, reason, and where everything lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everstep.contracts.services import Interrupt
+from everstep.errors import Interrupted
+from everstep.supervisor.saving.state_tree import StopRecord
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The best value of a metric so far.
+
+    Attributes:
+        metric, value: the metric's name and its best value.
+        step, epoch: step and epoch in which the value was collected.
+        path: the folder with the weights of that value; None where they were not kept.
+    """
+
+    metric: str
+    value: float
+    step: int
+    epoch: int
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Result of a `with` block.
+
+    Attributes:
+        reason: why the start ended, in words.
+        step, epoch: last completed step and epoch.
+        finished: True if the run is complete: starting it again runs no step.
+        best: the best record of the watched metric, None if there is none.
+        where: paths by name: "run", "checkpoints", "journal", "log", "best".
+        digest: digest of every leaf of the last committed state outside `wall/`; equal digests are equal
+            runs.  None if nothing was committed.
+        resumed_from: name of the checkpoint that this start continued from, None for a fresh start.
+        segment: the number of this start, from 1.
+        failed_saves: number of saves that failed in this start.
+        warnings: the warnings of this start, in order.
+        rollbacks: number of rollbacks in all starts of the run (`Recovery`).
+        one_fingerprint: whether every step of the run was computed on the same kind of machine, by the same
+            libraries and under the same settings: else `digest` need not be that of a run that was never
+            stopped.
+    """
+
+    reason: str
+    step: int
+    epoch: int
+    finished: bool
+    best: BestRecord | None
+    where: dict[str, str]
+    digest: str | None
+    resumed_from: str | None
+    segment: int
+    failed_saves: int = 0
+    warnings: tuple[str, ...] = field(default=())
+    rollbacks: int = 0
+    one_fingerprint: bool = True
+
+    def __str__(self) -> str:
+        state = "finished" if self.finished else "resumable"
+        return f"{self.reason} (step {self.step}, {state})"
+
+
+class Outcome(NamedTuple):
+    """Status and reason of a start that has ended.
+
+    Attributes:
+        status: "finished" (the run is complete), "stopped" (it can be resumed) or "failed".
+        reason: in words.
+    """
+
+    status: str
+    reason: str
+
+
+def outcome(
+    cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
+) -> Outcome:
+    """Find status and reason of a start, from what ended it.
+
+    Args:
+        cause: the exception that left the loop, or that came while it was closed.
+        stop: the run's stop, if one was decided.
+        interruption: the interruption of this start, if there was one.
+        at_end: whether the program reached the loop's own end.
+    """
+    if isinstance(cause, Interrupted):
+        return Outcome("stopped", cause.reason)
+    # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends
+    if isinstance(cause, KeyboardInterrupt) and interruption is not None:
+        return Outcome("stopped", interruption.reason)
+    if cause is not None:
+        return Outcome("failed", f"{type(cause).__name__}: {cause}")
+    if stop is None:
+        return Outcome("stopped", "the loop was left before its end")
+    if stop.failed:
+        return Outcome("failed", stop.reason)
+    return Outcome("finished" if at_end else "stopped", stop.reason)

@@ -1,0 +1,272 @@
+"""Leaving the loop: the last state is committed, everything is closed, and the ending is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from everstep import hazard
+from everstep.checkpoint import Store, read_checkpoint
+from everstep.contracts.services import Moment, Save, Service
+from everstep.durable import remedy
+from everstep.errors import (
+    BadStepError,
+    CheckpointError,
+    DamagedCheckpointError,
+    GuardStop,
+    NoCheckpointError,
+    RestoreError,
+    RolledBack,
+)
+from everstep.services.best import Best, Place
+from everstep.supervisor.leaving.ending import BestRecord, Ending, outcome
+from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.threads.signals import describe, leaving
+from everstep.supervisor.voice import Voice
+
+if TYPE_CHECKING:
+    from everstep.supervisor.engine import Engine
+
+
+class Exit:
+    """Leaves the loop of one start, once.
+
+    Args:
+        engine: the engine of that start.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._at_end = True
+        """Whether the program reached the loop's own end."""
+
+    def leave(self, error: BaseException | None) -> bool:
+        """Close everything, whatever fails; return True if `error` is the loop's end and not an error.
+
+        Args:
+            error: the exception that left the body of the `with` block.
+
+        Raises:
+            BaseException: another error in place of `error`, the first failure while closing, or the exit
+                status of a stop.
+        """
+        engine = self._engine
+        stop = engine.progress.stop
+        ended = isinstance(error, StopIteration) and stop is not None and stop.kind == "stream"
+        if ended:
+            error = None  # next(batches) after the last pass: as clean an end as should_stop()
+        hazard.reach("loop.exit")
+        step, given = engine.step, error
+        failures = _attempt(self._finish if error is None else self._abandon)
+        error = self._undone([*([] if given is None else [given]), *failures], step) or given
+        cause = error or (failures[0] if failures else None)
+        # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
+        failures += _attempt(lambda: self._conclude(cause))
+        failures += _attempt(lambda: engine.announcer.fire(Moment.EXIT_LOOP, engine.ending))
+        failures += _attempt(engine.resources.close)
+        engine.mark_closed()
+        if isinstance(error, RolledBack):
+            error = self._leaving_instead() or error
+        if error is not None:
+            _note(error, failures)
+            if error is not given:
+                raise error from given
+            return False
+        if failures:
+            _note(failures[0], failures[1:])
+            raise failures[0]
+        # last: an error of the program, or of closing, goes before the exit status of a stop
+        self._raise_exit_status()
+        return ended
+
+    def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
+        """Decide to go back, or to try again, if the error that ended the loop allows it.
+
+        Args:
+            errors: the error that ended the loop, then those that came while it was left.
+            step: the step that was running, or the last one.
+        """
+        engine = self._engine
+        if not errors or not isinstance(errors[0], BadStepError | RolledBack):
+            return engine.retries.again(errors[0], step) if errors and engine.begun else None
+        errors = [*errors, *_attempt(lambda: engine.settle(True))]  # may find an earlier bad step
+        return engine.rollbacks.undo(errors, step)
+
+    def _leaving_instead(self) -> BaseException | None:
+        """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""
+        number, interruption = self._engine.signals.received, self._engine.decisions.interruption
+        if interruption is not None:
+            return leaving(interruption.code, interruption.reason)
+        return None if number is None else leaving(128 + number, describe(number))
+
+    def _finish(self) -> None:
+        """Finish cleanly: commit the last state, let services finish, record `ended`."""
+        engine, current = self._engine, self._engine.progress
+        self._at_end = engine.loop.finish()
+        engine.wakeups.require_no_error()
+        engine.saves.await_first()
+        # a loop without epochs has no earlier end at which to ask
+        if not current.epoch:
+            engine.oversights.check_updates()
+        self._save_last()
+        # before `ended` is recorded: a finished run has its last state on disk
+        engine.saves.await_commit()
+        engine.collector.read()
+        engine.verifier.end()
+        finishing = [s for s in engine.board if type(s).finish is not Service.finish]
+        engine.spent.begin_boundary()
+        engine.board.run(finishing, engine.announcer.view(Moment.EXIT_LOOP), finish=True)
+        if (current.step, current.epoch) != (engine.recovered.step, engine.recovered.epoch):
+            engine.watched.check(engine.recording.last_values.keys(), at_end=True)
+        if self._at_end and current.stop is not None and not current.stop.failed:
+            ended = {"reason": current.stop.reason, "step": current.step, "epoch": current.epoch}
+            engine.journal.event("ended", ended)
+        try:
+            engine.journal.sync()
+        except OSError as error:
+            raise CheckpointError(
+                f"the end of the run could not be recorded ({error}); {remedy(error)} and start again: "
+                "no step is lost"
+            ) from error
+        # after the last save: best weights in the live objects must not reach a checkpoint
+        self._restore_best()
+        engine.retries.forget()
+
+    def _save_last(self) -> None:
+        """Save the state after the last step, unless a boundary has saved it and no stop came later."""
+        engine, current = self._engine, self._engine.progress
+        if not engine.begun:
+            return
+        if engine.saves.step == current.step and not engine.saves.asked:
+            engine.saves.commit_kept()
+            return
+        drawn, completed = engine.loop.batches()
+        if drawn != completed:
+            engine.voice.warn(
+                "a batch was drawn and its step not completed by advance(): it is not part of the last save"
+            )
+            return
+        engine.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
+
+    def _restore_best(self) -> None:
+        engine = self._engine
+        for service in engine.board.all(Best):
+            if service.restore_at_end:
+                engine.restored = restore_best(service, engine.opening.store, engine.user, engine.voice)
+
+    def _abandon(self) -> None:
+        """Abandon the loop after an exception: finish a running commit, start none, record every step."""
+        engine = self._engine
+        try:
+            engine.collector.abandon_step()
+        except Exception as error:  # of a broken device, say: the first error is to be raised
+            engine.voice.warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
+        engine.verifier.end()
+        engine.settle(True)
+        engine.journal.flush()
+
+    def _conclude(self, cause: BaseException | None) -> None:
+        """Record and say how this start ended."""
+        engine, current = self._engine, self._engine.progress
+        interruption = engine.decisions.interruption
+        ended = outcome(cause, current.stop, interruption, at_end=self._at_end)
+        at = {"step": current.step, "epoch": current.epoch}
+        engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
+        engine.journal.flush()
+        engine.ending = Ending(
+            reason=ended.reason,
+            step=current.step,
+            epoch=current.epoch,
+            finished=ended.status == "finished",
+            best=best_record(engine),
+            where=engine.opening.where(),
+            digest=engine.saver.digest or engine.recovered.digest,
+            resumed_from=engine.recovered.checkpoint,
+            segment=engine.segment,
+            failed_saves=engine.saver.failures,
+            warnings=tuple(engine.voice.warnings),
+            rollbacks=len(engine.rollbacks.decided),
+            one_fingerprint=engine.recovered.one_fingerprint,
+        )
+        if interruption is None and not isinstance(cause, RolledBack):
+            engine.voice.say(f"ended: {engine.ending}")
+
+    def _raise_exit_status(self) -> None:
+        """Raise the exit status of a service's stop, or of a late signal, after a clean end."""
+        stop, number = self._engine.progress.stop, self._engine.signals.received
+        if stop is not None and (stop.failed or stop.code):
+            raise GuardStop(stop.reason, 1 if stop.failed else stop.code)
+        if number is not None:
+            raise leaving(128 + number, f"{describe(number)} while the loop was ending")
+
+
+def best_record(engine: Engine) -> BestRecord | None:
+    """Return the best value of the first `Best` service; None before its first value."""
+    service = engine.board.find(Best)
+    if service is None or service.value is None:
+        return None
+    folder = engine.opening.store.best_folder(service.metric) / (service.saved_as or "")
+    path = str(folder) if service.saved_as is not None and folder.exists() else None
+    return BestRecord(service.metric, service.value, service.step, service.epoch, path)
+
+
+def _note(error: BaseException, failures: Sequence[BaseException]) -> None:
+    for failure in failures:
+        error.add_note(f"and while closing: {type(failure).__name__}: {failure}")
+
+
+def _attempt(action: Callable[[], object]) -> list[BaseException]:
+    try:
+        action()
+    except BaseException as error:
+        return [error]
+    return []
+
+
+def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
+    """Load the weights of the best value; where they are lost, of the next best value.
+
+    Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
+    every start.
+
+    Returns:
+        The record of the loaded weights; None if the objects still have the last weights.
+    """
+    lost: list[str] = []
+    for place in service.places:
+        what = f"{place.value:.6g}, step {place.step}"
+        try:
+            found = _load(service, place, store, user)
+        except (CheckpointError, RestoreError) as error:
+            lost.append(f"those of {what}: {error}")
+            continue
+        if lost:
+            voice.warn(
+                f"{service.name!r}: restore_at_end loaded the next best weights by {service.metric} "
+                f"({what}); not {'; '.join(lost)}"
+            )
+        else:
+            part = "" if service.part is None else f" into {', '.join(map(repr, service.part))}"
+            voice.say(f"the best weights by {service.metric} ({what}) are loaded{part}")
+        return found
+    why = "; ".join(lost) or "no value of it has come"
+    voice.warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
+    return None
+
+
+def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRecord:
+    if place.name is None:
+        raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
+    path = store.best_folder(service.metric) / place.name
+    if not path.exists():
+        raise NoCheckpointError(f"they are not in {path} any more; give them back from a copy")
+    try:
+        saved = read_checkpoint(path)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{error}; {store.set_aside_best(path)}") from error
+    tree = saved_tree(saved, ("user",))["user"]
+    with reading(path, "user"):
+        user.check(tree, str(path))
+        user.load_user(tree, service.part)
+    return BestRecord(service.metric, place.value, place.step, place.epoch, str(path))

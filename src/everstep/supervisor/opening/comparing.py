@@ -1,0 +1,105 @@
+"""Comparison of controllers, and of options of the state's objects, with those that a checkpoint has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.backends.described import is_unknown, other_python
+from everstep.contracts.state import Json
+from everstep.supervisor.opening.configuration import NONE, Difference, differences
+from everstep.supervisor.saving.state_tree import StopRecord
+from everstep.supervisor.saving.user_state import UserState
+
+
+@dataclass
+class Changes:
+    """Differences between what is stored and what is given.
+
+    Attributes:
+        touching: differences that touch the training, so that a person must choose.
+        free: differences that follow from the reason to continue the run: a raised limit, another stopper.
+        unknown: places that cannot be compared.
+        by_entry: names of the options that differ, by entry.
+    """
+
+    touching: list[Difference] = field(default_factory=list)
+    free: list[Difference] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    by_entry: dict[str, list[str]] = field(default_factory=dict)
+
+
+def changed_controllers(
+    stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
+) -> Changes:
+    """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
+    found = Changes()
+    for name in sorted(stored.keys() | given.keys()):
+        was, now = stored.get(name, NONE), given.get(name, NONE)
+        parts = differences({name: was}, {name: now}, sections=[name])
+        # another version of Python gives another digest of the same code: it cannot be compared
+        same_code = [each for each in parts if other_python(_bare(each.stored), _bare(each.given))]
+        found.unknown += [f"service {name!r}: {each.path}" for each in same_code]
+        if len(parts) > len(same_code):
+            is_reason = reopened_by is not None and reopened_by.kind == "service" and reopened_by.by == name
+            listed = found.free if is_reason else found.touching
+            listed.append(Difference(f"service {name!r}", was, now))
+    return found
+
+
+def _bare(text: object) -> str:
+    return str(text).strip('"')
+
+
+def changed_options(
+    stored: Mapping[str, Mapping[str, str]], user: UserState, reopened_by: StopRecord | None
+) -> Changes:
+    """Compare options of optimizers and other entries; with a raised limit, step counts may grow."""
+    found = Changes()
+    raised = reopened_by is not None and reopened_by.kind != "service"
+    for entry, options in user.options().items():
+        before = stored.get(entry, {})
+        for name in [*options, *(before.keys() - options.keys())]:
+            was, now = before.get(name, NONE), options.get(name, NONE)
+            place = f"state {entry!r}: {name}"
+            if was == now:
+                continue
+            if other_python(was, now):
+                found.unknown.append(place)
+                continue
+            follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
+            (found.free if follows else found.touching).append(Difference(place, was, now))
+            found.by_entry.setdefault(entry, []).append(name)
+    return found
+
+
+def _grew(was: str, now: str) -> bool:
+    """Whether two strings hold integers in the same form, and none is smaller now."""
+    if not all(re.fullmatch(r"[\[\], \d]+", text) for text in (was, now)):
+        return False
+    before, after = (list(map(int, re.findall(r"\d+", text))) for text in (was, now))
+    same_form = re.sub(r"\d+", "n", was) == re.sub(r"\d+", "n", now)
+    return same_form and all(old <= new for old, new in zip(before, after, strict=True))
+
+
+def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:
+    """List places whose value cannot be compared at a resume, each with a description of the value."""
+    places = [
+        (f"state {entry!r}: {name}", text) for entry, texts in options.items() for name, text in texts.items()
+    ]
+    places += [
+        (f"service {name!r}: {path}", text)
+        for name, config in controllers.items()
+        for path, text in _leaves(config)
+    ]
+    return [f"{place} ({text.partition(', ')[2]})" for place, text in places if is_unknown(text)]
+
+
+def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(config, Mapping):
+        for name, part in config.items():
+            yield from _leaves(part, str(name))
+    else:
+        yield path, str(config)

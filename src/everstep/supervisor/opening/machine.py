@@ -1,0 +1,79 @@
+"""Machine of a run: a single process so far, and the fingerprint that is compared at each resume.
+
+State, samples and random state come back to the bit on any machine.  Results computed from them are equal
+only where processor, libraries, threads and flags are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from everstep import backends
+from everstep.errors import UsageError
+from everstep.record import machine
+from everstep.supervisor.opening.configuration import NONE, Difference, told
+
+
+def require_one() -> None:
+    """Refuse to be one of several processes that train together.
+
+    Launchers such as torchrun set WORLD_SIZE; the framework knows a group that was made without a launcher.
+    Variables of a batch system (SLURM_NTASKS and the like) do not count: each task may be a run of its own.
+
+    Raises:
+        UsageError: says how many there are, and what to do.
+    """
+    said = os.environ.get("WORLD_SIZE", "")
+    if said.isdecimal() and int(said) > 1:
+        raise _refusal(
+            f"WORLD_SIZE={said} in the environment", ", or unset WORLD_SIZE if it trains by itself"
+        )
+    for backend in backends.active():
+        if (count := backend.processes()) > 1:
+            raise _refusal(f"{backend.name} has a group of {count}", " and without a process group")
+
+
+def _refusal(found: str, remedy: str) -> UsageError:
+    return UsageError(
+        f"this is one of several processes that train together ({found}), and everstep runs in one so far: "
+        "each would keep a run of its own, and after a kill they would resume at different steps and mix "
+        f"their gradients; start one process (as torchrun --nproc-per-node 1 does){remedy}"
+    )
+
+
+Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Facts by name, under "machine" and under the name of each framework in use."""
+
+
+def fingerprint(objects: Mapping[str, Any]) -> Fingerprint:
+    """Take the fingerprint of this process, now.
+
+    Args:
+        objects: the objects of the state; of the devices only those count on which the objects lie.
+    """
+    return {"machine": machine(), **{each.name: each.fingerprint(objects) for each in backends.active()}}
+
+
+def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
+    """List facts that differ between two fingerprints, as "torch.threads"; empty where none is stored.
+
+    A framework in only one of the fingerprints is ignored: it may have been imported without computing.
+    """
+    stored = stored or {}
+    return [
+        Difference(f"{who}.{name}", was, now)
+        for who in stored.keys() & given.keys()
+        for name in sorted(stored[who].keys() | given[who].keys())
+        if (was := stored[who].get(name, NONE)) != (now := given[who].get(name, NONE))
+    ]
+
+
+def warning(found: list[Difference]) -> str:
+    """Write the warning of a resume whose checkpoint was computed under another fingerprint."""
+    return (
+        "the checkpoint was computed on another machine, or under other settings of it:"
+        f"{told(found).rstrip()}\nstate, samples and random state come back to the bit; numbers that are "
+        "computed from here on may differ from those of a run that was never stopped"
+    )

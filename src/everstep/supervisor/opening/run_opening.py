@@ -1,0 +1,462 @@
+"""Entering a run: its directory and lock, the choice of a checkpoint, initialise or recover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
+from everstep.contracts.state import Json
+from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
+from everstep.metrics.collector import is_wall
+from everstep.record import (
+    OTHER_CONFIGURATION,
+    EarlierSteps,
+    Journal,
+    Position,
+    Replay,
+    Rollback,
+    RunDir,
+    RunJournal,
+    RunLock,
+    Trail,
+    last_step,
+    read_earlier_steps,
+    to_read,
+    trust,
+    user_path,
+)
+from everstep.redaction import redacted, without_credentials
+from everstep.state import Encoded, dropped, isolated, restore, seed_all
+from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.checks.verification import incomparable
+from everstep.supervisor.opening.comparing import changed_controllers, changed_options, uncompared
+from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
+from everstep.supervisor.opening.machine import Fingerprint, changes, fingerprint, warning
+from everstep.supervisor.opening.start import Recovered, Start
+from everstep.supervisor.saving.state_tree import Progress, StopRecord, reading, saved_meta, saved_tree
+from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.streams import reused_data
+from everstep.supervisor.streams.run_streams import Streams
+from everstep.supervisor.voice import Voice
+
+
+class Opening:
+    """The run directory while this process holds it.
+
+    Args:
+        start: the arguments of this start.
+        voice: tells the user.
+        stack: gives everything back when it closes.
+
+    Attributes:
+        run_dir, store: the directory and its checkpoints.
+        lock: keeps other processes out; not taken where the user wants none.
+        segment: number of this start, from 1.
+        rollbacks: the rollbacks decided in the history that this start continues.
+    """
+
+    def __init__(self, start: Start, voice: Voice, stack: ExitStack) -> None:
+        self._start, self._voice = start, voice
+        self.run_dir = RunDir.open(start.path, seed=start.seed)
+        for note in self.run_dir.notes:
+            voice.say(note)
+        self.lock = RunLock(self.run_dir.path)
+        if start.lock:
+            if taken_over := self.lock.acquire():
+                voice.say(taken_over)
+            stack.callback(self.lock.release)
+        # after the lock: another process may have removed or replaced the run before
+        self.run_dir.require_same()
+        self.segment = self.run_dir.next_segment()
+        self.store = Store(self.run_dir.path, self.segment, voice.say, self.run_dir.id)
+        self.store.clean()
+        # before anything is restored: a directory that cannot be written to is found here
+        trial_write(self.run_dir.path)
+        self._journal = RunJournal(self.run_dir.path)
+        self.rollbacks: list[Rollback] = []
+        self._chosen = ""
+
+    # -------------------------------------------------------------------------------- recovery
+
+    def recover(
+        self,
+        user: UserState,
+        board: ServiceBoard,
+        limits: Mapping[str, int | None],
+    ) -> Recovered:
+        """Restore the newest whole checkpoint, or initialise where there is none.
+
+        Raises:
+            CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
+        """
+        for problem in self._journal.problems:
+            self._voice.say(f"journal: {problem}")
+        checkpoint = self._choose()
+        if checkpoint is None:
+            recovered = self._initialise(user)
+            recovered.fingerprint = fingerprint(user.objects)
+        else:
+            recovered = self._resume(checkpoint, user, board, limits)
+        self._get_ready()
+        if unknown := uncompared(user.options(), board.controllers()):
+            self._voice.say(f"not compared at a resume, so keep it as it is: {', '.join(unknown)}")
+        return recovered
+
+    def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
+        """Warn where this start has another fingerprint than the checkpoint.
+
+        Returns:
+            The attributes of `Recovered` about fingerprints.
+        """
+        found = changes(meta.get("fingerprint"), given)
+        if found and not finished:
+            self._voice.warn(warning(found))
+        parent = meta["journal"]
+        again = [] if parent is None else self._journal.facts_since(parent[0])
+        others = [facts for facts in again if changes(facts.get("fingerprint"), given)]
+        return {
+            "fingerprint": given,
+            "same_numbers": not found and not others,
+            "one_fingerprint": meta.get("one_fingerprint", True) and (finished or not found),
+        }
+
+    def _choose(self) -> Checkpoint | None:
+        asked = self._start.resume
+        if asked is False:
+            if self.store.names():
+                self.store.supersede_all()
+                self._voice.say("resume=False: this run starts over; its checkpoints moved to superseded/")
+            return None
+        self.rollbacks = self._journal.rollbacks()
+        # at whichever start comes next: a kill may have followed the decision at once
+        for rollback in self.rollbacks:
+            self.store.abandon(rollback.first, rollback.segment)
+        if isinstance(asked, str | Path) and Path(asked).name != str(asked):  # a path, not a name
+            asked = to_read(user_path(asked, "resume"))
+            # a path to a checkpoint of this run stands for its name: only another run's is copied
+            if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
+                asked = asked.name
+        checkpoint, notes = self.store.find(asked)
+        for note in notes:
+            self._voice.say(note)
+        if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
+            self._chosen = "another checkpoint than the newest"
+        return checkpoint
+
+    def _initialise(self, user: UserState) -> Recovered:
+        start = self._start
+        seed = self.run_dir.seed if start.seed is None else start.seed
+        if start.seed is not None:
+            # before init_fn, which may draw from the seeded generators
+            seed_all(start.seed)
+        if start.init_fn is not None:
+            start.init_fn()
+        progress = Progress(seed=seed)
+        if start.init_from is not None:
+            source = start.init_from.load(user, progress, self._voice.say)
+            self._voice.say(f"initialised from {source}")
+        return Recovered(progress)
+
+    def _resume(
+        self,
+        checkpoint: Checkpoint,
+        user: UserState,
+        board: ServiceBoard,
+        limits: Mapping[str, int | None],
+    ) -> Recovered:
+        # first: data that an earlier start left in this process is as the program gave it
+        reused_data.restore()
+        tree, progress = _saved(checkpoint)
+        stored = saved_meta(checkpoint)
+        stop, reopened = progress.stop, None
+        ended_by = stop
+        if stop is not None:
+            reopened = _reopened(stop, limits, board, stored["controllers"])
+            # the epoch is cut short no more: it continues inside, as under the new limit from the start
+            if reopened is not None and checkpoint.partial:
+                checkpoint = self._inside(checkpoint, reopened)
+                tree, progress = _saved(checkpoint)
+            if reopened is not None:
+                progress.stop = stop = None
+        meta = saved_meta(checkpoint)
+        finished = stop is not None and self._journal.ended() is not None
+        given = fingerprint(user.objects)
+        about_numbers = self._compare_fingerprint(meta, given, finished=finished)
+        # before anything is changed: a state that does not fit is refused whole
+        try:
+            with reading(checkpoint.path, "user"):
+                user.check(tree["user"], f"checkpoint {checkpoint.path}")
+        except RestoreError as error:
+            # a changed configuration may be why the state does not fit: that error says more
+            found, _ = self._config_changes(meta.get("config"))
+            if found and self._start.on_change == "error":
+                raise refusal(self.run_dir.path, found) from error
+            raise
+        changed, kept = self._compare(progress, board, user, meta, ended_by if reopened else None)
+        for name, entry in user.entries.items():
+            if names := dropped(entry, tree["user"][name]):
+                lacks = ", ".join(map(repr, names))
+                self._voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
+        with reading(checkpoint.path, "user"):
+            user.load(tree, progress.updates)
+        # after the load, which brings the stored options back
+        user.use_options(changed)
+        if checkpoint.path != self.store.path(checkpoint.name):
+            meta = self._adopt(checkpoint)
+            self.rollbacks = []
+        self._remember_rollbacks(meta)
+        # after the checks above: what they refuse leaves later checkpoints where they are
+        self.store.supersede_after(checkpoint.name)
+        parent = None if meta["journal"] is None else Position(*meta["journal"])
+        if parent is not None and (lost := self._journal.lacks(parent)):
+            self._voice.say(f"journal: {lost}")
+        if parent is not None and parent.segment >= self.segment:  # its file is gone, and may be brought back
+            self.segment = self.store.segment = parent.segment + 1
+        self._say_resumed(checkpoint, progress, finished)
+        if self._start.init_from is not None:
+            self._voice.say(
+                f"init_from={str(self._start.init_from.path)!r} is not used: the run has its own checkpoint"
+            )
+        return Recovered(
+            progress=progress,
+            checkpoint=str(checkpoint.name),
+            random=tree["rng"]["rank0"],
+            lines=tree["rng"]["lines0"],
+            parent=parent,
+            replay=self._replay(parent, progress, same_numbers=about_numbers["same_numbers"]),
+            chosen=self._chosen,
+            collector=tree["services"]["metrics"]["state"],
+            services={name: saved for name, saved in tree["services"].items() if name != "metrics"},
+            streams=tree["streams"],
+            finished=finished,
+            digest=checkpoint.digest,
+            last_values=meta["metrics"],
+            last_steps=meta.get("metric_steps", {}),
+            wall=tree["wall"],
+            open=meta.get("open", []),
+            kept=kept,
+            **about_numbers,
+        )
+
+    def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
+        """Make the replay, with what earlier executions found after the checkpoint."""
+        if parent is None:
+            return Replay(EarlierSteps(progress.step))
+        found = read_earlier_steps(self._journal, parent, progress.step, tail=progress.phase == "step")
+        if self._chosen:
+            found = EarlierSteps(progress.step, set_aside=max(found.last, found.set_aside))
+        return Replay(found, partial(incomparable, same_numbers))
+
+    def _remember_rollbacks(self, meta: Any) -> None:
+        """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
+        known = {each.number: each for each in self.rollbacks}
+        stored = Rollback.among(tuple(each) for each in meta.get("rollbacks", []))
+        forgotten = [each for each in stored if each.number not in known]
+        for each in forgotten:
+            self._voice.say(f"journal: rollback {each.number} is gone; the checkpoint has it, and it counts")
+        self.rollbacks = sorted([*self.rollbacks, *forgotten], key=lambda each: each.number)
+
+    def _inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
+        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
+
+        There is none where the program left the last step by `break`, or asked for the stop after the
+        steps: then `closed` is returned.
+        """
+        why: object = "there is no checkpoint inside it"
+        for name in names_inside(closed.name):
+            path = closed.path.with_name(str(name))
+            if path.exists():
+                try:
+                    inside = read_checkpoint(path)
+                except DamagedCheckpointError as error:
+                    why = error
+                else:
+                    self._voice.say(f"{reopened}: the epoch goes on from {name}")
+                    return inside
+        self._voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
+        return closed
+
+    def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
+        """Copy another run's checkpoint here, for the next start to continue from; return its `meta`."""
+        meta = self.store.adopt(checkpoint, journal=None, rollbacks=[])
+        self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
+        return meta
+
+    def _compare(
+        self,
+        progress: Progress,
+        board: ServiceBoard,
+        user: UserState,
+        meta: Any,
+        reopened_by: StopRecord | None,
+    ) -> tuple[dict[str, list[str]], dict[str, Any]]:
+        """Compare what is given with what is stored, wherever it changes training, and say each difference.
+
+        Args:
+            reopened_by: the stop that does not hold any more.
+
+        Returns:
+            The options to use as given, by entry of the state; and the facts that stay as stored.
+        """
+        found, free = self._config_changes(meta.get("config"))
+        if self._start.seed is not None and self._start.seed != progress.seed:
+            found.append(Difference("seed", progress.seed, self._start.seed))
+        controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
+        options = changed_options(redacted(meta["options"]), user, reopened_by)
+        found += [*controllers.touching, *options.touching]
+        free += [*controllers.free, *options.free]
+        for place in (*controllers.unknown, *options.unknown):
+            self._voice.say(f"not compared, as another version of Python wrote the checkpoint: {place}")
+        if found and self._start.on_change == "error":
+            raise refusal(self.run_dir.path, found)
+        if found and progress.stop is not None:
+            self._voice.say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
+            stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
+            return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
+        if found or controllers.free or options.free:
+            self._chosen = self._chosen or OTHER_CONFIGURATION
+        if found or free:
+            changes = told([*found, *free]).rstrip(". \n")
+            self._voice.say(f"changed since the checkpoint, and used as given:{changes}")
+        if self._start.seed is not None:
+            progress.seed = self._start.seed
+        return options.by_entry, {}
+
+    def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
+        """List differences from the stored configuration: those that touch training, and the others."""
+        given = self._start.config
+        if stored is None or given is None:
+            return [], []
+        touching: list[Difference] = []
+        free: list[Difference] = []
+        for each in given.changes(stored):
+            listed = free if given.is_free(each.path) else touching
+            listed.append(each._replace(path=f"config.{each.path}"))
+        return touching, free
+
+    def _say_resumed(self, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
+        where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
+        if finished:
+            assert progress.stop is not None
+            stop = progress.stop
+            remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
+            self._voice.say(
+                f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
+            )
+        else:
+            self._voice.say(f"resuming {where}, from {checkpoint.path}")
+
+    def _get_ready(self) -> None:
+        ready = self._start.ready
+        if ready is not None:
+            _require_ready(ready, "before local_init_fn")
+        if self._start.local_init_fn is not None:
+            self._start.local_init_fn()
+        if ready is not None:
+            _require_ready(ready, "after local_init_fn")
+
+    # ------------------------------------------------------------------------- what comes with it
+
+    def streams(self, recovered: Recovered) -> Streams:
+        """Make the run's streams, which stand where the checkpoint stood."""
+        override = self._start.on_change == "override"
+        quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
+        seed = recovered.progress.seed
+        streams = Streams(seed, self._voice.say, override=override, quarantined=quarantined)
+        heads = self._journal.heads(recovered.step)
+        with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
+            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads)
+        return streams
+
+    def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:
+        """Open this start's segment of the journal."""
+        config = self._start.config or Configuration({})
+        facts = config.facts(recovered.progress.seed, board)
+        facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
+        facts |= recovered.kept
+        facts["fingerprint"] = recovered.fingerprint
+        facts["resumed_from"] = recovered.checkpoint
+        facts["parent"] = self.run_dir.facts.get("parent")
+        if not self._start.lock:
+            facts["lock"] = False
+        facts = without_credentials(facts)
+        # last: the mark is of the facts as they are recorded, without credentials
+        facts[trust.MARK] = trust.mark(self.run_dir.id, facts)
+        journal = Journal.open(
+            self.run_dir.path, self.segment, recovered.parent, facts, warn=self._voice.warn
+        )
+        if not self._start.lock:
+            journal.flush()  # nobody can ask the lock whether this runs
+        return journal
+
+    def trail(self, recovered: Recovered) -> Trail:
+        """Open this start's trail, and delete earlier trails that no resume can need."""
+        folder = self.run_dir.journal
+        for path in folder.glob("segment-*.trail"):
+            last = last_step(path)
+            if last is None or last < recovered.step:
+                with suppress(OSError):
+                    path.unlink()
+        return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, self._voice.warn)
+
+    def check_disk(self, encoded: Encoded) -> None:
+        """Refuse to start where two checkpoints of the current state would not fit on the disk.
+
+        Raises:
+            RunDirError: names the path, the needed and the free bytes.
+        """
+        size = sum(array.data.nbytes for array in encoded.arrays.values())
+        forecast(self.run_dir.path, 2 * size + (1 << 16))
+
+    def where(self) -> dict[str, str]:
+        """Return the paths of the run's parts, by name, for the user."""
+        places = {
+            "run": self.run_dir.path,
+            "checkpoints": self.run_dir.checkpoints,
+            "best": self.run_dir.best,
+            "journal": self.run_dir.journal,
+            "log": self.run_dir.logs / "run.log",
+        }
+        return {name: str(path) for name, path in places.items() if path.exists()}
+
+
+def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
+    """Read the tree of a checkpoint, and its counters."""
+    tree = saved_tree(checkpoint)
+    with reading(checkpoint.path, "progress"):
+        progress = Progress.from_tree(tree["progress"])
+    # tried here, and taken back: random state that cannot be restored is refused before anything changes
+    with reading(checkpoint.path, "rng/rank0"), isolated():
+        restore(tree["rng"]["rank0"])
+    with reading(checkpoint.path, "rng/lines0"), isolated():
+        for place in tree["rng"]["lines0"].values():
+            restore(place["global"])
+    return tree, progress
+
+
+def _reopened(
+    stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
+) -> str | None:
+    """Say why a run that was ending continues; None if it does not."""
+    if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
+        present = any(service.name == stop.by for service in board)
+        if present and board.controllers().get(stop.by) == stored.get(stop.by):
+            return None
+        return f"{stop.by!r} was {'changed' if present else 'removed'}"
+    for name, old in stop.limits.items():
+        new = limits[name]
+        if old is not None and (new is None or new > old):
+            return f"{name} was raised from {old} to {'no limit' if new is None else new}"
+    return None
+
+
+def _require_ready(ready: Callable[[], object], when: str) -> None:
+    found = ready()
+    if found is None or found is True or (isinstance(found, Sequence) and not found):
+        return
+    what = "ready() returned False" if found is False else f"not ready: {found}"
+    raise UsageError(f"{what} ({when}); initialise it in init_fn or local_init_fn")

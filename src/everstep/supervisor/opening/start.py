@@ -1,0 +1,85 @@
+"""Beginning of a start: what was asked for, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.record import EarlierSteps, Position, Replay
+from everstep.supervisor.opening.configuration import Configuration
+from everstep.supervisor.opening.init_from import InitFrom
+from everstep.supervisor.opening.machine import Fingerprint
+from everstep.supervisor.saving.state_tree import Progress
+
+
+@dataclass(frozen=True)
+class Start:
+    """Arguments of a start, as the user gave them to `Supervisor` under the same names."""
+
+    path: Path
+    seed: int | None
+    resume: bool | int | str | Path
+    init_from: InitFrom | None
+    init_fn: Callable[[], object] | None
+    local_init_fn: Callable[[], object] | None
+    ready: Callable[[], object] | None
+    on_change: Literal["error", "override"]
+    lock: bool
+    config: Configuration | None = None
+
+
+@dataclass
+class Recovered:
+    """Place at which this start begins, and what was restored there.
+
+    Attributes:
+        progress: the counters, which continue; those of a fresh run if `checkpoint` is None.
+        step, epoch: step and epoch at which the start begins.
+        mid_epoch: whether the start begins inside an epoch, which is then entered again.
+        checkpoint: name of the checkpoint that is continued, None for a fresh start.
+        random: random state to put back at the resume point, None for a fresh start.
+        lines: random state for the program's lines that run again before that point.
+        parent: the journal's end as the checkpoint knows it.
+        replay: compares steps that run again with their earlier executions.
+        chosen: a person's choice that rules out a comparison with earlier executions; else "".
+        collector: saved metric windows, None for a fresh start.
+        finished: whether the run was complete and nothing reopened it.
+        digest: digest of the checkpoint's state.
+        last_values: the newest value of each metric collected outside steps.
+        last_steps: step of each value in `last_values`.
+        services, streams, wall: those branches of the saved tree.
+        open: names of the services that the checkpoint's boundary has still to run; empty unless an
+            interruption left an evaluation there.
+        kept: facts that the record keeps as stored, because no step runs with what was given.
+        fingerprint: the fingerprint of this start.
+        same_numbers: whether the steps that run again were computed under this fingerprint before; else
+            they may give other numbers now.
+        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint.
+    """
+
+    progress: Progress
+    checkpoint: str | None = None
+    random: Any = None
+    lines: dict[str, Any] = field(default_factory=dict)
+    parent: Position | None = None
+    replay: Replay = field(default_factory=lambda: Replay(EarlierSteps(0)))
+    collector: Any = None
+    services: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+    digest: str | None = None
+    wall: dict[str, Any] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
+    same_numbers: bool = True
+    chosen: str = ""
+    one_fingerprint: bool = True
+
+    def __post_init__(self) -> None:
+        self.step, self.epoch = self.progress.step, self.progress.epoch
+        self.mid_epoch = self.checkpoint is not None and self.progress.phase == "step" and self.epoch > 0

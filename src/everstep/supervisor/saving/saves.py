@@ -1,0 +1,452 @@
+"""Saves: what is asked for at a boundary is copied on the main thread, and committed by the writer thread."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
+from everstep.contracts.services import Action, Save, SaveBest, Service
+from everstep.durable import remedy
+from everstep.errors import CheckpointError, NotResumableError, RunDirError
+from everstep.record import Journal, Position
+from everstep.services.best import Best
+from everstep.services.nan_guard import NaNGuard
+from everstep.state import Buffers, Encoded, digest, encode
+from everstep.supervisor.checks.trials import Trials
+from everstep.supervisor.leaving.retries import Retries
+from everstep.supervisor.opening.run_opening import Opening
+from everstep.supervisor.opening.start import Recovered
+from everstep.supervisor.saving.state_tree import Progress, whole_tree
+from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.voice import Voice
+
+if TYPE_CHECKING:
+    from everstep.supervisor.engine import Engine
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Copy of the whole state at one boundary: training may continue meanwhile.
+
+    Attributes:
+        name: the name of the checkpoint to be.
+        encoded: the tree; its arrays lie in the saver's kept buffers until the next snapshot.
+        guarded: names of the arrays that must be finite to be committed.
+        phase, epoch, partial, meta: for the manifest.
+        position: end of the journal's rows that belong to this state.
+    """
+
+    name: CheckpointName
+    encoded: Encoded
+    guarded: frozenset[str]
+    phase: Phase
+    epoch: int
+    partial: bool
+    meta: dict[str, Any]
+    position: Position
+
+    @property
+    def interim(self) -> bool:
+        """Whether the checkpoint only stands in for that at the epoch's end: observers are not told."""
+        return bool(self.meta.get("interim"))
+
+
+class Saver:
+    """Owns the kept buffers and the writer thread.
+
+    Args:
+        opening: the run directory and its store.
+        journal: made durable up to a snapshot's position before the snapshot is committed.
+        retention: the rule that says which checkpoints stay.
+        retries: repeat a save that a listed error has ended.
+        wake: called from the writer thread when something ended; must only set plain attributes.
+        voice: warns of a failed save.
+
+    Attributes:
+        last: the newest commit of this process, None before the first.
+        digest: digest of the newest committed state, that of an interim checkpoint included.
+        failures: number of failed saves.
+        error: the error of the newest save; None after a save that succeeded.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        journal: Journal,
+        retention: Retention,
+        retries: Retries,
+        wake: Callable[[], None],
+        voice: Voice,
+    ) -> None:
+        self._opening, self._journal, self._retention = opening, journal, retention
+        self._retries, self._wake, self._voice = retries, wake, voice
+        self._buffers = Buffers()
+        self._writer = Writer(voice.warn)
+        self._committed: deque[CommittedCheckpoint] = deque()  # the writer thread appends
+        self.last: CommittedCheckpoint | None = None
+        self.digest: str | None = None
+        self.failures = 0
+        self.error: OSError | MemoryError | None = None
+
+    def encode(self, tree: dict[str, Any]) -> Encoded:
+        """Copy a tree into the kept buffers, once the running write no longer needs them."""
+        self._writer.wait()
+        return encode(tree, self._buffers)
+
+    def reserve(self, arrays: dict[str, Any]) -> None:
+        """Let the writer thread make buffers for arrays that are new since the last snapshot."""
+        self._writer.submit(lambda: self._buffers.reserve(arrays), lambda _: None)
+
+    def tidy(self) -> None:
+        """Let the writer thread tidy up after earlier starts, before it saves anything."""
+
+        def see_to_it() -> list[str]:
+            self._opening.store.retain(Retention(keep_last=None))
+            return self._opening.store.check_best()
+
+        def warn(problems: list[str]) -> None:
+            for problem in problems:
+                self._voice.warn(problem)
+
+        self._writer.submit(see_to_it, warn)
+
+    def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
+        """Start writing: the best weights first, then, if `whole`, the checkpoint that names them."""
+        what = f"the save of {snapshot.name}"
+
+        def write() -> CommittedCheckpoint | None:
+            return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
+
+        self._writer.submit(write, self._done, self._failed)
+
+    def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
+        self._opening.lock.keep()
+        # before the checkpoint, which names them: a resume from it needs them on disk
+        for action in best:
+            self._write_best(snapshot, action)
+        if not whole:
+            return None
+        # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
+        self._journal.fsync_only(snapshot.position)
+        total = digest(snapshot.encoded)
+        committed = self._opening.store.commit(
+            snapshot.name,
+            snapshot.encoded.structure,
+            snapshot.encoded.arrays,
+            digest=total,
+            epoch=snapshot.epoch,
+            phase=snapshot.phase,
+            partial=snapshot.partial,
+            meta=snapshot.meta,
+            guarded=snapshot.guarded,
+        )
+        self.digest = total
+        # only now: until the new checkpoint is durable, the older ones are what a resume has
+        self._opening.store.retain(self._retention)
+        return None if snapshot.interim else committed
+
+    def _write_best(self, snapshot: Snapshot, action: SaveBest) -> None:
+        structure: Any = snapshot.encoded.structure
+        arrays = {name: a for name, a in snapshot.encoded.arrays.items() if name.startswith("user/")}
+        user = Encoded({"user": structure["user"]}, arrays)
+        save_apart(
+            self._opening.store.best_folder(action.metric),
+            snapshot.name,
+            user.structure,
+            user.arrays,
+            digest=digest(user),
+            epoch=snapshot.epoch,
+            phase=snapshot.phase,
+            meta={"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id},
+            guarded=snapshot.guarded,
+            keep={*self._spoken_of(action.metric), *action.beside},
+            top=self._opening.run_dir.path,
+        )
+
+    def _spoken_of(self, metric: str) -> set[str]:
+        """Names of best weights in the checkpoints on disk: a resume from such a checkpoint needs its own."""
+        return {name for facts in self._opening.store.facts() for name in facts.kept.get(metric, ())}
+
+    def _done(self, committed: CommittedCheckpoint | None) -> None:
+        self.error = None
+        if committed is not None:
+            self.last = committed
+            self._committed.append(committed)
+        self._wake()
+
+    def _failed(self, error: OSError | MemoryError) -> None:
+        run_dir = self._opening.run_dir.path
+        if not run_dir.is_dir():
+            error = RunDirError(
+                errno.ENOENT,
+                "the run directory is gone: bring back what was deleted, moved or unmounted",
+                str(run_dir),
+            )
+        self.failures += 1
+        self.error = error
+        told = f"{type(error).__name__}: {error}"
+        self._voice.warn(f"a save failed, the checkpoint before is intact ({told}); {self.remedy}")
+
+    @property
+    def remedy(self) -> str:
+        """Remedy for the error of the newest save, in words."""
+        return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
+
+    def take_committed(self) -> list[CommittedCheckpoint]:
+        """Take the commits that are not announced yet, oldest first."""
+        # counted once: the writer thread may append meanwhile
+        return [self._committed.popleft() for _ in range(len(self._committed))]
+
+    @property
+    def busy(self) -> bool:
+        """Whether the writer thread is at work."""
+        return self._writer.busy
+
+    def settle(self, *, wait: bool) -> None:
+        """Raise the unexpected error of a write, if there is one; `wait` for the running write first."""
+        if wait:
+            self._writer.wait()
+        else:
+            self._writer.poll()
+
+    def close(self) -> None:
+        """Wait for the running write, and end the writer thread."""
+        self._writer.close()
+
+
+def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapshot:
+    """Copy the state of all parts of a run into the saver's buffers.
+
+    The order matters: the verifier compares the copy before the rows are flushed, and the position that the
+    flush returns is the end of the rows that belong to this state.
+    """
+    current, board, recovered = engine.progress, engine.board, engine.recovered
+    current.updates = engine.user.updates
+    user = engine.user.save()
+    engine.trials.try_parts(user["user"])
+    streams, words = engine.streams.tree()
+    wall: dict[str, Any] = {"segment": engine.segment, "seconds": engine.seconds()}
+    if words:
+        wall["streams"] = words
+    tree = whole_tree(
+        progress=current.tree(phase),
+        user=user,
+        streams=streams,
+        lines=engine.rng_marks.tree(),
+        services=board.state(),
+        metrics=engine.collector.state(),
+        wall=wall,
+    )
+    guard = board.find(NaNGuard)
+    encoded = engine.saver.encode(tree)
+    engine.verifier.snapshot(current.step, phase, encoded)
+    position = engine.recording.flush()
+    config = engine.settings.start.config
+    values = engine.recording.last_values
+    meta = {
+        "run": engine.opening.run_dir.id,
+        "controllers": board.controllers(),
+        "options": engine.user.options(),
+        "config": None if config is None else config.tree,
+        "journal": list(position),
+        "metrics": {n: v for n, v in values.items() if math.isfinite(v)},
+        "metric_steps": dict(engine.recording.last_steps),
+        "best": {b.metric: b.saved_as for b in board.all(Best) if b.saved_as is not None},
+        "kept": {b.metric: b.kept for b in board.all(Best) if b.kept},
+        "open": engine.boundaries.left_open,
+        "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
+        "fingerprint": recovered.fingerprint,
+        "one_fingerprint": recovered.one_fingerprint,
+    }
+    return Snapshot(
+        name=name,
+        encoded=encoded,
+        guarded=engine.user.guarded(user["user"]) if guard and guard.parameters else frozenset(),
+        phase=phase,
+        epoch=current.epoch,
+        partial=phase == "epoch" and engine.loop.is_partial(),
+        meta=meta,
+        position=position,
+    )
+
+
+class Saves:
+    """Decides at each boundary what becomes a checkpoint.
+
+    The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
+    committed when it is asked for, at once or later.
+
+    Args:
+        saver: writes what is committed.
+        take: copies the whole state as it is now.
+        check: runs the guard, and settles the writes before: either may taint the state.
+        settle: notices what the writer has done; with True, waits for it first.
+
+    Attributes:
+        asked: whether a save is asked for at the next boundary.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        progress: Progress,
+        recovered: Recovered,
+        user: UserState,
+        trials: Trials,
+        take: Callable[[CheckpointName, Phase], Snapshot],
+        check: Callable[[], None],
+        settle: Callable[[bool], None],
+    ) -> None:
+        self._saver, self._progress, self._recovered = saver, progress, recovered
+        self._user, self._trials = user, trials
+        self._take, self._check, self._settle = take, check, settle
+        self.asked = False
+        self._first_open = False
+        """Whether the checkpoint of step 0, the trial save, may still be uncommitted."""
+        self._snapshot: Snapshot | None = None
+        """The newest copy, taken at a boundary or where an epoch's steps ended."""
+        self._kept_only = False
+        """Whether the newest copy was not handed to the writer."""
+        self._reserved = False
+
+    def ask(self) -> None:
+        """Ask for a save at the next boundary."""
+        self.asked = True
+
+    @property
+    def step(self) -> int:
+        """The step of the newest copy, committed or kept."""
+        return self._recovered.step if self._snapshot is None else self._snapshot.name.step
+
+    def one_before(self) -> bool:
+        """Whether the newest copy is from one step before the last complete step.
+
+        After a step loop of one step, a copy from one step before the end of the loop before it counts as
+        well: there is no other state between the two, and both steps run again.
+        """
+        current = self._progress
+        behind = current.step - self.step
+        return behind == 1 or (behind == 2 and current.call_start == current.step - 1)
+
+    def save_first(self) -> None:
+        """Begin the checkpoint of step 0; the first boundary waits for it."""
+        self._first_open = True
+        self.save([(None, Save())], "epoch")
+
+    def save(
+        self,
+        actions: Sequence[tuple[Service | None, Action]],
+        phase: Phase,
+        *,
+        last: bool = False,
+        interim: bool = True,
+    ) -> None:
+        """Copy the state once for all that asked for a save here.
+
+        Args:
+            last: whether the step loop's last step is complete.  A resume from after it would enter the
+                loop and run no step: names that the program assigns in the loop and uses in the epoch's
+                tail would not exist.  So the copy of one step before is committed instead, if there is
+                one, and the last step runs again.
+            interim: whether the copy of one step before only stands in until the epoch's end.
+        """
+        best = [action for _, action in actions if isinstance(action, SaveBest)]
+        whole = any(isinstance(action, Save) for _, action in actions)
+        if not (best or whole) or not self._is_good():
+            return
+        if self._progress.step > self._recovered.step:
+            # a trial needs a state that a step has changed
+            self._trials.try_state()
+        last = last and self.one_before()
+        if last:
+            self.commit_kept(interim=interim)
+        self.asked = last and (whole or self.asked)  # then at the epoch's end
+        whole = whole and not last
+        if not (best or whole):
+            return
+        name = self._name(phase)
+        for service, action in actions:
+            if isinstance(service, Best) and isinstance(action, SaveBest):
+                # before the copy, whose manifest names the best weights
+                service.keep_as(str(name), name.step)
+        self._snapshot = self._take(name, phase)
+        self._saver.commit(self._snapshot, best, whole=whole)
+        self._kept_only = not (whole or last)
+
+    def keep(self, phase: Phase) -> None:
+        """Copy the current state, to be committed if an interruption comes before the next boundary."""
+        name = self._name(phase)
+        if self._snapshot is not None and self._snapshot.name == name:
+            return
+        # the state at the resume point is on disk already
+        if self._recovered.checkpoint == str(name):
+            return
+        self.await_first()
+        if not self._is_good():
+            return
+        try:
+            self._snapshot = self._take(name, phase)
+            self._kept_only = True
+        except NotResumableError:
+            self._snapshot = None  # an error only where a save is really asked for
+
+    def commit_kept(self, *, interim: bool = False) -> None:
+        """Commit the newest copy, unless it is committed already.
+
+        Args:
+            interim: whether the copy was not asked for, and only stands in until the epoch's end.
+        """
+        if self._kept_only and self._snapshot is not None and not self._user.tainted:
+            self._snapshot.meta["interim"] = interim
+            self._saver.commit(self._snapshot)
+            self._kept_only = False
+
+    def reserve(self) -> None:
+        """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
+        if not self._reserved and self._user.updates and not self._saver.busy:
+            self._reserved = True
+            self._saver.reserve(self._user.arrays())
+
+    def await_first(self) -> None:
+        """Wait for the checkpoint of step 0: no row reaches the journal before it.
+
+        Raises:
+            CheckpointError: the save failed.
+        """
+        if self._first_open:
+            self._settle(True)
+            if self._saver.error is not None:
+                raise CheckpointError(
+                    f"the trial save at step 0 failed: {self._saver.error}; {self._saver.remedy}, or choose "
+                    "another run directory, before training"
+                ) from self._saver.error
+            self._first_open = False
+
+    def await_commit(self) -> None:
+        """Wait until the writer has committed what it was given.
+
+        Raises:
+            CheckpointError: the newest save failed.
+        """
+        self._settle(True)
+        error = self._saver.error
+        if error is not None:
+            raise CheckpointError(
+                f"the last state could not be saved: {error}; {self._saver.remedy} and start again: "
+                "the run goes on from the checkpoint before"
+            ) from error
+
+    def _is_good(self) -> bool:
+        """Whether the state may be saved; the kept buffers are free once that is known."""
+        # first: the guard, or an earlier write, may find that the state is bad
+        self._check()
+        return not self._user.tainted
+
+    def _name(self, phase: Phase) -> CheckpointName:
+        current = self._progress
+        return CheckpointName(current.step, current.epoch if phase == "epoch" else None)

@@ -1,0 +1,236 @@
+"""The state tree of a run: its counters, its branches as written, and the checks of a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from everstep.checkpoint import Checkpoint, Phase
+from everstep.errors import EverstepError, RestoreError, StateError
+from everstep.state import Encoded, capture, decode
+
+
+@dataclass
+class Limits:
+    """Limits of a run; None: no limit."""
+
+    max_step: int | None = None
+    max_epoch: int | None = None
+
+    def tree(self) -> dict[str, int | None]:
+        """Return the limits as they are saved with a stop."""
+        return asdict(self)
+
+
+@dataclass
+class StopRecord:
+    """Stop of a run: saved, so that a restart ends the same way.
+
+    Attributes:
+        reason: in words, as shown to the user.
+        kind: "max_step", "max_epoch", "stream" (a stream's passes are used up), "service" or "request".
+        by: name of the service that decided, or of the stream that ended; None for the others.
+        limits: max_step and max_epoch when it was decided; raising one of them reopens the run,
+            unless a service decided.
+        failed: whether the process must exit with status 1.
+        code: the exit status otherwise.
+    """
+
+    reason: str
+    kind: str
+    by: str | None
+    limits: dict[str, int | None]
+    failed: bool = False
+    code: int = 0
+
+
+@dataclass
+class Progress:
+    """The counters of a run: `seed`, `step`, `updates` and `stop` are the engine's, the rest the loop's.
+
+    Attributes:
+        step: completed steps, from 0.
+        phase: kind of boundary ("step" or "epoch") at which this was saved, or is being saved.
+        epoch: current or last epoch, from 1; 0 before the first.
+        epoch_start: `step` when the epoch began.
+        epoch_loop: number of the `iter_epochs` loop that the program is in, from 1; 0 before the first.
+        calls: number of `iter_steps` loops finished in this epoch.
+        iterating: whether an `iter_steps` loop is open.
+        stream: the stream that the open loop reads, None without data.
+        call_start: `step` when the open loop began.
+        updates: optimizer updates that really happened.
+        seed: the run's seed.
+        stop: why the run is ending, None while it is not.
+    """
+
+    seed: int
+    step: int = 0
+    phase: Phase = "epoch"
+    epoch: int = 0
+    epoch_start: int = 0
+    epoch_loop: int = 0
+    calls: int = 0
+    iterating: bool = False
+    stream: str | None = None
+    call_start: int = 0
+    updates: int = 0
+    stop: StopRecord | None = None
+
+    def tree(self, phase: Phase) -> dict[str, Any]:
+        """Return the branch as saved at a boundary of kind `phase`."""
+        return {**asdict(self), "phase": phase, "batch_in_epoch": self.step - self.epoch_start}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Progress:
+        """Make a Progress of what `tree` returned.
+
+        Raises:
+            TypeError: a counter is missing, unknown, or of another type.
+        """
+        fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
+        stop = fields.pop("stop")
+        made = cls(**fields, stop=None if stop is None else StopRecord(**stop))
+        for name, value in asdict(cls(seed=0)).items():
+            if value is not None and type(getattr(made, name)) is not type(value):
+                raise TypeError(f"{name} is {getattr(made, name)!r}")
+        return made
+
+
+WHOLE: Mapping[str, tuple[str, ...]] = {
+    "progress": tuple(field.name for field in fields(Progress)),
+    "user": (),
+    "gradients": (),
+    "streams": (),
+    "rng": ("rank0", "lines0"),
+    "services": ("metrics",),
+    "wall": (),
+}
+"""The branches of a run's state, and the parts of each in every run.  Best weights have `user` alone."""
+STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
+"""Parts of each stream's branch."""
+
+
+def whole_tree(
+    *,
+    progress: dict[str, Any],
+    user: dict[str, Any],
+    streams: dict[str, Any],
+    lines: dict[str, Any],
+    services: dict[str, Any],
+    metrics: dict[str, Any],
+    wall: dict[str, Any],
+) -> dict[str, Any]:
+    """Build the state tree of a run, with the global random state as it is now.
+
+    Args:
+        user: the branches of `UserState.save`.
+        lines: random state of the program's lines that a resume runs again.
+        metrics: the collector's windows.
+    """
+    return {
+        "progress": progress,
+        **user,
+        "streams": streams,
+        "rng": {"rank0": capture(), "lines0": lines},
+        "services": {**services, "metrics": {"version": 1, "state": metrics}},
+        "wall": wall,
+    }
+
+
+def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE)) -> dict[str, Any]:
+    """Decode the tree of a checkpoint, and require `branches`.
+
+    Raises:
+        RestoreError: the checkpoint lacks branches; lists them.
+    """
+    structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
+    tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
+    if missing := list(_missing(tree, branches)):
+        raise RestoreError(
+            f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
+            "the state of another program; resume from one in checkpoints/, or take the weights alone with "
+            f"init_from={str(checkpoint.path)!r} in a new run directory",
+            missing=missing,
+        )
+    return tree
+
+
+def _decoded(checkpoint: Checkpoint, place: tuple[str, ...], node: Any, depth: int) -> Any:
+    """Decode a branch of the tree part by part, so that an error names the part."""
+    if depth and isinstance(node, dict) and not any(name.startswith("$") for name in node):
+        return {name: _decoded(checkpoint, (*place, name), each, depth - 1) for name, each in node.items()}
+    with reading(checkpoint.path, "/".join(place)):
+        return decode(Encoded(node, checkpoint.arrays))
+
+
+@contextmanager
+def reading(where: object, part: str) -> Iterator[None]:
+    """Name the part of a checkpoint that cannot be used.
+
+    Raises:
+        RestoreError: in place of an error of the block; everstep's own errors pass, but for StateError.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, EverstepError) and not isinstance(error, StateError):
+            raise
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        what = error if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
+        raise RestoreError(
+            f"{where}: its part {part!r} cannot be used ({what}{notes}); its checksum is right, so another "
+            "program or version has written it: resume from another checkpoint, or start in a new directory"
+        ) from error
+
+
+def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a run's `meta` in a checkpoint, checked for the values that every reader needs.
+
+    Raises:
+        RestoreError: names a value that is missing or of another type.
+    """
+    meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
+    for name, fits in _META.items():
+        with reading(checkpoint.path, f"meta/{name}"):
+            if not fits(meta.get(name)):
+                raise ValueError(f"it is {meta.get(name, 'missing')!r:.100}")
+    return meta
+
+
+def _is_position(value: Any) -> bool:
+    return value is None or (len(value) == 2 and all(type(number) is int and number >= 0 for number in value))
+
+
+def _are_tables(value: Any) -> bool:
+    return all(isinstance(each, dict) for each in value.values())
+
+
+_META: Mapping[str, Callable[[Any], bool]] = {
+    "journal": _is_position,
+    "controllers": lambda value: isinstance(value, dict),
+    "options": _are_tables,
+    "metrics": lambda value: all(isinstance(number, int | float) for number in value.values()),
+    "metric_steps": lambda value: value is None or isinstance(value, dict),
+    "fingerprint": lambda value: value is None or _are_tables(value),
+    "rollbacks": lambda value: value is None or all(isinstance(each, list) for each in value),
+    "open": lambda value: value is None or all(isinstance(name, str) for name in value),
+}
+"""Checks of the facts in `meta`; a value of another type may raise as well."""
+
+
+def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str]:
+    for name in branches:
+        branch = tree.get(name)
+        if not isinstance(branch, dict):
+            yield name
+            continue
+        yield from (f"{name}/{part}" for part in WHOLE[name] if part not in branch)
+        if name == "streams":
+            for stream, saved in branch.items():
+                yield from (f"{name}/{stream}/{part}" for part in STREAM if not _has(saved, part))
+
+
+def _has(saved: Any, part: str) -> bool:
+    return isinstance(saved, dict) and part in saved

@@ -1,0 +1,310 @@
+"""The user's part of the state tree: named entries, their gradients, their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
+from operator import getitem
+from typing import Any
+
+from everstep import backends
+from everstep.contracts.services import SetValue
+from everstep.contracts.state import Entry, Mismatch, UpdateWatch
+from everstep.errors import ConfigError, RestoreError, StateError, nearest
+from everstep.redaction import redacted
+from everstep.state import Slot, array_name, array_paths, make_entry
+from everstep.supervisor.checks.trials import StateTrial
+from everstep.supervisor.opening.wrapper_names import hint
+
+
+class UserState:
+    """The objects that the user passed as `state=`.
+
+    Args:
+        state: name to object, or (name, object) pairs.
+
+    Attributes:
+        tainted: whether a guard has found the state bad, so that it is not saved.
+
+    Raises:
+        ConfigError: the objects have no names, or a name is taken twice, empty or has a "/".
+        StateError: an object cannot be saved.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
+        pairs = _named(state)
+        self.objects: dict[str, Any] = {}
+        self.entries: dict[str, Entry] = {}
+        for name, value in pairs:
+            if not isinstance(name, str) or not name or "/" in name:
+                raise ConfigError(f"state name {name!r}: give a text without '/', not empty")
+            if name in self.entries:
+                raise ConfigError(f"two state entries are named {name!r}; give each its own name")
+            self.objects[name] = value
+            self.entries[name] = make_entry(name, value)
+        self._watches: dict[str, UpdateWatch] = {}
+        self._updates = 0
+        self.tainted = False
+
+    def taint(self) -> None:
+        """Mark the state as bad: none of it is saved from here on."""
+        self.tainted = True
+
+    def open(self, stack: ExitStack) -> None:
+        """Start counting updates; the hooks are removed when `stack` closes."""
+        self.trial = StateTrial(self.entries)
+        for entry in self.entries.values():
+            entry.enter()
+            stack.callback(entry.leave)
+        for backend in backends.active():
+            watch = backend.watch_updates(self.objects)
+            if watch is not None:
+                self._watches[backend.name] = watch
+                stack.callback(watch.close)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the whole run."""
+        return self._updates + sum(watch.updates for watch in self._watches.values())
+
+    @property
+    def watches_optimizers(self) -> bool:
+        """Whether the state has an optimizer, so that steps without an update can be noticed."""
+        return any(watch.optimizers for watch in self._watches.values())
+
+    def left_out(self) -> bool:
+        """Whether due updates were left out, because their gradients were not finite."""
+        return any(watch.left_out() for watch in self._watches.values())
+
+    def strangers(self) -> list[str]:
+        """Descriptions of the optimizers that training depends on and this state lacks."""
+        return [text for watch in self._watches.values() for text in watch.strangers()]
+
+    def forgotten(self, epoch: int) -> list[str]:
+        """Classes of the objects outside this state that the last step has changed; `epoch` is the step's."""
+        return [name for watch in self._watches.values() for name in watch.outside.changed(epoch)]
+
+    def require_whole(self) -> None:
+        """Refuse a state whose optimizers step what it does not save.
+
+        Raises:
+            StateError: names the parameters, or an optimizer whose scheduler the state lacks.
+        """
+        user = {name: _saved(name, entry) for name, entry in self.entries.items()}
+        unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
+        if unsaved:
+            some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
+            raise StateError(
+                f"the state does not save what its optimizers step: {some}; add the model they belong to, "
+                "as in state={'model': model, 'optimizer': optimizer}"
+            )
+        unscheduled = [name for watch in self._watches.values() for name in watch.unscheduled()]
+        if unscheduled:
+            raise StateError(
+                f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
+                "state does not save it, so a resume would begin its schedule anew; add it, as in "
+                "state={..., 'scheduler': scheduler}, or make the optimizer without one"
+            )
+
+    def save(self) -> dict[str, Any]:
+        """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows."""
+        gradients = {name: watch.gradients() for name, watch in self._watches.items()}
+        return {
+            "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
+            "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the live arrays of the `user` branch, by their names in a checkpoint."""
+        found = {}
+        for name, entry in self.entries.items():
+            tree = _saved(name, entry)
+            for path in array_paths(tree):
+                found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
+        return found
+
+    def guarded(self, user: Mapping[str, Any]) -> frozenset[str]:
+        """Names of the arrays of a saved `user` branch that must be finite."""
+        return frozenset(
+            array_name(("user", name, *path))
+            for name, tree in user.items()
+            for path in array_paths(tree)
+            if self.entries[name].guarded(path)
+        )
+
+    def check(self, user: Mapping[str, Any], where: str) -> None:
+        """Refuse a saved `user` branch that does not fit, before anything is changed.
+
+        Raises:
+            RestoreError: has the lists of missing, unexpected and reshaped names.
+        """
+        found = Mismatch(
+            [name for name in self.entries if name not in user],
+            [name for name in user if name not in self.entries],
+            [],
+        )
+        for name, entry in self.entries.items():
+            if name in user:
+                with _about(name):
+                    compared = entry.check(user[name])
+                for ours, theirs in zip(found, compared, strict=True):
+                    ours += [f"{name}/{text}" for text in theirs]
+        if any(found):
+            raise RestoreError(
+                f"{where} does not fit the state of this program; make the program as it was, start "
+                "in another directory, or take parts of it with init_from=InitFrom(...)"
+                f"{hint(found.missing, found.unexpected)}",
+                missing=found.missing,
+                unexpected=found.unexpected,
+                reshaped=found.reshaped,
+            )
+
+    def load(self, tree: Mapping[str, Any], updates: int) -> None:
+        """Load what `save` returned, after `check`."""
+        self.load_user(tree["user"])
+        # watches have counted since the loop was entered: their sum must begin at the checkpoint's
+        self._updates = updates - sum(watch.updates for watch in self._watches.values())
+        for name, watch in self._watches.items():
+            watch.load_gradients(tree["gradients"].get(name))
+
+    def load_user(self, user: Mapping[str, Any], part: Collection[str] | None = None) -> None:
+        """Load each entry, or each of `part`, from its saved tree, in the order of the user's list."""
+        for name, entry in self.entries.items():
+            if part is None or name in part:
+                with _about(name):
+                    entry.load(user[name])
+
+    def require_entries(self, what: str, names: Iterable[str]) -> None:
+        """Refuse names that are not entries of the state.
+
+        Raises:
+            ConfigError: names the nearest.
+        """
+        for name in names:
+            if name not in self.entries:
+                raise ConfigError(
+                    f"{what} names {name!r}, which is not in the state; {nearest(name, self.entries)}"
+                )
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the states of the generators among the entries and in containers, by their path."""
+        return {path: entry.save() for path, entry in _generators(self.entries.items())}
+
+    def set_random_state(self, saved: Mapping[str, Any]) -> None:
+        """Load what `random_state` returned, for the generators that are there."""
+        for path, entry in _generators(self.entries.items()):
+            if path in saved:
+                entry.load(saved[path])
+
+    def options(self) -> dict[str, dict[str, str]]:
+        """Return `Entry.options` by entry, where there are some: how the program made the object."""
+        told = {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        shown: dict[str, dict[str, str]] = redacted(told)
+        return shown
+
+    def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
+        """Use these options, by entry, as the program gave them; called after `load`."""
+        for name, options in changed.items():
+            self.entries[name].use_options(options)
+
+    def numbers(self, target: str) -> list[tuple[Any, Callable[[float], object]]]:
+        """List the numbers that a target of `SetValue` names, one per group, each with its setter.
+
+        Raises:
+            ConfigError: there is no such number.
+        """
+        name, _, option = target.partition(".")
+        if name not in self.objects:
+            raise ConfigError(
+                f"no state entry {name!r} for SetValue({target!r}); {nearest(name, self.objects)}"
+            )
+        return list(_numbers(name, self.objects[name], option))
+
+    def set_value(self, action: SetValue) -> list[tuple[str, float]]:
+        """Set the numbers that an action names.
+
+        Returns:
+            (name, new value) of each number that has changed; the name in group 1 is "optimizer.lr.1".
+
+        Raises:
+            ConfigError: there is no such number, or the new value would not be finite.
+        """
+        changed = []
+        for index, (value, put) in enumerate(self.numbers(action.target)):
+            new = action.applied(old := float(value))
+            if new != old:
+                put(new)
+                changed.append((f"{action.target}.{index}" if index else action.target, new))
+        return changed
+
+    def recomputing(self, target: str) -> list[str]:
+        """Descriptions of the schedulers that undo what `set_value` does to this target."""
+        owner, _, option = target.partition(".")
+        return [text for watch in self._watches.values() for text in watch.recomputing(owner, option)]
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Put the state's models in evaluation mode for the block; afterwards each flag is as before."""
+        with ExitStack() as stack:
+            for backend in backends.active():
+                stack.enter_context(backend.evaluation_mode(self.objects))
+            yield
+        # what the evaluation changed outside the state is not the doing of a step
+        for watch in self._watches.values():
+            watch.outside.skip()
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while state entry {name!r} was being restored")
+        raise
+
+
+def _saved(name: str, entry: Entry) -> Any:
+    try:
+        return entry.save()
+    except Exception as error:
+        error.add_note(f"while state entry {name!r} was being saved")
+        raise
+
+
+def _numbers(name: str, obj: Any, option: str) -> Iterator[tuple[Any, Callable[[float], object]]]:
+    """Find an option of a state's object: its value and its setter, per group."""
+    if isinstance(obj, Slot) and not option:
+        places: list[Any] = [{option: obj.value}]
+    else:
+        places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
+    for place in places:
+        value = place.get(option)
+        fill = getattr(value, "fill_", None)  # a compiled step reads this very tensor
+        if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            known = nearest(option, map(str, place))
+            raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")
+        if isinstance(obj, Slot):
+            yield value, partial(setattr, obj, "value")
+        else:
+            yield value, fill or partial(place.__setitem__, option)
+
+
+def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+    for name, entry in entries:
+        if entry.is_random:
+            yield str(name), entry
+        yield from _generators((f"{name}/{key}", each) for key, each in entry.inner())
+
+
+def _named(state: Any) -> list[tuple[Any, Any]]:
+    if isinstance(state, Mapping):
+        return list(state.items())
+    # An object given by itself may well be iterable: a Sequential gives its layers.
+    pairs = [] if state is None else list(state) if isinstance(state, Iterable) else [state]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ConfigError(
+            f"state is a {type(state).__name__}, which gives no names to save its parts under; give names to "
+            'objects, as in state={"model": model, "optimizer": optimizer}'
+        )
+    return [(name, value) for name, value in pairs]

@@ -1,0 +1,266 @@
+"""Generators of the run's data, and the random state from which the program's own lines draw.
+
+The *head* of an epoch is the program's lines before its steps.  They may seed the generator of a loader,
+make the loader anew, or draw from the generator.  A resume inside an epoch comes after them.  A resume at the
+end of an epoch comes before them, and the program has not given its data yet: the generators of declared data
+(`streams=`) are brought back there.  For other data the record tells what the head does; where that is more
+than the states of the generators can tell, the resume is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from everstep.contracts.data import Stream
+from everstep.errors import NotResumableError
+from everstep.state import capture, digest, encode, make_entry, restore
+from everstep.supervisor.saving.user_state import UserState
+
+Held = Sequence[Any]
+"""The generators that one stream keeps, in a fixed order."""
+
+
+class Generators:
+    """Generators that streams keep: each is brought back once, though several streams may hold it.
+
+    After the resume, draws by others (another stream, an evaluation over the same data) begin at the
+    checkpoint's state, and going to a stream's position does not take them back.
+    """
+
+    def __init__(self) -> None:
+        self._back: list[Any] = []
+        self._state: list[Any] = []
+
+    def keep(self, objects: Iterable[Any]) -> None:
+        """Take objects, and their contents, as part of the state, which brings them back."""
+        before = len(self._back)
+        self.stand(objects)
+        self._state += self._back[before:]
+
+    def in_state(self, generator: Any) -> bool:
+        """Whether a generator is part of the state."""
+        return any(generator is each for each in self._state)
+
+    def stand(self, objects: Iterable[Any]) -> None:
+        """Mark objects, and their contents, as standing where the checkpoint had them."""
+        for each in objects:
+            if isinstance(each, dict | list):
+                self.stand(each.values() if isinstance(each, dict) else each)
+            else:
+                self._back.append(each)
+
+    def stands(self, generator: Any) -> bool:
+        """Whether a generator stands where the checkpoint had it, or is part of the state."""
+        return any(generator is each for each in self._back)
+
+    @contextmanager
+    def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
+        """Put a stream's generators where they belong after the block, whatever the block draws.
+
+        Args:
+            saved: their states in the checkpoint.
+            given: by generator, whether the program has set it for this pass.
+        """
+        held = stream.generators
+        now = states_of(held)
+        yield
+        for generator, was, state, ours in zip(held, saved, now, given, strict=True):
+            make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
+        self.stand(held)
+
+
+def states_of(held: Held) -> list[Any]:
+    """Return the states of generators, as they are now."""
+    return [make_entry("generator", each).save() for each in held]
+
+
+class HeadWatch:
+    """Watches what the head of each epoch does to the generators of one stream's data.
+
+    Args:
+        name: the name of the stream.
+        generators: the generators of all streams.
+        say: takes sentences for the user.
+        noticed: called with the stream's name, and with what a head has done.
+
+    Attributes:
+        declared: whether the data is known where the run begins.
+        recorded: the record of the head that follows the resume point; None if there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        generators: Generators,
+        say: Callable[[str], None],
+        noticed: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self._name, self._generators, self._say, self._noticed = name, generators, say, noticed
+        self.declared = False
+        self.recorded: dict[str, Any] | None = None
+        self._opened: list[list[Any]] = []
+        """States of the generators when the run's first pass was opened, and when its last pass was."""
+        self._given: list[int] = []
+        """Indices of the generators that the last head set: nothing depends on where they stood before."""
+        self._touched = False
+        """Whether the last head did anything else to a generator."""
+        self._left: list[tuple[Any, Any]] | None = None
+        """The generators, and their states where the next head begins."""
+        self._assumed: list[int] | None = None
+        """Indices that were taken as set by a head, without a record of that head."""
+        self._said = False
+
+    def tree(self) -> dict[str, Any]:
+        """Return the watch's part of the stream's branch in the state tree."""
+        return {"opened": self._opened, "given": self._given, "touched": self._touched}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Load what `tree` returned."""
+        self._opened, self._given = tree["opened"], tree["given"]
+        self._touched = tree.get("touched", False)
+
+    def begin(self, held: Held) -> None:
+        """Begin a head: changes to the generators from here on are its work."""
+        self._left = list(zip(held, states_of(held), strict=True))
+
+    @property
+    def began(self) -> bool:
+        """Whether a head may be running."""
+        return self._left is not None
+
+    def open(self, held: Held) -> None:
+        """Note the states at which a pass is opened at its start."""
+        now = states_of(held)
+        self._opened = [self._opened[0] if self._opened else now, now]
+
+    def end(self, held: Held, *, in_pass: bool) -> None:
+        """End the head, and note what it has done.
+
+        Args:
+            in_pass: whether a pass continues after the head.
+        """
+        before, self._left = self._left, None
+        if before is None or len(before) != len(held):
+            return
+        given, touched = [], False
+        for index, (generator, (same, state)) in enumerate(zip(held, before, strict=True)):
+            entry = make_entry("generator", generator)
+            if generator is same and _equal(entry.save(), state):
+                continue
+            if not in_pass and (generator is not same or entry.as_seeded()):
+                given.append(index)
+            elif not self._generators.in_state(generator):
+                touched = True
+        self._touched = touched
+        if not in_pass:
+            self._given = given
+        if held:  # that a head did nothing is worth knowing, too
+            self._noticed(self._name, {"given": given, "touched": touched})
+        self._warn(given, touched)
+
+    def told(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+        """Tell which generators the head has set before a resume, so that they stay as they are.
+
+        Raises:
+            NotResumableError: the record says that the head did something else to them.
+        """
+        given = self._are_given(held, pass_index, in_pass=in_pass)
+        free = [index for index, each in enumerate(held) if not self._generators.stands(each)]
+        found = [index for index in free if given[index]]
+        recorded, self.recorded = self.recorded, None
+        if recorded is None:
+            touched, self._assumed = self._touched, found
+        else:
+            touched = recorded["touched"] or [i for i in free if i in recorded["given"]] != found
+        if touched and free:
+            raise NotResumableError(
+                f"stream {self._name!r}: lines at the head of the epoch set the generator of its data or "
+                f"draw from it, and the checkpoint stands before them; {self._remedy}: then it is brought "
+                "back before they run"
+            )
+        if not in_pass and self._opened:
+            self._given = [index for index, chosen in enumerate(given) if chosen]
+        return given
+
+    def _are_given(self, held: Held, pass_index: int, *, in_pass: bool) -> list[bool]:
+        """Tell which generators the head has set, as far as their states show."""
+        if in_pass or [len(states) for states in self._opened] != [len(held)] * 2:
+            return [False] * len(held)
+        pairs = zip(held, *self._opened, strict=True)
+        return [self._is_given(index, pass_index, *each) for index, each in enumerate(pairs)]
+
+    def _is_given(self, index: int, pass_index: int, generator: Any, first: Any, last: Any) -> bool:
+        """Whether a generator was set: a new process has it as at the first pass, unless a head sets it."""
+        entry = make_entry("generator", generator)
+        now = entry.save()
+        if pass_index == 1:  # only one was read: another seed than it had was set on purpose
+            return entry.as_seeded() and not _equal(now, first)
+        return index in self._given and (not _equal(now, first) or _equal(now, last))
+
+    def _warn(self, given: list[int], touched: bool) -> None:
+        if touched and not self.declared and not self._said:
+            self._said = True
+            self._say(
+                f"warning: stream {self._name!r}: lines at the head of an epoch draw from its generator, so "
+                f"a resume at the end of an epoch is refused; {self._remedy}, or give the lines a generator "
+                "of their own"
+            )
+        assumed, self._assumed = self._assumed, None
+        if assumed is not None and (touched or not set(given) <= set(assumed)):
+            self._say(
+                f"warning: stream {self._name!r}: this start went on from the end of an epoch, and only now "
+                "does the record know that lines at the head of an epoch set its generator or draw from it: "
+                "the batches since may differ from those of a run that was not stopped; "
+                f"{self._remedy}, and start again from that checkpoint, with resume=NAME"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"declare the data where the loop is made, streams={{{self._name!r}: data}}, or add the "
+            "generator to state"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two states of generators have the same bits."""
+    return digest(encode(a)) == digest(encode(b))
+
+
+class RngMarks:
+    """Random state at the places where lines of the program outside steps begin.
+
+    At a resume these lines run again, before the run's own random state comes back, and draw the same
+    numbers as the first time.
+
+    Args:
+        user: the state, which may hold generators.
+        saved: what `tree` gave, empty in a fresh run.
+    """
+
+    def __init__(self, user: UserState, saved: dict[str, Any]) -> None:
+        self._user, self._places = user, saved
+        if saved:
+            self.back_to("enter")
+        else:
+            self.mark("enter")
+
+    def mark(self, place: str) -> None:
+        """Mark the random state from which the lines up to the next resume point draw."""
+        self._places[place] = {"global": capture(), "state": self._user.random_state()}
+
+    def back_to(self, place: str) -> None:
+        """Put back the random state marked at `place`, if there is a mark."""
+        if place in self._places:
+            restore(self._places[place]["global"])
+            self._user.set_random_state(self._places[place]["state"])
+
+    def forget(self) -> None:
+        """Forget the marks of an epoch that is over: none of its lines will run again."""
+        self._places = {"enter": self._places["enter"]}
+
+    def tree(self) -> dict[str, Any]:
+        """Return the marks by place, as they are saved."""
+        return dict(self._places)

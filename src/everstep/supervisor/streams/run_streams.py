@@ -1,0 +1,242 @@
+"""Streams of a run, by name: bound, opened, kept out of quarantined batches, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from everstep.contracts.data import Cursor
+from everstep.data.adapt import as_stream
+from everstep.data.wrappers import CursorWrapper
+from everstep.errors import ConfigError, UsageError, nearest
+from everstep.record import Batch
+from everstep.supervisor.checks.stream_trial import Verdict
+from everstep.supervisor.streams import reused_data
+from everstep.supervisor.streams.generators import Generators, HeadWatch
+from everstep.supervisor.streams.slot import StreamSlot
+
+
+class Sieve(CursorWrapper):
+    """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
+
+    Args:
+        cursor: the cursor to draw from; tells `done`.
+        quarantined: indices of batches that are not handed out.
+        drew: called with the index of each batch that is handed out.
+
+    Attributes:
+        skipped: number of batches that were left out.
+    """
+
+    skipped = 0
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        quarantined: Collection[int],
+        drew: Callable[[int], None],
+    ) -> None:
+        super().__init__(cursor)
+        self._quarantined, self._drew = quarantined, drew
+
+    @property
+    def _index(self) -> int:
+        assert self.cursor.done is not None
+        return self.cursor.done
+
+    def __next__(self) -> Any:
+        while (index := self._index) in self._quarantined:
+            next(self.cursor)
+            self.skipped += 1
+        batch = next(self.cursor)
+        self._drew(index)
+        return batch
+
+    def remaining(self) -> int | None:
+        left, index = self.cursor.remaining(), self._index
+        return (
+            None if left is None else left - sum(index <= each < index + left for each in self._quarantined)
+        )
+
+
+class Streams:
+    """All streams of a run, by name.
+
+    Args:
+        seed: seed of the run.
+        say: takes sentences for the user.
+        override: whether to read given data that is not what the checkpoint read.
+        quarantined: batches that are not handed out.
+
+    Attributes:
+        drew: called with the stream, pass and index of each batch that is handed out, if set.
+        noticed: called with a stream's name, and what the head of an epoch did to its generators.
+        changed: called when a person has chosen to continue with other data.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        override: bool = False,
+        quarantined: Iterable[Batch] = (),
+    ) -> None:
+        self.drew: Callable[[str, int, int], None] | None = None
+        self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
+        self.changed: Callable[[], None] = lambda: None
+        self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
+        self._slots: dict[str, StreamSlot] = {}
+        self._sources: dict[str, Any] = {}
+        self._declared: dict[str, Any] = {}
+        self._seed, self._say, self._override = seed, say, override
+        self._generators = Generators()
+
+    def stand(self, objects: Iterable[Any]) -> None:
+        """Take objects that the checkpoint's state has restored already."""
+        self._generators.keep(objects)
+
+    def declare(self, declared: Mapping[str, Any]) -> None:
+        """Declare the data that the program is going to give, by name."""
+        self._declared = dict(declared)
+
+    def bind(self, data: Any, name: str) -> StreamSlot:
+        """Let the slot of `name` read `data`, and return the slot.
+
+        Raises:
+            ConfigError: the name is empty, or another object holds it.
+            DataError: this is not the data that the checkpoint read.
+        """
+        if not name or "/" in name:
+            raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._slots[name] = self._new(name)
+        stream = slot.stream
+        if stream is None or self._sources.get(name) is not data:
+            if slot.cursor is not None:
+                raise ConfigError(
+                    f"stream {name!r} is in the middle of a pass over another object; give this "
+                    'data a name of its own, as in name="train2"'
+                )
+            stream = as_stream(data)
+        if slot.bind(stream, override=self._override):
+            self.changed()
+        self._sources[name] = data
+        slot.head.declared = name in self._declared
+        slot.bound_again()
+        return slot
+
+    def _new(self, name: str) -> StreamSlot:
+        head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
+        return StreamSlot(name, self._seed, self._say, self._generators, self._sieve, head)
+
+    def _sieve(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
+        """Return the cursor, in a sieve if batches of its pass are to be noted or left out."""
+        place = (slot.name, slot.pass_index)
+        out = {batch for *where, batch in self._quarantined if (*where,) == place}
+        # the usual case: nothing stands between the program and its batches
+        if self.drew is None and not out:
+            return cursor
+        if cursor.done is None:
+            cursor.close()
+            otherwise = "" if self._quarantined else ", or leave out Recovery"
+            raise ConfigError(
+                f"stream {slot.name!r}: a {type(cursor).__name__} does not tell how many batches of its pass "
+                "it has handed out, so none can be quarantined; give the cursor of your data the attribute "
+                "done, counted from the start of the pass also where it is opened at a "
+                f"position{otherwise}"
+            )
+        drew = _unnoted if self.drew is None else partial(self.drew, *place)
+        return Sieve(cursor, out, drew)
+
+    def try_words(self) -> list[tuple[str, Verdict]]:
+        """Try streams that are taken at their word; return the new verdicts by stream."""
+        found = [(name, slot.try_word()) for name, slot in self._slots.items()]
+        return [(name, verdict) for name, verdict in found if verdict is not None]
+
+    def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
+        """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
+        stream = self._slots[name].stream if name in self._slots else None
+        return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
+
+    def no_way_back(self) -> str:
+        """Say why this process cannot read all streams from an earlier place, and a remedy; else ""."""
+        for name, slot in self._slots.items():
+            if slot.stream is not None and slot.stream.spent:
+                return (
+                    f"stream {name!r} is an iterator, which cannot be gone back in; give a list, or an "
+                    "object whose __iter__ starts anew"
+                )
+        return ""
+
+    def bound(self, name: str) -> bool:
+        """Whether the program has bound a stream of this name."""
+        return name in self._sources
+
+    def end_epoch(self) -> None:
+        """End the epoch: the head of the next epoch may change generators of the data."""
+        for slot in self._slots.values():
+            slot.end_epoch()
+
+    def end_passes(self) -> None:
+        """End every pass that is open: its epoch was left."""
+        for slot in self._slots.values():
+            if slot.in_pass:
+                slot.end_pass()
+
+    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the `streams/` branch, and values beside it that decide no batch."""
+        trees = {name: slot.tree() for name, slot in self._slots.items()}
+        return {name: tree for name, (tree, _) in trees.items()}, {
+            name: words for name, (_, words) in trees.items() if any(words.values())
+        }
+
+    def load(self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, dict[str, Any]]) -> None:
+        """Load what `tree` returned; the program binds the streams later.
+
+        Args:
+            words: the values saved beside the branch.
+            heads: by stream, what the next head did when it ran before; empty if it did not run.
+        """
+        for name, saved in tree.items():
+            slot = self._slots.setdefault(name, self._new(name))
+            slot.load(saved, words.get(name, {}))
+            slot.head.recorded = heads.get(name)
+
+    def open_bound(self) -> None:
+        """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
+
+        Data that is declared, and not bound yet, has its generators brought back.
+        """
+        for name, slot in self._slots.items():
+            if self.bound(name):
+                slot.go_back(at_resume_point=True)
+            elif name in self._declared:
+                slot.bring_back(as_stream(self._declared[name]))
+
+    def require_bound(self) -> None:
+        """Refuse to continue while a stream of the checkpoint has no data.
+
+        Raises:
+            UsageError: names the stream and the nearest bound name.
+        """
+        for name, slot in self._slots.items():
+            if slot.in_pass and not self.bound(name):
+                raise UsageError(
+                    f"the checkpoint stands inside a pass over stream {name!r}, but the program has "
+                    f"bound no stream of that name; {nearest(name, self._sources)}"
+                )
+
+    def close(self) -> None:
+        """Stop every worker and thread."""
+        for slot in self._slots.values():
+            slot.close()
+            if slot.stream is not None:
+                # after the close: no worker draws from the data any more
+                reused_data.leave(slot.stream)
+
+
+def _unnoted(index: int) -> None:
+    """Note nothing, where nobody asks for batches."""

@@ -1,0 +1,334 @@
+"""Slot of a named stream: the pass that the stream is in, and the position in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from everstep.contracts.data import Cursor, Stream
+from everstep.data.adapt import describe
+from everstep.errors import DataError, NotResumableError
+from everstep.state import isolated, make_entry
+from everstep.supervisor.checks.stream_trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
+from everstep.supervisor.streams import reused_data
+from everstep.supervisor.streams.generators import Generators, HeadWatch, states_of
+
+
+class StreamSlot:
+    """A named stream of a run.
+
+    Attributes:
+        name: the key of its state.
+        stream: the stream to open; None until the program binds it.
+        pass_index: number of the pass that is open or comes next, from 0.
+        cursor: the open pass; None if none is open.
+        head: watches what the head of each epoch does to the generators of the data.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        say: Callable[[str], None],
+        generators: Generators,
+        sieve: Callable[[StreamSlot, Cursor], Cursor],
+        head: HeadWatch,
+    ) -> None:
+        self.name = name
+        self.stream: Stream | None = None
+        self.pass_index = 0
+        self.cursor: Cursor | None = None
+        self._saved: Any = None
+        self._left: Any = None
+        """End of the last pass, if the next pass depends on it; or the error in place of it."""
+        self._must_return = False
+        """Whether the source still has to be brought to that end."""
+        self._states: list[Any] | None = None
+        """States of the source's generators in the checkpoint, until the generators stand there."""
+        self._brought_back = False
+        """Whether the generators were brought back before the head ran, because the data is declared."""
+        self._generators, self.head = generators, head
+        self._seed, self._say, self._sieve = seed, say, sieve
+        self._what: dict[str, Any] | None = None
+        """Description of the data, by `data.describe`."""
+        self._varies = False
+        """Whether the description has changed in this run: the program gives other data from pass to pass."""
+        self._resuming = False
+        """Whether the program has yet to bind the data of the checkpoint."""
+        self._untried: Any = None
+        """Copy of a stream that is taken at its word, or the reason why there is none, until the trial."""
+        self._refusal: str | None = None
+        """Reason why no position inside a pass can be saved; None if one can."""
+        self._saved_words: Collection[str] = ()
+        """`Stream.place_words` of the checkpoint's data."""
+
+    def bind(self, stream: Stream, *, override: bool = False) -> bool:
+        """Read `stream` from now on.
+
+        Args:
+            override: whether to read a stream that is not what the checkpoint read.
+
+        Returns:
+            Whether such a stream is accepted.
+
+        Raises:
+            NotResumableError: no checkpoint could be made while the stream is read.
+            DataError: the stream is not what the checkpoint read; has both values of each difference.
+        """
+        if refusal := stream.unsaveable:
+            raise NotResumableError(f"stream {self.name!r}: {refusal}")
+        what = describe(stream, self._seed)
+        accepted = False
+        changes = "" if self._what is None else _changes(self._what, what, inside=self._saved is not None)
+        if changes:
+            if self._resuming:
+                self._accept(changes, override)
+                accepted = override
+                # the saved states are those of other generators
+                if self._states is not None and len(self._states) != len(stream.generators):
+                    self._states = None
+            self._varies = True
+        if stream is not self.stream:
+            # before the first batch is drawn: both look at the data as the program gave it
+            reused_data.enter(stream)
+            self._untried = pristine(stream) if stream.on_word else None
+        self.stream, self._what, self._resuming = stream, what, False
+        return accepted
+
+    def _accept(self, changes: str, override: bool) -> None:
+        """Drop the positions in the checkpoint's data, or refuse the given data."""
+        inside = self._saved is not None
+        # between passes, data that has varied before may vary again
+        if not override and (inside or not self._varies):
+            raise DataError(
+                f"stream {self.name!r}: {changes}; give the data of that time back, or pass "
+                'on_change="override" to go on with what is given. Data that differs from epoch to epoch '
+                'on purpose: give each kind a name of its own, as in name="train2"'
+            )
+        anew = "; the pass that was open begins anew" if inside else ""
+        self._say(f"stream {self.name!r} is used as given: {changes}{anew}")
+        self._saved, self._left, self._must_return = None, None, False
+        if inside:
+            self._states = None
+
+    def open(self) -> Cursor:
+        """Return the open pass; without one, open it where the checkpoint stood, or at its start.
+
+        Going to a saved position is isolated, because it may draw random numbers that an undisturbed run
+        does not draw; a fresh pass draws what an undisturbed run draws.
+        """
+        if self.cursor is None:
+            assert self.stream is not None
+            # before the generators are moved: what the head did to them is noted
+            self.head.end(self.stream.generators, in_pass=self.in_pass)
+            self.go_back()
+            if self.cursor is None:
+                self.head.open(self.stream.generators)
+                cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
+                self.cursor = self._sieve(self, cursor)
+            self._left, self._must_return = None, False
+        return self.cursor
+
+    def go_back(self, *, at_resume_point: bool = False) -> None:
+        """Go to the saved position, or to the end of the last pass; acts once after a `load`.
+
+        Args:
+            at_resume_point: whether to undo what the program has done to the generators so far.  Else the
+                head of an epoch has run since the resume point.
+        """
+        if self._states is None:
+            return
+        assert self.stream is not None
+        self._require_held(self.stream)
+        held = self.stream.generators
+        if at_resume_point or self._brought_back:
+            given = [self._brought_back] * len(held)
+        else:
+            given = self.head.told(held, self.pass_index, in_pass=self.in_pass)
+        # opening at a position may draw from the generators, so they are put right afterwards
+        with self._generators.returning(self.stream, self._states, given):
+            if self._saved is not None:
+                cursor = self._open_at(self.pass_index, self._saved)
+                self.cursor, self._saved = self._sieve(self, cursor), None
+            elif self._must_return:
+                self._open_at(self.pass_index - 1, self._left).close()
+        self._must_return, self._states = False, None
+        if at_resume_point:
+            self.head.begin(held)
+
+    def bring_back(self, stream: Stream) -> None:
+        """Bring back the generators of declared data, which the program has yet to give."""
+        if not self._states:
+            return
+        self._require_held(stream)
+        for generator, state in zip(stream.generators, self._states, strict=True):
+            make_entry("generator", generator).load(state)
+        self._generators.stand(stream.generators)
+        self.head.begin(stream.generators)
+        self._brought_back = True
+
+    def _require_held(self, stream: Stream) -> None:
+        held, holds = len(self._states or ()), len(stream.generators)
+        if held != holds:
+            raise DataError(
+                f"stream {self.name!r}: its data held {held} generators at the checkpoint and "
+                f"holds {holds} now; give generator= as it was then"
+            )
+
+    def _open_at(self, pass_index: int, position: Any) -> Cursor:
+        assert self.stream is not None
+        with isolated():
+            cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
+        if cursor.note:
+            self._say(f"stream {self.name!r}: {cursor.note}")
+        return cursor
+
+    def end_pass(self) -> None:
+        """End this pass; the next `open` begins the next pass."""
+        if self.stream is not None and self.stream.carries_over:
+            # a pass that this process has not opened: the source does not stand at its end
+            self._must_return = self.cursor is None
+            try:
+                self._left = self._position()
+            except NotResumableError as error:
+                # an error only where a save needs the place: `tree` raises it
+                self._left = error
+        self.close()
+        self._saved = None
+        self.pass_index += 1
+
+    def close(self) -> None:
+        """Close the open pass with its workers; its position is lost."""
+        if self.cursor is not None:
+            self.cursor.close()
+            self.cursor = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the open pass has left out quarantined batches."""
+        return self.cursor is not None and self.cursor.skipped > 0
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass has begun and not ended."""
+        return self.cursor is not None or self._saved is not None
+
+    def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the stream's branch of the state tree after the batches so far, and its place words.
+
+        Two runs at the same place have equal branches, however they came there.
+        """
+        if isinstance(self._left, NotResumableError):
+            raise self._left
+        position, words = _split(self._position(), self._place_words)
+        left, left_words = _split(self._left, self._place_words)
+        return self._tree(position, left), {"position": words, "left": left_words}
+
+    def _tree(self, position: Any, left: Any) -> dict[str, Any]:
+        here = {
+            "pass": self.pass_index,
+            "position": position,
+            "left": left,
+            "data": self._what,
+            "varies": self._varies,
+            **self.head.tree(),
+        }
+        # the generators do not stand there yet: what the checkpoint had of them is saved again
+        if self._states is not None or self.stream is None:
+            return {**here, "generators": self._states or []}
+        if not self.in_pass or self.head.began:  # what services did since the epoch's end is saved here
+            self.end_epoch()
+        return {**here, "generators": states_of(self.stream.generators)}
+
+    def end_epoch(self) -> None:
+        """Begin to watch for a head, between two passes or two epochs."""
+        if self.stream is not None and self._states is None:
+            self.head.begin(self.stream.generators)
+
+    def bound_again(self) -> None:
+        """End the head: the program gives the data of the open pass again."""
+        if self.stream is not None and self.cursor is not None:
+            self.head.end(self.stream.generators, in_pass=True)
+
+    @property
+    def _place_words(self) -> Collection[str]:
+        return self._saved_words if self.stream is None else self.stream.place_words
+
+    def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
+        """Load what `tree` returned; takes effect at the next `open`."""
+        self.pass_index = tree["pass"]
+        self._saved = _joined(tree["position"], words.get("position"))
+        self._left = _joined(tree["left"], words.get("left"))
+        self._saved_words = {key for each in words.values() for key in each}
+        self._states = tree["generators"]
+        self._must_return = self._left is not None
+        self._what = None if tree["data"] is None else dict(tree["data"])
+        self._varies, self._resuming = tree["varies"], True
+        self.head.load(tree)
+
+    def try_word(self) -> Verdict | None:
+        """Try a stream that is taken at its word, once it has given a batch; None without anything to try."""
+        if self._untried is None or self.cursor is None or self.cursor.done == 0:
+            return None
+        # once a start, whatever comes of it
+        untried, self._untried = self._untried, None
+        if not self.cursor.on_word:
+            return None
+        assert self.stream is not None
+        verdict = self._tried(untried)
+        if verdict.kept is False and verdict.replays:
+            # drawing and discarding helps, so a resume does that
+            self.stream.source.resumes = "replay"
+        elif verdict.kept is False:
+            self._refusal = (
+                f"stream {self.name!r}: {verdict}; use everstep.data.arrays or everstep.data.loader, mend "
+                "its state_dict (everstep check tries it), or wrap it as everstep.data.replay(...) if every "
+                "iteration gives the same batches"
+            )
+        return verdict
+
+    def _tried(self, untried: Any) -> Verdict:
+        assert self.stream is not None and self.cursor is not None
+        took = self.cursor.first_took or 0.0
+        if self.stream.resumes == "replay":
+            return KNOWN
+        if isinstance(untried, str):
+            return Verdict(None, untried)
+        if took > SLOWEST:
+            return Verdict(None, f"its first batch took {took:.1f} s")
+        return try_stream(untried, self.name, self._seed)
+
+    def _position(self) -> Any:
+        cursor = self.cursor
+        if cursor is None:
+            return self._saved
+        inside = cursor.done != 0 and not cursor.ended
+        if inside and self._refusal:
+            raise NotResumableError(self._refusal)
+        return cursor.position()
+
+
+def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    """Separate the values of some keys from a position."""
+    if position is None or not words:
+        return position, {}
+    held = {key: position[key] for key in words if position[key] is not None}
+    return {**position, **dict.fromkeys(held)}, held
+
+
+def _joined(position: Any, words: dict[str, Any] | None) -> Any:
+    return {**position, **words} if words else position
+
+
+def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
+    """Say how two descriptions of data differ; "" if not.  Facts "inside" count inside passes only."""
+    stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
+    for one in (stored, given):
+        one.pop("inside", None)
+    pairs = {fact: (stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}}
+    differ = {fact: (was, now) for fact, (was, now) in pairs.items() if was != now}
+    return ", ".join(
+        f"{fact} was {was!r} at the checkpoint and is {now!r} now"
+        for fact, (was, now) in differ.items()
+        if fact.rpartition(".")[0] not in differ  # another sampler has other settings anyway
+    )

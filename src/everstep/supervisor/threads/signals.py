@@ -1,0 +1,118 @@
+"""Signals: the handler only sets a flag; the loop acts at the next boundary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from everstep.errors import Interrupted
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+_installed: list[SignalWatch] = []
+"""Watches of all open loops, also of several runs in one process: each sees each signal."""
+_previous: dict[int, Any] = {}
+"""Handlers from before the first watch was installed."""
+
+
+def _reset_in_child() -> None:
+    """Restore the handlers in a forked child (a loader worker), which must not run the parent's."""
+    for watch in _installed[::-1]:
+        watch.restore()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
+
+
+class SignalWatch:
+    """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a flag, for the length of a `with` block.
+
+    The first signal asks for a save at the next boundary.  The second ends the process at once
+    through the signal's default action (in an interactive session: `KeyboardInterrupt`); what is
+    committed on disk is whole, whatever was being written.
+
+    Args:
+        wake: called from the handler, must only set plain attributes.
+
+    Attributes:
+        received: number of the first signal; None before.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.received: int | None = None
+        self._wake = wake
+
+    def install(self) -> None:
+        """Install the handlers; not outside the main thread, where Python allows none."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not _installed:
+            for number in SIGNALS:
+                # an ignored signal stays ignored, as SIGHUP is under nohup
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    _previous[number] = signal.signal(number, _handle)
+        _installed.append(self)
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before, unless another loop is still open."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        if not _installed:
+            for number, handler in _previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _previous.clear()
+
+    def receive(self, number: int) -> None:
+        """Take a signal; called from the handler."""
+        self.received = number
+        self._wake()
+
+    def received_within(self, seconds: float) -> bool:
+        """Whether a signal has come, or comes within `seconds`."""
+        until = time.monotonic() + seconds
+        while self.received is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.received is not None
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    waiting = [watch for watch in _installed if watch.received is None]
+    for watch in waiting:
+        watch.receive(number)
+    if waiting:
+        said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
+        with suppress(OSError):  # not print: the main thread may be inside a print
+            os.write(2, said.encode())
+    elif is_interactive():
+        raise KeyboardInterrupt
+    else:
+        # nothing to protect: what is committed is whole at any instant
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def is_interactive() -> bool:
+    """Whether a person works in this process and wants to keep it: Python's prompt, or a notebook."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def leaving(code: int, reason: str) -> BaseException:
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session goes on."""
+    if code == 128 + signal.SIGINT and is_interactive():
+        return KeyboardInterrupt(reason)
+    return Interrupted(code, reason)
+
+
+def describe(number: int) -> str:
+    """A signal's name, with what usually sends it."""
+    name = signal.Signals(number).name
+    return "Ctrl-C (SIGINT)" if name == "SIGINT" else name

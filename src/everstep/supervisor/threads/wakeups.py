@@ -1,0 +1,142 @@
+"""Wake-ups: what threads and signal handlers may touch, and the clock that makes a boundary due."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from everstep.contracts.services import Action, Clock, Service
+
+LONGEST_SLEEP = 1.0
+"""Seconds after which the ticker looks again, to notice a clock that jumps."""
+
+
+class Ticker:
+    """Wakes the loop when a schedule in seconds becomes due.
+
+    Args:
+        clock: monotonic seconds.
+        wake: called when a time has come; must only set plain attributes.
+    """
+
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
+        self._changed = threading.Condition()
+        self._at: float | None = None
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def set(self, at: float | None) -> None:
+        """Wake the loop at clock time `at`; None: not until set again.
+
+        The thread starts when it is first needed.
+        """
+        with self._changed:
+            if at == self._at:
+                return
+            self._at = at
+            if at is not None and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="everstep-ticker", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End and join the thread."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._ending:
+                if self._at is None:
+                    self._changed.wait()
+                    continue
+                left = self._at - self._clock()
+                if left <= 0:
+                    self._at = None
+                    self._wake()
+                else:
+                    self._changed.wait(min(left, LONGEST_SLEEP))
+
+
+class Wakeups:
+    """Tells the loop when to ask whether anything is due.
+
+    Threads and signal handlers interrupt the main thread between any two instructions, so they take no
+    lock here: they append to a deque and set plain attributes.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        next_due: first step after which the loop has to ask; compared at every step.
+        actions: actions that threads asked for, oldest first; applied at the next boundary.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.next_due = 0
+        self.actions: deque[tuple[Service | None, Action]] = deque()
+        self._due_step = 0
+        """First step after which a boundary is due by number."""
+        self._due_time: float | None = None
+        """The clock's time at which a boundary is due."""
+        self._woken = False
+        self._error: BaseException | None = None
+        self._clock = clock
+        self._ticker = Ticker(clock, self.wake)
+
+    def wake(self) -> None:
+        """Make the next boundary due; from any thread or signal handler."""
+        # in this order: plan() sets next_due, and then looks at _woken
+        self._woken = True
+        self.next_due = 0
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` in the main thread at the next boundary; from any thread."""
+        self._error = self._error or error
+        self.wake()
+
+    def require_no_error(self) -> None:
+        """Raise the first error that a thread reported, once."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def is_due(self, step: int) -> bool:
+        """Whether a boundary is due after `step`; asked where `next_due` is reached."""
+        if step >= self._due_step or self._woken:
+            return True
+        if self._due_time is not None and self._clock() >= self._due_time:
+            return True
+        self.next_due = step + 1
+        return False
+
+    def begin_boundary(self) -> None:
+        """Begin a boundary; a wake-up from here on asks for another boundary."""
+        self._woken = False
+
+    def plan(self, step: int, due_step: int, due_time: float | None) -> None:
+        """Plan the next boundary, at the end of this one.
+
+        Args:
+            step: the last completed step.
+            due_step: first step after which something is due by number.
+            due_time: the clock's time at which something is due; None: never.
+        """
+        self._due_step = self.next_due = due_step
+        self._due_time = due_time
+        if self._clock is time.monotonic:
+            self._ticker.set(due_time)
+        elif due_time is not None:
+            self.next_due = step + 1  # only who made the clock knows when it moves: asked after each step
+        if self._woken:  # a thread may have woken the loop before next_due was set above
+            self.next_due = 0
+
+    def close(self) -> None:
+        """End the thread that watches the clock."""
+        self._ticker.close()
