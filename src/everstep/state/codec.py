@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from everstep import backends
-from everstep.contracts.state import HostArray, Json
+from everstep.contracts.state import Backend, HostArray, Json
 from everstep.errors import StateError
 
 Tree: TypeAlias = Any
@@ -145,32 +145,32 @@ def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 class _Encoder:
+    """Encoder of one tree.  Loops over values that are the same in JSON call no function of Python."""
+
     def __init__(self, kept: Mapping[str, HostArray]) -> None:
         self.kept = kept
         self.arrays: dict[str, HostArray] = {}
+        self._homes: dict[type, Backend | None] = {}
+        """Backend of each type that was met, asked once."""
 
     def node(self, value: Any, path: str) -> Json:
-        known = _ENCODERS.get(type(value))
-        if known is not None:
-            return known(self, value, path)
-        home = backends.of(value)
-        for backend in backends.active() if home is None else [home]:
-            packed = backend.pack(value)
-            if packed is not None:
-                kind, tree = packed
-                return {"$value": self.node(tree, path), "kind": kind, "backend": backend.name}
-        if home is None:
-            raise StateError(
-                f"{_where(path)} is a {_name(type(value))}, which cannot be saved: {_remedy(value)}"
-            )
-        return self.array(value, path)
+        return _ENCODERS.get(type(value), _Encoder.foreign)(self, value, path)
 
-    def array(self, value: Any, path: str) -> Json:
+    def foreign(self, value: Any, path: str) -> Json:
+        """Encode an array, or a value that a backend can describe."""
+        kind = type(value)
+        if kind not in self._homes:
+            self._homes[kind] = backends.of(value)
+        home = self._homes[kind]
+        for backend in backends.active() if home is None else (home,):
+            if (packed := backend.pack(value)) is not None:
+                told, tree = packed
+                return {"$value": self.node(tree, path), "kind": told, "backend": backend.name}
+        if home is None:
+            raise StateError(f"{_where(path)} is a {_name(kind)}, which cannot be saved: {_remedy(value)}")
         name = path or _ROOT
         while name in self.arrays or name == "__metadata__":
             name += "~"
-        home = backends.of(value)
-        assert home is not None
         kept = self.kept.get(name)
         reuse = kept if kept is not None and kept.backend == home.name else None
         try:
@@ -192,25 +192,38 @@ class _Encoder:
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
         inside = _inside(path)
-        return [self.node(item, f"{inside}{i}") for i, item in enumerate(value)]
-
-    def mapping(self, value: Mapping[Any, Any], path: str) -> Json:
-        """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
-        inside = _inside(path)
-        if all(
-            type(key) is str and not key.startswith("$") and (key.isascii() or _is_text(key)) for key in value
-        ):
-            return {key: self.node(item, inside + _escaped(key)) for key, item in value.items()}
-        keys = [self.frozen(key, path) for key in value]
-        parts = _components(keys)
         return [
-            [key, self.node(item, inside + part)]
-            for key, part, item in zip(keys, parts, value.values(), strict=True)
+            item
+            if _SAME.get(type(item), _NEVER)(item)
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{inside}{i}")
+            for i, item in enumerate(value)
         ]
 
-    def dict(self, value: dict[Any, Any], path: str) -> Json:
-        body = self.mapping(value, path)
-        return body if isinstance(body, dict) else {"$dict": body}
+    def dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Json]:
+        """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
+        parts = [_part(key) if type(key) is str else None for key in value]
+        if None in parts:
+            return {"$dict": self.pairs(value, path)}
+        inside = f"{path}/" if path else ""
+        return {
+            key: item
+            if _SAME.get(type(item), _NEVER)(item)
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{inside}{part}")
+            for part, (key, item) in zip(parts, value.items(), strict=True)
+        }
+
+    def mapping(self, value: Mapping[Any, Any], path: str) -> Json:
+        """Encode as an object or a list of pairs, without the name of the kind."""
+        body = self.dict(value, path)
+        return body.get("$dict", body)
+
+    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
+        inside = _inside(path)
+        keys = [key if _SAME.get(type(key), _NEVER)(key) else self.frozen(key, path) for key in value]
+        return [
+            [key, self.node(item, f"{inside}{part}")]
+            for key, part, item in zip(keys, _components(keys), value.values(), strict=True)
+        ]
 
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
         factory = value.default_factory
@@ -228,19 +241,12 @@ class _Encoder:
         return sorted((self.frozen(item, path) for item in value), key=_text)
 
 
-def _as_it_is(encoder: _Encoder, value: Any, path: str) -> Json:
-    known: Json = value
-    return known
-
-
 def _encode_str(encoder: _Encoder, value: str, path: str) -> Json:
-    if value.isascii() or _is_text(value):
-        return value
-    return {"$str": value.encode("utf-8", "surrogatepass").hex()}
+    return value if _is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
 
 
 def _encode_int(encoder: _Encoder, value: int, path: str) -> Json:
-    return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
+    return value if value in _JSON_INTEGERS else {"$int": hex(value)}
 
 
 def _encode_float(encoder: _Encoder, value: float, path: str) -> Json:
@@ -251,10 +257,20 @@ def _encode_float(encoder: _Encoder, value: float, path: str) -> Json:
     return {"$float": short if struct.pack(">d", float(short)) == bits else bits.hex()}
 
 
+_JSON_INTEGERS = range(-(2**63), 2**64)
+_NEVER = ().__contains__
+_SAME: dict[type, Callable[[Any], bool]] = {
+    type(None): (None,).__contains__,
+    bool: (False, True).__contains__,
+    str: str.isascii,
+    int: _JSON_INTEGERS.__contains__,
+    float: math.isfinite,
+}
+"""Tests by exact type, in C for speed: a value that passes is the same in JSON, and needs no encoder."""
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
-    type(None): _as_it_is,
-    bool: _as_it_is,
+    type(None): lambda e, v, p: v,
+    bool: lambda e, v, p: v,
     str: _encode_str,
     int: _encode_int,
     float: _encode_float,
@@ -390,8 +406,8 @@ def _tag(node: Json) -> str | None:
     return first if first is not None and first.startswith("$") else None
 
 
-def _text(node: Json) -> str:
-    return json.dumps(node, sort_keys=True, separators=(",", ":"))
+_text: Callable[[Json], str] = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""Text of a node, equal for equal nodes; made once, because `json.dumps` makes an encoder for each call."""
 
 
 _SPECIAL = re.compile("[%/#\ud800-\udfff]")
@@ -411,6 +427,12 @@ def _escaped(text: str) -> str:
     )
 
 
+@lru_cache(maxsize=10_000)
+def _part(key: str) -> str | None:
+    """Return the path component of a string that can be a key in JSON as it is; None for another string."""
+    return _escaped(key) if not key.startswith("$") and _is_text(key) else None
+
+
 def _components(keys: Iterable[Json]) -> list[str]:
     """Return the path components of keys of mixed types, among which 0 and "0" must differ."""
     parts: dict[str, None] = {}
@@ -428,7 +450,7 @@ def _inside(path: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string has no lone surrogates and can be encoded; ASCII strings are not asked about."""
+    """Whether a string has no lone surrogates, and can be encoded."""
     try:
         value.encode()
     except UnicodeEncodeError:
