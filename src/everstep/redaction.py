@@ -74,7 +74,8 @@ def redacted_line(arguments: Sequence[str]) -> list[str]:
 
 def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
     if isinstance(value, str):
-        return _told(_by_form(value), name, patterns)
+        clean = _by_form(value)
+        return _told(clean, name, patterns) if patterns else clean
     if isinstance(value, Mapping):
         return {key: _redacted(part, str(key), patterns) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -88,7 +89,7 @@ def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
 def _told(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
     """Return a value without what patterns find in "name=value"."""
     before = f"{name}=" if name else ""
-    hidden = _found(before + text, patterns) if patterns else []
+    hidden = _found(before + text, patterns)
     return _without(text, [(a - len(before), b - len(before)) for a, b in hidden])
 
 

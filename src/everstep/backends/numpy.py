@@ -52,7 +52,8 @@ class NumpyBackend:
             host = HostArray(name, array.shape, np.empty(array.nbytes, np.uint8), self.name, extra)
         elements = host.data.view(array.dtype)
         np.copyto(elements.reshape(array.shape), array)
-        _clear_padding(elements)
+        if elements.dtype.char in "gG":
+            _clear_padding(elements)
         return host
 
     def from_host(self, host: HostArray) -> NDArray[Any]:
@@ -77,7 +78,8 @@ class NumpyBackend:
             return "bytes", bytes(value)
         if isinstance(value, np.generic) and not isinstance(value, np.void):
             array = np.array(value)
-            _clear_padding(array.reshape(1))
+            if array.dtype.char in "gG":
+                _clear_padding(array.reshape(1))
             return array.dtype.str, array.tobytes()
         return None
 
@@ -292,7 +294,7 @@ def _describe(array: NDArray[Any]) -> tuple[str, dict[str, Any]]:
     if name is None:
         extra["dtype"] = _jsonable(np.lib.format.dtype_to_descr(array.dtype))
     long = [axis for axis, size in enumerate(array.shape) if size > 1]
-    order = sorted(long, key=lambda axis: -abs(array.strides[axis]))
+    order = long if len(long) < 2 else sorted(long, key=lambda axis: -abs(array.strides[axis]))
     if order != long:
         extra["order"] = [axis for axis in range(array.ndim) if axis not in long] + order
     return name or "U8", extra
@@ -319,7 +321,7 @@ _PADDED = np.finfo(np.longdouble).nmant == 63
 
 def _clear_padding(elements: NDArray[Any]) -> None:
     """Zero the bytes of x87 long doubles that carry no bits, so that equal values have equal bytes."""
-    if _PADDED and elements.dtype.char in "gG":
+    if _PADDED:
         elements.view(np.longdouble).view(np.uint8).reshape(-1, np.longdouble().itemsize)[:, 10:] = 0
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from everstep import backends
 from everstep.contracts.metrics import Block
@@ -25,6 +27,7 @@ _PROGRAM = ("head", "step", "tail", "epoch")
 """Phases in which the program collects."""
 
 
+@lru_cache(maxsize=1024)  # the names of a run are the same at each boundary
 def is_wall(name: str) -> bool:
     """Whether a metric is seconds of the clock: the last word of its name is time or timer.
 
@@ -105,25 +108,35 @@ def resolve(values: list[Any]) -> list[float]:
     return resolved
 
 
+class Column(NamedTuple):
+    """Values of one metric, collected inside steps, with the step of each."""
+
+    name: str
+    steps: list[int]
+    values: list[float]
+    finite: bool
+
+
 class Reader:
     """Windows of one consumer: reading or clearing them changes no other consumer's windows."""
 
     def __init__(self, *, outside: bool = True) -> None:
         self.saved = True
         self._outside = outside
-        self._windows: dict[str, Window] = {}
+        self._windows: defaultdict[str, Window] = defaultdict(Window)
         self._values: dict[str, list[float]] = {}
         self._nonfinite: dict[str, tuple[int, float]] = {}
         self._refresh: Callable[[], None] = lambda: None
 
-    def add_steps(self, name: str, steps: Sequence[int], values: list[float], finite: bool) -> None:
-        self._window(name).add_many(values)
-        if not finite:
-            self._note(name, steps, values)
+    def add_steps(self, columns: Iterable[Column]) -> None:
+        for column in columns:
+            self._windows[column.name].add_many(column.values)
+            if not column.finite:
+                self._note(column.name, column.steps, column.values)
 
     def add_outside(self, name: str, step: int, value: float) -> None:
         if self._outside:
-            self._window(name).add(value)
+            self._windows[name].add(value)
             self._values.setdefault(name, []).append(value)
             if not math.isfinite(value):
                 self._note(name, [step], [value])
@@ -133,12 +146,6 @@ class Reader:
             if not math.isfinite(value):
                 self._nonfinite.setdefault(name, (step, value))
                 return
-
-    def _window(self, name: str) -> Window:
-        window = self._windows.get(name)
-        if window is None:
-            window = self._windows[name] = Window()
-        return window
 
     def stats(self, name: str) -> Stats | None:
         self._refresh()
@@ -157,7 +164,7 @@ class Reader:
 
     def clear(self) -> None:
         self._refresh()
-        self._windows, self._values, self._nonfinite = {}, {}, {}
+        self._windows, self._values, self._nonfinite = defaultdict(Window), {}, {}
 
     def state(self) -> dict[str, Any]:
         """Return all that does not depend on the clock, as plain values."""
@@ -169,7 +176,8 @@ class Reader:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a result of `state`."""
-        self._windows = {n: Window.from_state(w) for n, w in state["windows"].items()}
+        windows = {n: Window.from_state(w) for n, w in state["windows"].items()}
+        self._windows = defaultdict(Window, windows)
         self._values = {n: list(v) for n, v in state["values"].items()}
         self._nonfinite = {n: (v[0], v[1]) for n, v in state["nonfinite"].items()}
 
@@ -283,28 +291,35 @@ class Collector:
 
     def read(self) -> None:
         """Read all pending values into windows and rows."""
-        if self.step_times:  # without rows, because the journal has times per range of steps
-            seconds = self.step_times[:]
+        if self.step_times or self.pending:
+            seconds, columns = self.step_times[:], self._taken()
             self.step_times.clear()
+            self._epoch.add_steps(columns)
+            # no rows of step times: the journal has times per range of steps
+            timed = [Column("step_time", [], seconds, True), *columns] if seconds else columns
             for reader in self._readers.values():
-                reader.add_steps("step_time", [], seconds, True)
-        if self.pending:
-            items = self.pending[:]
-            self.pending.clear()
-            columns: dict[str, tuple[list[int], list[Any]]] = {}
-            for step, name, value in items:
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = ([], [])
-                column[0].append(step)
-                column[1].append(value)
-            for name, (steps, raw) in columns.items():
-                values = raw if set(map(type, raw)) == {float} else resolve(raw)
-                finite = math.isfinite(sum(values))
-                for reader in (self._epoch, *self._readers.values()):
-                    reader.add_steps(name, steps, values, finite)
-                self._step_rows(name, steps, values)
-        self._close_rows(self.open_step)
+                reader.add_steps(timed)
+            for column in columns:
+                self._step_rows(column.name, column.steps, column.values)
+        if self.open_rows:
+            self._close_rows(self.open_step)
+
+    def _taken(self) -> list[Column]:
+        """Take the pending values, by name."""
+        items = self.pending[:]
+        self.pending.clear()
+        found: dict[str, tuple[list[int], list[Any]]] = {}
+        for step, name, value in items:
+            column = found.get(name)
+            if column is None:
+                column = found[name] = ([], [])
+            column[0].append(step)
+            column[1].append(value)
+        columns = []
+        for name, (steps, raw) in found.items():
+            values = raw if set(map(type, raw)) == {float} else resolve(raw)
+            columns.append(Column(name, steps, values, math.isfinite(sum(values))))
+        return columns
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
         """Fold values to a row per step; the last row stays open: its step may collect the name again."""

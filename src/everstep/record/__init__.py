@@ -2,7 +2,7 @@
 
 from everstep.contracts.metrics import Block
 from everstep.record.accept_divergence import accept
-from everstep.record.batch_digest import batch_digest
+from everstep.record.batch_digest import array_digest, batch_digest
 from everstep.record.earlier_steps import EarlierSteps, read_earlier_steps
 from everstep.record.evaluation_record import (
     Evaluation,
@@ -61,6 +61,7 @@ __all__ = [
     "RunLock",
     "Trail",
     "accept",
+    "array_digest",
     "batch_digest",
     "evaluations",
     "facts",

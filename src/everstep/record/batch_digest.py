@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from everstep import backends
+from everstep.contracts.state import Backend
 
 EDGE = 2048
 """Bytes at either end of an array; the digest covers all of them."""
@@ -54,8 +56,8 @@ def _of(value: Any, seed: int, depth: int) -> int | None:
 def _handler(kind: type, value: Any) -> Handler:
     """Choose the handler for a type, once."""
     found: Handler = _unknown
-    if backends.of(value) is not None:
-        found = _of_array
+    if (backend := backends.of(value)) is not None:
+        found = partial(_of_array, backend)
     elif is_dataclass(kind):
         found = _of_dataclass
     else:
@@ -64,11 +66,15 @@ def _handler(kind: type, value: Any) -> Handler:
     return found
 
 
-def _of_array(value: Any, seed: int, depth: int) -> int | None:
-    backend = backends.of(value)
-    array = None if backend is None else backend.host_view(value)
-    described = None if array is None else _described(array.dtype, array.shape)
-    if array is None or described is None:
+def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None:
+    array = backend.host_view(value)
+    return None if array is None else array_digest(array, seed)
+
+
+def array_digest(array: NDArray[Any], seed: int) -> int | None:
+    """Return the digest of an array in host memory; None where an element has bytes besides its value."""
+    described = _described(array.dtype, array.shape)
+    if described is None:
         return None
     seed ^= described
     if array.nbytes <= 2 * EDGE:

@@ -180,7 +180,8 @@ class ServiceBoard:
 
     def controllers(self) -> dict[str, Json]:
         """Name and configuration of each controller that has one, for comparison at a resume."""
-        told = {s.name: s.config() for s in self._services if s.controller and s.config() is not None}
+        configs = {s.name: s.config() for s in self._services if s.controller}
+        told = {name: config for name, config in configs.items() if config is not None}
         shown: dict[str, Json] = redacted(plain_tree(told))
         return shown
 
@@ -313,7 +314,7 @@ class Announcer:
                 readings=self._board.reader(service),
                 stop=stop,
                 payload=payload,
-                outputs={name: outputs[name] for name in _names(service.outputs) if name in outputs},
+                outputs=outputs and {n: outputs[n] for n in _names(service.outputs) if n in outputs},
             )
 
         return view

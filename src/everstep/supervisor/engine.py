@@ -332,7 +332,8 @@ class Engine:
     def _check(self) -> None:
         """Run the guard on the newest values, and settle earlier writes, before a save."""
         guard = self.board.find(NaNGuard)
-        if guard is not None:
+        # at most boundaries the guard has run before, and nothing was collected since
+        if guard is not None and self.board.reader(guard).names():
             self.decisions.apply(self.board.run([guard], self.announcer.view(Moment.AFTER_STEP)))
         self.settle(True)
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -343,8 +344,8 @@ def _device_name(device: torch.device) -> str:
 
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Return a tensor without its graph, and the facts besides dtype and shape from which to remake it."""
-    refuse_sharded(tensor, "a tensor")
     if type(tensor) not in (Tensor, torch.nn.Parameter):
+        refuse_sharded(tensor, "a tensor")
         remedy = (
             "run one batch through the model first"
             if is_lazy(tensor)
@@ -358,8 +359,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     extra: dict[str, Any] = {}
     if raw.dtype not in _NAMES:
         extra["dtype"] = str(raw.dtype).removeprefix("torch.")
-    strides = raw.stride()
-    if strides != _c_strides(raw.shape):
+    if raw.stride() != _c_strides(raw.shape):
         # Kernels may choose by strides (channels last), so they are kept; gaps and overlaps are not.
         kept = torch.empty_like(raw, device="meta").stride()
         if kept != _c_strides(raw.shape):
@@ -373,7 +373,9 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     return raw, extra
 
 
-def _c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)  # the shapes of a state are the same at each save
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor.  `is_contiguous` leaves dimensions of size 1 out."""
     strides = []
     step = 1
     for size in reversed(shape):

@@ -196,12 +196,7 @@ class OptimizerEntry(Entry):
 
     def options(self) -> dict[str, str]:
         """Return the groups' given options as strings; named "1.lr" if there are several groups."""
-        groups = options.given(self.optimizer)
-        found = {
-            name if len(groups) == 1 else f"{index}.{name}": text
-            for index, group in enumerate(groups)
-            for name, text in options.of_group(group).items()
-        }
+        found = options.told(self.optimizer)
         around = [layer.options() for layer in layers(self.optimizer) if isinstance(layer, Around)]
         return {name: text for own in (found, *around) for name, text in own.items()}
 
@@ -240,7 +235,7 @@ class SchedulerEntry(Entry):
 
     def options(self) -> dict[str, str]:
         """Return the class and the constructor's arguments as strings; inner schedulers' as "0.T_max"."""
-        return options.of_scheduler(self.scheduler, options.given(self.scheduler))
+        return dict(options.told(self.scheduler))
 
     def in_schedule(self, option: str) -> bool:
         """Whether an option decides the schedule's course; the rates with which it begins do not."""

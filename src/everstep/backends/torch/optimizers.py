@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,21 +122,22 @@ class Around(Optimizer):
         return f"{type(self).__name__}({self.optimizer!r}{own})"
 
 
-def layers(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Yield an optimizer, the optimizer that it wraps, and so on to the innermost.
+def layers(optimizer: Optimizer) -> list[Optimizer]:
+    """List an optimizer, the optimizer that it wraps, and so on to the innermost.
 
     A wrapper of another library (accelerate's) holds the wrapped one as `optimizer` and has the same groups.
     """
-    yield optimizer
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer) and inner.param_groups is optimizer.param_groups:
-        yield from layers(inner)
+    found = [optimizer]
+    while isinstance(inner := getattr(found[-1], "optimizer", None), Optimizer):
+        if inner.param_groups is not optimizer.param_groups or inner in found:
+            break
+        found.append(inner)
+    return found
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
     """Return the innermost wrapped optimizer, which steps the parameters."""
-    *_, last = layers(optimizer)
-    return last
+    return layers(optimizer)[-1]
 
 
 class ClipOptimizer(Around):

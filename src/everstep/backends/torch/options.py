@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +27,8 @@ _given: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Given options by object: an optimizer's groups without parameters; a scheduler's state and functions."""
 _left: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Options by object as the last loop left them."""
+_told: WeakKeyDictionary[Any, tuple[Any, dict[str, str]]] = WeakKeyDictionary()
+"""Given options by object, and the same as strings."""
 
 
 def enter(obj: Optimizer | LRScheduler) -> None:
@@ -51,6 +53,27 @@ def given(obj: Optimizer | LRScheduler) -> Any:
     if obj not in _given:
         enter(obj)
     return _given[obj]
+
+
+def told(obj: Optimizer | LRScheduler) -> dict[str, str]:
+    """Return the given options as strings; those of an optimizer's groups are named "1.lr" if several.
+
+    The strings are made once for what is given, because each save asks for them.
+    """
+    found = given(obj)
+    obj = _itself(obj)
+    if obj not in _told or _told[obj][0] is not found:
+        texts = _of_groups(found) if isinstance(obj, Optimizer) else _of_scheduler(obj, found)
+        _told[obj] = (found, texts)
+    return _told[obj][1]
+
+
+def _of_groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        name if len(groups) == 1 else f"{index}.{name}": text
+        for index, group in enumerate(groups)
+        for name, text in _of_group(group).items()
+    }
 
 
 def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
@@ -106,14 +129,14 @@ def _changed(given: Any, left: Any, live: Any) -> Any:
     return given if described(left, "") == described(live, "") else live
 
 
-def of_group(group: Mapping[str, Any]) -> dict[str, str]:
+def _of_group(group: Mapping[str, Any]) -> dict[str, str]:
     """Return a group's options as strings; its rate is the rate with which its schedule begins."""
     own = {key: value for key, value in group.items() if key not in _FREE}
     own["lr"] = group.get("initial_lr", group["lr"])
     return _texts(own)
 
 
-def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
+def _of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
     """Return a scheduler's class and the constructor's arguments in its state, as strings."""
     asked = _asked(scheduler)
     own = {"class": type(scheduler).__qualname__}
@@ -122,7 +145,7 @@ def of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
     return {**_texts(own), **state.get(_FUNCTIONS, {})} | {
         f"{index}.{name}": text
         for index, each in enumerate(inner)
-        for name, text in of_scheduler(*each).items()
+        for name, text in _of_scheduler(*each).items()
     }
 
 

@@ -54,7 +54,7 @@ class TorchUpdateWatch:
         self.updates = 0
         self._objects = objects
         pairs = list(flatten(objects))
-        self._layers = {name: list(layers(optimizer)) for name, optimizer in _optimizers(pairs)}
+        self._layers = {name: layers(optimizer) for name, optimizer in _optimizers(pairs)}
         self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
         scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
@@ -193,24 +193,17 @@ class TorchUpdateWatch:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
 
-    def _parameters(self) -> Iterator[tuple[str, int | str, Tensor]]:
-        """Yield (entry, index or name, parameter), each parameter once; those of optimizers come first."""
-        seen: set[int] = set()
-        for owner, key, parameter in self._claims():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield owner, key, parameter
-
-    def _claims(self) -> Iterator[tuple[str, int | str, Tensor]]:
+    def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
+        """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
+        found: dict[int, tuple[str, int | str, Tensor]] = {}
         for owner, watched in self._own.items():
             for index, parameter in enumerate(_parameters(watched.optimizer)):
-                yield owner, index, parameter
+                found.setdefault(id(parameter), (owner, index, parameter))
         for owner, model in self._models:
-            if isinstance(model, Tensor):
-                yield owner, 0, model
-            else:
-                for name, parameter in model.named_parameters():
-                    yield owner, name, parameter
+            named = [(0, model)] if isinstance(model, Tensor) else model.named_parameters()
+            for name, parameter in named:
+                found.setdefault(id(parameter), (owner, name, parameter))
+        return found.values()
 
     def close(self) -> None:
         """Remove the hook."""

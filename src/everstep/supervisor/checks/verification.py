@@ -21,6 +21,7 @@ from everstep.record import (
     Position,
     Replay,
     Trail,
+    array_digest,
     batch_digest,
 )
 from everstep.schedule import NEVER
@@ -237,16 +238,11 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
             arrays[place].append(array.data)
     for place, (part, entry) in parts.items():
         text = json.dumps(entry, sort_keys=True, default=repr)
-        found = batch_digest([xxhash.xxh3_64_intdigest(text.encode()), *_folded(arrays[place])], 0)
-        yield part, found or 0
-
-
-def _folded(arrays: list[Any]) -> Iterator[int]:
-    """Fold arrays into a single digest, because the middle items of a list do not count in `batch_digest`."""
-    total = 0
-    for array in arrays:
-        total = batch_digest(array, total) or 0
-    yield total
+        total = 0
+        # folded into one number: of a long list only the first and last items count in `batch_digest`
+        for array in arrays[place]:
+            total = array_digest(array, total) or 0
+        yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), total], 0) or 0
 
 
 _CAUSES = {

@@ -266,7 +266,9 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     return Snapshot(
         name=name,
         encoded=encoded,
-        guarded=engine.user.guarded(user["user"]) if guard and guard.parameters else frozenset(),
+        guarded=engine.user.guarded(user["user"], encoded.arrays)
+        if guard and guard.parameters
+        else frozenset(),
         phase=phase,
         epoch=current.epoch,
         partial=phase == "epoch" and engine.loop.is_partial(),

@@ -44,6 +44,8 @@ class UserState:
             self.objects[name] = value
             self.entries[name] = make_entry(name, value)
         self._watches: dict[str, UpdateWatch] = {}
+        self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
+        """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
         self.tainted = False
 
@@ -124,14 +126,22 @@ class UserState:
                 found[array_name(("user", name, *path))] = reduce(getitem, path, tree)
         return found
 
-    def guarded(self, user: Mapping[str, Any]) -> frozenset[str]:
-        """Names of the arrays of a saved `user` branch that must be finite."""
-        return frozenset(
-            array_name(("user", name, *path))
-            for name, tree in user.items()
-            for path in array_paths(tree)
-            if self.entries[name].guarded(path)
-        )
+    def guarded(self, user: Mapping[str, Any], arrays: Iterable[str]) -> frozenset[str]:
+        """Names of the arrays of a saved `user` branch that must be finite.
+
+        Args:
+            arrays: names of all arrays of the state; the branch is walked only where they have changed.
+        """
+        names = list(arrays)
+        if names != self._guarded[0]:
+            found = frozenset(
+                array_name(("user", name, *path))
+                for name, tree in user.items()
+                for path in array_paths(tree)
+                if self.entries[name].guarded(path)
+            )
+            self._guarded = (names, found)
+        return self._guarded[1]
 
     def check(self, user: Mapping[str, Any], where: str) -> None:
         """Refuse a saved `user` branch that does not fit, before anything is changed.
