@@ -20,6 +20,7 @@ from everstep.checkpoint import CheckpointName, pointer
 from everstep.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     NoCheckpointError,
     RestoreError,
     RunDirError,
@@ -226,6 +227,49 @@ def test_resume_from_another_runs_checkpoint_sets_the_own_ones_aside(tmp_path: P
     tiny = stepwise(tmp_path / "long").train()
     assert tiny.seen[0][1] == 6
     assert tiny.w.tobytes() == stepwise(tmp_path / "straight").train().w.tobytes()
+
+
+def kept(run_dir: Path) -> dict[str, bytes]:
+    """The files of the checkpoints, those set aside included."""
+    folders = ("checkpoint", "checkpoints", "superseded", "damaged", "best")
+    paths = (path for folder in folders for path in run_dir.glob(f"{folder}/**/*"))
+    files = [run_dir / "checkpoint", *paths]
+    return {str(path): path.read_bytes() for path in files if path.is_file()}
+
+
+@pytest.mark.parametrize("which", ["older", "another run's", "edited", "another run's of the same name"])
+def test_a_resume_that_the_data_refuses_moves_nothing(tmp_path: Path, which: str) -> None:
+    run, other, at = tmp_path / "run", tmp_path / "other", 5 if which.endswith("name") else 2
+    whole = stepwise(tmp_path / "whole").train().result()
+    crashed(run)
+    crashed(other, seed=8)
+    resume: Any = "step-00000002" if which == "older" else other / "checkpoints" / f"step-{at:08}"
+    if which == "edited":
+        resume = (run / "checkpoint").write_text("step-00000002\n") > 0
+    before = kept(run)
+    with pytest.raises(DataError, match="length was"):
+        stepwise(run, samples=10, resume=resume, seed=None).train()
+    assert kept(run) == before
+    if which != "edited":
+        again = stepwise(run).train()
+        assert again.seen[0][1] == 6 and again.result() == whole
+
+
+def test_a_start_over_that_is_refused_moves_nothing(tmp_path: Path) -> None:
+    crashed(tmp_path)
+    before = kept(tmp_path)
+    with pytest.raises(UsageError, match="not ready"):
+        stepwise(tmp_path, resume=False, ready=lambda: "not ready").train()
+    assert kept(tmp_path) == before
+
+
+def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path: Path) -> None:
+    stepwise(tmp_path, max_epoch=1).train()
+    stepwise(tmp_path).train()
+    last = "epoch-0001-step-00000004"
+    assert stepwise(tmp_path, max_epoch=1, resume=last).train().seen == []
+    assert checkpoints(tmp_path)[-1].startswith("step-00000003") and last in checkpoints(tmp_path)
+    assert stepwise(tmp_path, max_epoch=1).train().loop.ending.resumed_from == last
 
 
 def test_an_edited_checkpoint_file_wins(tmp_path: Path) -> None:

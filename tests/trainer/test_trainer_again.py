@@ -169,6 +169,16 @@ def test_resume_is_where_a_trainer_begins(tmp_path: Path, where: Any) -> None:
     assert begun.train(12).resumed_from == "epoch-0002-step-00000008"
 
 
+@pytest.mark.parametrize("where", [4, False])
+def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path, where: Any) -> None:
+    for steps in (4, 8):
+        trainer(tmp_path, max_epoch=3).train(steps)
+    begun = trainer(tmp_path, max_epoch=3, resume=where)
+    with pytest.raises(ZeroDivisionError), begun.open():
+        raise ZeroDivisionError
+    assert begun.train(8).resumed_from == (None if where is False else "epoch-0001-step-00000004")
+
+
 class Failing(TinyTask):
     """Its loss is NaN at one sample."""
 

@@ -67,6 +67,9 @@ class Store:
         self._damaged: set[CheckpointName] = set()
         self._facts: dict[CheckpointName, Facts] = {}
         self._said_edit = ""
+        self._chosen: Checkpoint | None = None
+        self._left: frozenset[CheckpointName] = frozenset()
+        """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
 
     def path(self, name: CheckpointName) -> Path:
         """The folder in which checkpoint `name` is, or would be."""
@@ -96,7 +99,10 @@ class Store:
         return sorted(path for path in there if CheckpointName.matches(path.name))
 
     def names(self) -> list[CheckpointName]:
-        """The names on disk, oldest to newest, whole or not."""
+        """The names on disk, oldest to newest, whole or not, without those that `continue_from` leaves."""
+        return [name for name in self._on_disk() if name not in self._left]
+
+    def _on_disk(self) -> list[CheckpointName]:
         try:
             entries = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
@@ -330,7 +336,7 @@ class Store:
     ) -> tuple[Checkpoint | None, list[str]]:
         """The checkpoint to resume from, and what the user should know about the choice.
 
-        After resuming from it, `supersede_after` its name: later ones must not win at the next start.
+        After resuming from it, `continue_from` it: later ones must not win at the next start.
 
         Args:
             which: True for the one that an edited `checkpoint` file names, else the newest whole one; a
@@ -393,7 +399,7 @@ class Store:
 
     def _pointed(self) -> pointer.Pointer:
         """Read the `checkpoint` file."""
-        return pointer.read(self._pointer, [str(name) for name in self.names()])
+        return pointer.read(self._pointer, [str(name) for name in self._on_disk()])
 
     def _name_in(self, text: str) -> str:
         """The name in the `checkpoint` file's line; a person may have written the path of the folder."""
@@ -496,6 +502,42 @@ class Store:
 
     # ------------------------------------------------------------------------------------ setting aside
 
+    def continue_from(self, checkpoint: Checkpoint | None) -> None:
+        """Leave the checkpoints after this one, or all for None: they count no more, and stay where they are.
+
+        `settle` moves them.  Whatever refuses this start before that leaves the directory as it was.
+
+        Args:
+            checkpoint: one of this run's, or another run's, which `settle` copies here.
+        """
+        there, self._chosen = self._on_disk(), checkpoint
+        if checkpoint is not None:
+            taken = checkpoint.path != self.path(checkpoint.name)
+            there = [n for n in there if n > checkpoint.name or (taken and n == checkpoint.name)]
+        self._left = frozenset(there)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the next start finds the checkpoints that this start continues from, and no other."""
+        return self._chosen is None and not self._left
+
+    def settle(self) -> None:
+        """Make the choice of `continue_from` that of later starts, too; call it before the first save.
+
+        Raises:
+            OSError, CheckpointError: the disk failed; to be called again.
+        """
+        if self.settled:
+            return
+        chosen = self._chosen
+        if chosen is None:
+            self.supersede_all()
+        else:
+            if chosen.path != self.path(chosen.name):
+                self.adopt(chosen, journal=None, rollbacks=[])
+            self.supersede_after(chosen.name)
+        self._chosen, self._left = None, frozenset()
+
     def supersede_after(self, name: CheckpointName) -> None:
         """Make `name` the one to go on from: later checkpoints move away, damaged ones to `damaged/`.
 
@@ -503,7 +545,7 @@ class Store:
         counts as edited.
         """
         self._require(name)
-        later = [other for other in self.names() if other > name]
+        later = [other for other in self._on_disk() if other > name]
         if later:
             pointer.write(self._pointer, name, as_edit=True)
         for other in reversed(later):
@@ -544,7 +586,7 @@ class Store:
         if self._pointer.exists():
             files.unlink(self._pointer)
             files.fsync_folder(self.run_dir)
-        for name in reversed(self.names()):
+        for name in reversed(self._on_disk()):
             self._set_aside(name, "superseded")
 
     # ------------------------------------------------------------------------------------ retention

@@ -290,9 +290,10 @@ class Trainer:
         try:
             with self._streams.in_a_loop(), loop:
                 self._loop = loop
-                self._options["resume"] = True  # what was asked for is done; from here on the run continues
                 yield loop
         finally:
+            if self._loop is not None and loop.settled:
+                self._options["resume"] = True  # what was asked for is done; from here on the run continues
             self._loop = None
         self._weights = loop.left_with()
 

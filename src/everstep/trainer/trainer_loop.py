@@ -72,6 +72,11 @@ class TrainerLoop(TrainLoop):
         """The services that track a best value, the default one included."""
         return self._engine.board.all(Best)
 
+    @property
+    def settled(self) -> bool:
+        """Whether a later loop on this run continues what this loop has begun."""
+        return self._engine.opening.store.settled
+
     def left_with(self) -> Loaded | None:
         """Find where the weights in the objects are saved, after a clean end; None if not in one place."""
         best, saved = self._engine.restored, self._engine.saver.last

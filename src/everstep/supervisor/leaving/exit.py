@@ -112,6 +112,9 @@ class Exit:
         self._save_last()
         # before `ended` is recorded: a finished run has its last state on disk
         engine.saves.await_commit()
+        if engine.begun:
+            # where no step was run, and nothing saved
+            engine.opening.store.settle()
         engine.collector.read()
         engine.verifier.end()
         finishing = [s for s in engine.board if type(s).finish is not Service.finish]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from everstep import hazard
 from everstep.checkpoint import Store
-from everstep.errors import BadStepError, RolledBack, TriedAgain
+from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
 from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
 from everstep.supervisor.streams.run_streams import Streams
@@ -104,6 +104,11 @@ class Rollbacks:
             return why
         if not blamed:
             return "it read no batch from a stream of this run"
+        try:
+            # before the choice: the next start must not find what this start has not continued from
+            self._store.settle()
+        except (OSError, CheckpointError) as error:
+            return f"the checkpoints that this start left could not be set aside ({error})"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]
         if not checkpoints:
             return "no checkpoint from before it is left; keep more with Checkpoints(keep_last=...)"

@@ -128,8 +128,10 @@ class Opening:
         asked = self._start.resume
         if asked is False:
             if self.store.names():
-                self.store.supersede_all()
-                self._voice.say("resume=False: this run starts over; its checkpoints moved to superseded/")
+                self.store.continue_from(None)
+                self._voice.say(
+                    "resume=False: this run starts over; its checkpoints move to superseded/ when it saves"
+                )
             return None
         self.rollbacks = self._journal.rollbacks()
         # at whichever start comes next: a kill may have followed the decision at once
@@ -206,11 +208,12 @@ class Opening:
         # after the load, which brings the stored options back
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
-            meta = self._adopt(checkpoint)
+            self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
+            meta = {**meta, "journal": None, "rollbacks": []}
             self.rollbacks = []
         self._remember_rollbacks(meta)
-        # after the checks above: what they refuse leaves later checkpoints where they are
-        self.store.supersede_after(checkpoint.name)
+        # later checkpoints move at the first save: what refuses this start until then changes nothing
+        self.store.continue_from(checkpoint)
         parent = None if meta["journal"] is None else Position(*meta["journal"])
         if parent is not None and (lost := self._journal.lacks(parent)):
             self._voice.say(f"journal: {lost}")
@@ -279,12 +282,6 @@ class Opening:
                     return inside
         self._voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
-
-    def _adopt(self, checkpoint: Checkpoint) -> dict[str, Json]:
-        """Copy another run's checkpoint here, for the next start to continue from; return its `meta`."""
-        meta = self.store.adopt(checkpoint, journal=None, rollbacks=[])
-        self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
-        return meta
 
     def _compare(
         self,

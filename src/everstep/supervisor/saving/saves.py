@@ -126,6 +126,8 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
         self._opening.lock.keep()
+        # first: a later start continues from the newest checkpoint, and keeps the best weights it names
+        self._opening.store.settle()
         # before the checkpoint, which names them: a resume from it needs them on disk
         for action in best:
             self._write_best(snapshot, action)
