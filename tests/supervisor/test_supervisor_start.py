@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
@@ -227,6 +228,51 @@ def test_resume_from_another_runs_checkpoint_sets_the_own_ones_aside(tmp_path: P
     tiny = stepwise(tmp_path / "long").train()
     assert tiny.seen[0][1] == 6
     assert tiny.w.tobytes() == stepwise(tmp_path / "straight").train().w.tobytes()
+
+
+def older(run_dir: Path, which: str) -> Any:
+    """What a program gives as resume=: step 2, of the run or of another run."""
+    paths = {"another run's": run_dir.parent / "other", "a path": run_dir}
+    name = "step-00000002"
+    return {"a step": 2, "a name": name}.get(which) or paths[which] / "checkpoints" / name
+
+
+@pytest.mark.parametrize("which", ["a step", "a name", "a path", "another run's"])
+@pytest.mark.parametrize("keep_last", [None, 2])
+def test_a_program_that_goes_back_is_killed_and_continues(
+    tmp_path: Path, which: str, keep_last: int | None
+) -> None:
+    run, whole = tmp_path / "run", stepwise(tmp_path / "whole").train()
+
+    def again(at: int) -> tuple[int, str]:
+        services = [everstep.Checkpoints(Every(steps=1), keep_last=keep_last)]
+        tiny = Tiny(run, services=services, max_epoch=2, resume=older(run, which))
+        with contextlib.suppress(Boom):
+            tiny.train(inside=boom_at(at))
+        return tiny.seen[0][1] if tiny.seen else 0, "\n".join(tiny.lines)
+
+    crashed(run)
+    crashed(tmp_path / "other")
+    assert again(3)[0] == 0  # nothing was saved: it goes back once more
+    assert again(6)[0] == 3
+    first, said = again(7)
+    assert first == 6 and "followed before" in said
+    assert (run / "checkpoints" / "step-00000002").exists() is (keep_last is None)
+    first, said = again(99)
+    assert first == 7 and "not verified: steps" not in said
+    assert again(99)[0] == 0  # it is finished
+    last = stepwise(run)
+    last.train()
+    assert last.w.tobytes() == whole.w.tobytes() and last.loop.ending.digest == whole.loop.ending.digest
+
+
+def test_a_person_can_go_back_again(tmp_path: Path) -> None:
+    crashed(tmp_path)
+    assert crashed(tmp_path, resume=2).seen[0][1] == 3
+    (tmp_path / "checkpoint").write_text("step-00000002\n")
+    assert crashed(tmp_path, resume=2).seen[0][1] == 3
+    crashed(tmp_path, at=7)  # another line of the program
+    assert crashed(tmp_path, resume=2).seen[0][1] == 3
 
 
 def kept(run_dir: Path) -> dict[str, bytes]:

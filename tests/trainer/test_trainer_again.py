@@ -179,6 +179,15 @@ def test_resume_is_asked_for_until_something_is_saved(tmp_path: Path, where: Any
     assert begun.train(8).resumed_from == (None if where is False else "epoch-0001-step-00000004")
 
 
+def test_a_script_of_two_trainings_that_goes_back_continues_when_it_is_started_again(tmp_path: Path) -> None:
+    for steps in (4, 8):
+        trainer(tmp_path, max_epoch=3).train(steps)
+    for began in "epoch-0001-step-00000004", "epoch-0003-step-00000012":
+        script = trainer(tmp_path, max_epoch=3, resume=4)
+        assert script.train(8).resumed_from == began
+        script.train(12)
+
+
 class Failing(TinyTask):
     """Its loss is NaN at one sample."""
 

@@ -57,7 +57,8 @@ class Supervisor(Door):
         max_step: total number of steps of the run, 1 or more; None for no limit.
         max_time: seconds for this start of the process; then the run is interrupted, exit status 3.
         resume: True: continue where the run stands; a step, a checkpoint's name or path: continue from
-            there; False: start over (earlier checkpoints move to `superseded/`).
+            there, and at later starts that ask for the same from what was saved since; False: start over, at
+            every start (earlier checkpoints move to `superseded/`).
         init_from: a checkpoint to take weights from where the run has none of its own.
         init_fn: called only when there is nothing to recover.
         local_init_fn: called at every start.

@@ -292,8 +292,8 @@ class Trainer:
                 self._loop = loop
                 yield loop
         finally:
-            if self._loop is not None and loop.settled:
-                self._options["resume"] = True  # what was asked for is done; from here on the run continues
+            if self._loop is not None and self._options.get("resume") is False and loop.settled:
+                self._options["resume"] = True  # it has started over; from here on the run continues
             self._loop = None
         self._weights = loop.left_with()
 

@@ -79,6 +79,8 @@ class Opening:
         self._journal = RunJournal(self.run_dir.path)
         self.rollbacks: list[Rollback] = []
         self._chosen = ""
+        self._request: str | None = None
+        """Checkpoint that the program asks for, as the journal records it."""
 
     # -------------------------------------------------------------------------------- recovery
 
@@ -142,12 +144,32 @@ class Opening:
             # a path to a checkpoint of this run stands for its name: only another run's is copied
             if asked.parent.resolve() == self.run_dir.checkpoints.resolve():
                 asked = asked.name
-        checkpoint, notes = self.store.find(asked)
+        self._request = None if asked is True else str(asked.resolve() if isinstance(asked, Path) else asked)
+        checkpoint, notes = self._begun() or self.store.find(asked)
         for note in notes:
             self._voice.say(note)
         if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
             self._chosen = "another checkpoint than the newest"
         return checkpoint
+
+    def _begun(self) -> tuple[Checkpoint, list[str]] | None:
+        """Find the newest checkpoint, if a start with the same `resume=` saved it; None if not.
+
+        A program that is killed and started again continues, and does not go back a second time.
+        """
+        starts = self._journal.events("segment", valid=False)
+        same = {e.segment for e in starts if e.data.get("facts", {}).get("resume") == self._request}
+        if self._request is None or not same:
+            return None
+        newest, notes = self.store.find(True)
+        saved_at = None if newest is None else saved_meta(newest)["journal"]
+        if newest is None or saved_at is None or saved_at[0] not in same:
+            return None
+        self._voice.say(
+            f"resume={self._request!r} was followed before: the run continues from there; to go back again, "
+            f"name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
+        )
+        return newest, notes
 
     def _initialise(self, user: UserState) -> Recovered:
         start = self._start
@@ -376,7 +398,7 @@ class Opening:
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
         facts |= recovered.kept
         facts["fingerprint"] = recovered.fingerprint
-        facts["resumed_from"] = recovered.checkpoint
+        facts["resume"], facts["resumed_from"] = self._request, recovered.checkpoint
         facts["parent"] = self.run_dir.facts.get("parent")
         if not self._start.lock:
             facts["lock"] = False
