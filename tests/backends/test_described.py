@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.backends.described import described, is_unknown, other_python
+from everstep.backends.describe_values import described, is_unknown, other_python
 from everstep.contracts.services import Moment
 
 ARGS = argparse.Namespace(epochs=40, run_dir="here")

@@ -10,7 +10,7 @@ from checkpoint_samples import at, commit, damage, store_in
 
 import everstep
 from everstep.checkpoint import CheckpointName, Store
-from everstep.checkpoint.pointer import Kind, read
+from everstep.checkpoint.pointer import PointerKind, read
 from everstep.errors import NoCheckpointError
 from everstep.testing import nothing_left
 from tiny_runs import Boom, Tiny, boom_at
@@ -137,7 +137,7 @@ def test_damaged_while_training_it_is_written_anew(tmp_path: Path) -> None:
         raw[-5 if step == 20 else 2] ^= 4
         (tmp_path / "checkpoint").write_bytes(raw)
         commit(store, at(step))
-        assert read(tmp_path / "checkpoint", [str(at(step))])[:2] == (Kind.OURS, str(at(step)))
+        assert read(tmp_path / "checkpoint", [str(at(step))])[:2] == (PointerKind.OURS, str(at(step)))
     assert len(said) == 2 and "was damaged" in said[0] and f"it now names {at(20)}" in said[0]
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from everstep.backends.torch.dataloader import DataLoaderStream
+from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import as_stream
 from everstep.errors import DataError, NotResumableError
 from everstep.testing.stream_checks import check_stream, fingerprint

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from everstep.backends.torch.dataloader import DataLoaderStream
+from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.data import loader
 from everstep.errors import DataError
 

@@ -247,7 +247,7 @@ def test_code_of_another_python_is_not_compared_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("everstep.backends.described._PYTHON", "3.0")
+        older.setattr("everstep.backends.describe_values._PYTHON", "3.0")
         Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
     again = Program(adam(0.1), falling(0.5)).train(tmp_path / "run", 2)
     assert again.says(

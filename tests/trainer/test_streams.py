@@ -15,7 +15,7 @@ from tiny_task import TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
-from everstep.backends.torch.workers import end_persistent
+from everstep.backends.torch.loader_workers import end_persistent
 from everstep.data import checked, prefetch
 from everstep.errors import ConfigError, DataError, MetricError, UsageError
 from everstep.proof.compare import compare_runs

@@ -123,7 +123,7 @@ class NumpyBackend:
         if isinstance(value, np.ndarray):
             return ArrayEntry(value)
         if isinstance(value, np.random.Generator):
-            return GeneratorEntry(value)
+            return NumpyGeneratorEntry(value)
         if isinstance(value, np.random.RandomState):
             return RandomStateEntry(value)
         return None
@@ -196,7 +196,7 @@ class ArrayEntry(Entry):
         return bool(np.issubdtype(self.array.dtype, np.inexact))
 
 
-class GeneratorEntry(Entry):
+class NumpyGeneratorEntry(Entry):
     """Entry of a `np.random.Generator`: its bit generator's state, and the number of children spawned."""
 
     is_random = True

@@ -2,11 +2,11 @@
 
 from everstep.checkpoint.commit import CommittedCheckpoint, place_apart, retire_others, save_apart
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.finding import find_checkpoint
 from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase, finite, write_arrays
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.format import read_body as read_manifest
 from everstep.checkpoint.format import verify as verify_checkpoint
+from everstep.checkpoint.lookup import find_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer

@@ -17,7 +17,7 @@ from everstep.untrusted_files import open_regular
 _LONGEST = 4096  # bytes that are looked at: a path at most
 
 
-class Kind(enum.Enum):
+class PointerKind(enum.Enum):
     """Kind of the file: absent, as everstep wrote it, changed by a person, or damaged."""
 
     ABSENT = enum.auto()
@@ -36,7 +36,7 @@ class Pointer(NamedTuple):
         stands: its first line as it stands.
     """
 
-    kind: Kind
+    kind: PointerKind
     text: str
     stands: str
 
@@ -54,24 +54,24 @@ def read(path: Path, known: Collection[str]) -> Pointer:
         with open_regular(path) as file:
             raw = file.read(_LONGEST)
     except FileNotFoundError:
-        return Pointer(Kind.ABSENT, "", "")
+        return Pointer(PointerKind.ABSENT, "", "")
     except OSError as error:
-        return Pointer(Kind.DAMAGED, "", str(error.strerror))
+        return Pointer(PointerKind.DAMAGED, "", str(error.strerror))
     text = raw.removeprefix(b"\xef\xbb\xbf")  # which some editors put first
     first, _, rest = (part.strip(b" \t\r\n") for part in text.partition(b"\n"))
     stands = first.decode("utf-8", "replace")
     if rest == _checksum(first):
-        return Pointer(Kind.OURS, stands, stands)
+        return Pointer(PointerKind.OURS, stands, stands)
     had = _one_bit_off(raw)
     if stands in known and stands != had:
         cut = bool(rest) and _checksum(first).startswith(rest)
-        return Pointer(Kind.DAMAGED if cut else Kind.EDITED, stands, stands)
+        return Pointer(PointerKind.DAMAGED if cut else PointerKind.EDITED, stands, stands)
     if had is None:
         had = next((name for name in known if _checksum(name.encode()) == rest), "")
         piece = b"\n" not in raw and _is_piece(stands, known)
         if not (piece or _is_no_text(first) or _is_misspelt(stands, had)):
-            return Pointer(Kind.EDITED, stands, stands)
-    return Pointer(Kind.DAMAGED, had, stands)
+            return Pointer(PointerKind.EDITED, stands, stands)
+    return Pointer(PointerKind.DAMAGED, had, stands)
 
 
 def _one_bit_off(raw: bytes) -> str | None:

@@ -25,7 +25,7 @@ from everstep.checkpoint.commit import (
     writing,
 )
 from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
-from everstep.checkpoint.pointer import Kind
+from everstep.checkpoint.pointer import PointerKind
 from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link
@@ -249,12 +249,12 @@ class Store:
     def _point_to(self, name: CheckpointName) -> None:
         """Name the newest checkpoint; an edit by a person stays, for the next start to follow."""
         found = self._pointed()
-        if found.kind is Kind.EDITED:
+        if found.kind is PointerKind.EDITED:
             if found.text != self._said_edit:  # said once for each edit, not at each save
                 self._said_edit = found.text
                 self._say(f"{self._pointer} was edited: the next start resumes from {found.text}")
             return
-        if found.kind is Kind.DAMAGED:
+        if found.kind is PointerKind.DAMAGED:
             self._say(f"{self._pointer} was damaged ({found.stands!r}); it now names {name}")
         try:
             pointer.write(self._pointer, name)
@@ -377,10 +377,10 @@ class Store:
         there, found = self.names(), self._pointed()
         # An interim checkpoint is found where there is no other.
         names = [name for name in there if interim or not self._is_interim(name)] or there
-        if found.kind is Kind.EDITED:
+        if found.kind is PointerKind.EDITED:
             return self._edited(found.text, there)
         notes: list[str] = []
-        if not names and found.kind is Kind.ABSENT:
+        if not names and found.kind is PointerKind.ABSENT:
             return None, []
         if not names:
             held = self._held_back(found.text)
@@ -388,11 +388,11 @@ class Store:
                 return format.read(held), []
             names = [self._bring_back(held, found.text, notes)]
         newest = self._newest_whole(names, notes)
-        if found.kind is Kind.OURS and CheckpointName.parse(found.text) > max([*there, *names]):
+        if found.kind is PointerKind.OURS and CheckpointName.parse(found.text) > max([*there, *names]):
             notes.append(
                 f"checkpoint {found.text}, the last that was saved, is gone; resuming from {newest.name}"
             )
-        if found.kind is Kind.DAMAGED and mend:
+        if found.kind is PointerKind.DAMAGED and mend:
             notes.append(f"{self._pointer} was damaged ({found.stands!r}); it now names {newest.name} again")
             pointer.write(self._pointer, newest.name)
         return newest, notes
@@ -551,7 +551,7 @@ class Store:
         for other in reversed(later):
             self._set_aside(other, "damaged" if other in self._damaged else "superseded")
         # Last: until all have moved, the edited pointer makes every start choose `name`.
-        if self._pointed()[:2] != (Kind.OURS, str(name)):
+        if self._pointed()[:2] != (PointerKind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
     def abandon(self, step: int, segment: int) -> None:
@@ -573,7 +573,7 @@ class Store:
             )
         found = self._pointed()
         # Before the moves: a pointer to a checkpoint that has moved would be reported as a loss.
-        if found.kind is Kind.OURS and found.text in map(str, gone):
+        if found.kind is PointerKind.OURS and found.text in map(str, gone):
             pointer.write(self._pointer, rest[-1])
         for name in reversed(gone):
             self._set_aside(name, "superseded")

@@ -103,7 +103,7 @@ class Entry(ABC):
 
         The checkpoint keeps the options, for comparison on resume.  A learning rate, for example, is saved
         state too, and would otherwise silently overrule the value that the program gives.
-        `everstep.backends.described` describes functions.
+        `everstep.backends.describe_values` describes functions.
         """
         return {}
 

@@ -12,9 +12,9 @@ from everstep.data.prefetch import prefetch
 from everstep.lazy import exports
 
 if TYPE_CHECKING:
-    from everstep.backends.torch.loader import loader as loader
+    from everstep.backends.torch.keyed_loader import loader as loader
 else:
     # Loaded late, because `loader` imports torch: other users do not pay for that.
-    __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.loader": ("loader",)})
+    __getattr__, __dir__, _ = exports(__name__, {"everstep.backends.torch.keyed_loader": ("loader",)})
 
 __all__ = ["arrays", "as_stream", "checked", "loader", "prefetch", "replay"]

@@ -15,7 +15,7 @@ from everstep.data.wrappers import AdaptedStream
 from everstep.errors import ConfigError, DataError
 
 # By name, so that nothing is imported for data that does not need it.
-_LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.dataloader"}
+_LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.user_dataloader"}
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 

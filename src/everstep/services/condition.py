@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from everstep.arguments import checked_keywords
-from everstep.backends.described import described
+from everstep.backends.describe_values import described
 from everstep.contracts.services import Boundary, RunView
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError

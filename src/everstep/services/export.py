@@ -99,7 +99,7 @@ class Export(Service):
         self._id = RunDir.open(run.run_dir, create=False).id
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
-            importlib.import_module("everstep.backends.torch.exporting").require_module(self.entry, obj)
+            importlib.import_module("everstep.backends.torch.model_export").require_module(self.entry, obj)
         if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
             self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
         self._trigger.open(run)
@@ -163,7 +163,7 @@ class Export(Service):
         """Return a function that writes the weights' file into a folder."""
         if self.format == "safetensors":
             return weights(arrays)
-        exporting = importlib.import_module("everstep.backends.torch.exporting")
+        exporting = importlib.import_module("everstep.backends.torch.model_export")
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
         return lambda folder: files.write_new(folder / "model.pt2", data)
 
@@ -181,7 +181,7 @@ def _plain(obj: Any) -> Any:
     """Return the model inside the wrappers of training."""
     if "torch" not in sys.modules:
         return obj
-    return importlib.import_module("everstep.backends.torch.exporting").unwrapped(obj)
+    return importlib.import_module("everstep.backends.torch.model_export").unwrapped(obj)
 
 
 def description(

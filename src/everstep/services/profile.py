@@ -48,7 +48,7 @@ class Profile(Service):
 
     def open(self, run: RunView) -> None:
         self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
-        self._backend = importlib.import_module("everstep.backends.torch.tracing")
+        self._backend = importlib.import_module("everstep.backends.torch.profiling")
 
     def run(self, boundary: Boundary) -> None:
         if self._trace is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.arguments import checked_init, integer
-from everstep.backends.described import described
+from everstep.backends.describe_values import described
 from everstep.contracts.services import Boundary, Moment, Outcome, SetValue, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError

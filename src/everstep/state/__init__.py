@@ -2,7 +2,7 @@
 
 from everstep.state.codec import Buffers, Encoded, array_name, array_paths, decode, digest, encode, leaves
 from everstep.state.entries import Slot, dropped, make_entry
-from everstep.state.random import capture, isolated, restore, seed_all
+from everstep.state.random_state import capture, isolated, restore, seed_all
 
 __all__ = [
     "Buffers",

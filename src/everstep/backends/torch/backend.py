@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from everstep.backends.torch.entries import make_entry
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.updates import TorchUpdateWatch, flatten
+from everstep.backends.torch.torch_entries import make_entry
+from everstep.backends.torch.update_watch import TorchUpdateWatch, flatten
 from everstep.contracts.state import Entry, HostArray, UpdateWatch
 from everstep.errors import MetricError, StateError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from everstep.backends.described import described
+from everstep.backends.describe_values import described
 from everstep.backends.torch.optimizers import innermost
 
 _FREE = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}

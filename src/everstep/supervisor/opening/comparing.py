@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.backends.described import is_unknown, other_python
+from everstep.backends.describe_values import is_unknown, other_python
 from everstep.contracts.state import Json
 from everstep.supervisor.opening.configuration import NONE, Difference, differences
 from everstep.supervisor.saving.state_tree import StopRecord

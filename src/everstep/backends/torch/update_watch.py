@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.optimizers import layers
-from everstep.backends.torch.outside import OutsideWatch
 from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.unsaved_modules import TorchOutsideWatch
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -61,7 +61,7 @@ class TorchUpdateWatch:
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
-        self.outside = OutsideWatch(objects, self._parameters)
+        self.outside = TorchOutsideWatch(objects, self._parameters)
         self._strangers: dict[str, None] = {}
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()

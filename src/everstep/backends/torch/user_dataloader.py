@@ -30,9 +30,9 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.backends.python import same_state
-from everstep.backends.torch import randomness
-from everstep.backends.torch.randomness import Generator
-from everstep.backends.torch.workers import WorkerBatches, end_persistent, start
+from everstep.backends.torch import data_rng
+from everstep.backends.torch.data_rng import Generator
+from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
 from everstep.contracts.data import Stream
 from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
@@ -218,7 +218,7 @@ def _generators(loader: DataLoader[Any]) -> list[Generator]:
     while dataset is not None and not any(dataset is holder for holder in holders):
         holders.append(dataset)
         dataset = getattr(dataset, "dataset", None)  # a Subset's
-    return randomness.held_by(holders)
+    return data_rng.held_by(holders)
 
 
 def _own_state(loader: Any) -> Any:
@@ -252,12 +252,12 @@ class _Saved:
 
 
 def _states(generators: list[Generator]) -> list[Any]:
-    return [randomness.state_of(generator) for generator in generators]
+    return [data_rng.state_of(generator) for generator in generators]
 
 
 def _set_all(generators: list[Generator], states: list[Any]) -> None:
     for generator, state in zip(generators, states, strict=True):
-        randomness.set_state_of(generator, state)
+        data_rng.set_state_of(generator, state)
 
 
 def _indices(source: Any) -> Iterator[Any]:
@@ -278,7 +278,7 @@ class DataLoaderCursor(PassCursor):
         self._stream, self._loader, self._generators = stream, loader, generators
         self.fetch_error_may_be_signal = loader.num_workers > 0
         if saved is None:
-            self._began, self._start, self._first = _states(generators), randomness.get_state(), None
+            self._began, self._start, self._first = _states(generators), data_rng.get_state(), None
             source = self._iterate(what)
         else:
             self._began, self._start, self._first = saved.generators, saved.start, saved.first
@@ -299,7 +299,7 @@ class DataLoaderCursor(PassCursor):
         source: Iterator[Any] = iter(())
         if saved.own is not None or not saved.ended:
             _set_all(self._generators, saved.generators)
-            randomness.set_state(saved.start)
+            data_rng.set_state(saved.start)
             if saved.own is not None:
                 self._loader.load_state_dict(copy.deepcopy(saved.own))  # type: ignore[attr-defined]
             source = iter(self._loader) if saved.own is not None else self._iterate(what)
@@ -316,7 +316,7 @@ class DataLoaderCursor(PassCursor):
 
     def _advance(self, what: str, source: Any, saved: _Saved) -> None:
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
-        randomness.set_state(saved.first)
+        data_rng.set_state(saved.first)
         fetched = self._loader.num_workers > 0 or not hasattr(source, "_next_index") or self._iterable
         early: list[Any] = []
         note = skip(what, self._noting(source if fetched else _indices(source), early), saved.done)
@@ -341,7 +341,7 @@ class DataLoaderCursor(PassCursor):
 
     def __next__(self) -> Any:
         if self._first is None:
-            self._first = randomness.get_state()
+            self._first = data_rng.get_state()
         return super().__next__()
 
     @property

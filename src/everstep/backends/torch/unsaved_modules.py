@@ -20,7 +20,7 @@ _FIRST = 3
 """Step of a start after which modules are searched: by then the first steps have made theirs."""
 
 
-class OutsideWatch:
+class TorchOutsideWatch:
     """Watch on the modules outside the state, asked after each of the first steps of a start.
 
     Args:

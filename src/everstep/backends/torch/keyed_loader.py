@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from everstep.arguments import checked_keywords
-from everstep.backends.torch import randomness
-from everstep.backends.torch.workers import WorkerInit, start
+from everstep.backends.torch import data_rng
+from everstep.backends.torch.loader_workers import WorkerInit, start
 from everstep.data.cursor import PassCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
@@ -103,7 +103,7 @@ class Loader(SampledStream):
     ) -> None:
         super().__init__(sampling)
         self._dataset, self._collate, self._options = dataset, collate, options
-        self.generators = randomness.held_by([dataset, collate])
+        self.generators = data_rng.held_by([dataset, collate])
         # Made for its checks alone: a bad combination of options is an error here, not at the first pass.
         DataLoader(dataset, **options)
 
@@ -169,17 +169,17 @@ class _Batches:
         # A worker's global states are nobody else's, and need not be restored.
         if get_worker_info() is not None:
             return self._make(batch)
-        kept = randomness.get_state()
+        kept = data_rng.get_state()
         try:
             return self._make(batch)
         finally:
-            randomness.set_state(kept)
+            data_rng.set_state(kept)
 
     def _make(self, batch: int) -> Any:
         first = batch * self._plan.batch_size
         samples = []
         for position, index in enumerate(self._plan.indices(batch).tolist(), first):
-            randomness.seed_all(key_at(self._sample_key, position))
+            data_rng.seed_all(key_at(self._sample_key, position))
             samples.append(self._dataset[index])
-        randomness.seed_all(key_at(self._collate_key, batch))
+        data_rng.seed_all(key_at(self._collate_key, batch))
         return self._collate(samples)

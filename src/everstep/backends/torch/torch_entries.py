@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from everstep.backends.torch import attributes, options
+from everstep.backends.torch import module_attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.state import BESIDE, Entry, Mismatch
@@ -44,7 +44,7 @@ def make_entry(value: Any) -> Entry | None:
     if isinstance(value, Tensor):
         return TensorEntry(value)
     if isinstance(value, torch.Generator):
-        return GeneratorEntry(value)
+        return TorchGeneratorEntry(value)
     return None
 
 
@@ -77,7 +77,7 @@ class ModuleEntry(Entry):
             tree[_METADATA] = versions
         if buffers := {name: b for name, b in self.module.named_buffers() if name not in state}:
             tree[_BUFFERS] = buffers
-        if changed := attributes.save(self.module):
+        if changed := module_attributes.save(self.module):
             tree[_ATTRIBUTES] = changed
         return {**tree, _FLAGS: {"made": self._made, "now": _flags(self.module)}}
 
@@ -89,7 +89,7 @@ class ModuleEntry(Entry):
         """Note the names, shapes and dtypes of now; returns a function that compares a tree with them."""
         kind = type(self.module).__name__
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
-        foreign = attributes.foreign(self.module)
+        foreign = module_attributes.foreign(self.module)
 
         def check(tree: Any) -> Mismatch:
             if not isinstance(tree, dict):
@@ -112,7 +112,7 @@ class ModuleEntry(Entry):
         self.module.load_state_dict(state)
         for name, saved in tree.get(_BUFFERS, {}).items():
             self._load_buffer(name, saved)
-        attributes.load(self.module, tree.get(_ATTRIBUTES, {}))
+        module_attributes.load(self.module, tree.get(_ATTRIBUTES, {}))
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
             for name, module in self.module.named_modules():
                 module.training = name not in flags["now"]["evaluating"]
@@ -130,11 +130,11 @@ class ModuleEntry(Entry):
 
     def enter(self) -> None:
         """Note the plain attributes as given."""
-        attributes.enter(self.module)
+        module_attributes.enter(self.module)
 
     def leave(self) -> None:
         """Note the plain attributes as training has left them."""
-        attributes.leave(self.module)
+        module_attributes.leave(self.module)
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether a path leads to a parameter; buffers are not guarded, as a mask may hold -inf."""
@@ -303,7 +303,7 @@ class TensorEntry(Entry):
         return self.tensor.is_floating_point() or self.tensor.is_complex()
 
 
-class GeneratorEntry(Entry):
+class TorchGeneratorEntry(Entry):
     """Entry of a `torch.Generator` on any device."""
 
     is_random = True
