@@ -7,13 +7,13 @@ from typing import Any
 
 from everstep import hazard
 from everstep.contracts.services import Moment
-from everstep.errors import DataError, ProgressError, UsageError
+from everstep.errors import ProgressError, UsageError
 from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.streams.slot import StreamSlot
+from everstep.supervisor.streams.slot import StreamSlot, no_batch
 from everstep.timing import progress
 
 IDLE_AT_MOST = 100
@@ -274,7 +274,7 @@ class Epochs(Questions):
                         batch = next(slot.cursor or slot.open())
                     except StopIteration:
                         if current.step == pass_began and not self._may_be_empty(slot):
-                            raise _no_batch(slot.name) from None
+                            raise no_batch(slot.name) from None
                         verifier.pass_ended(current.step, slot.name, slot.pass_index)
                         slot.end_pass()
                         if self._steps_per_epoch is None:
@@ -465,9 +465,3 @@ class Epochs(Questions):
         self._engine.saves.ask()  # left by `break`: closed here; the run is resumable, not finished
         self._close_epoch()
         return False
-
-
-def _no_batch(name: str) -> DataError:
-    return DataError(
-        f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
-    )

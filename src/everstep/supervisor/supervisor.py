@@ -13,15 +13,13 @@ from everstep.errors import ConfigError, UsageError
 from everstep.services.witness import Witness
 from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.door import Door
+from everstep.supervisor.draws import Draws, Endless
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
-from everstep.supervisor.questions import Questions
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.settings import Kind, Settings
-from everstep.supervisor.streams.endless import Endless
 from everstep.supervisor.streams.slot import StreamSlot
-from everstep.timing import progress
 
 _MOMENTS = frozenset(
     {
@@ -133,8 +131,6 @@ class Supervisor(Door):
         super().__init__(engine, self._draws)
         self._reads_no_data = False
         """Whether the program has said so, with `stream(None)`."""
-        self._begun_step = 0
-        """The newest step that was announced."""
 
     def should_stop(self) -> bool:
         """Whether the loop is to end.  The run begins, or resumes, at the first call.
@@ -164,23 +160,8 @@ class Supervisor(Door):
             "call it at the end of each step: while not sv.should_stop(): ...; sv.advance()",
         )
         if engine.announcer.synchronous and not self._draws.streams:
-            self._begin_step(None)
+            self._draws.begin_step()
         return False
-
-    def _begin_step(self, batch: Any) -> None:
-        """Announce the next step, once: with its first batch, or without data where the loop continues."""
-        step = self._engine.progress.step
-        if self._begun_step <= step:
-            self._begun_step = step + 1
-            self._engine.announcer.announce(Moment.BEFORE_STEP, batch)
-
-    def _handed_out(self, slot: StreamSlot, batch: Any) -> None:
-        """Note a batch that a stream gives to the program."""
-        engine = self._engine
-        engine.verifier.drew(engine.progress.step + 1, slot.name, slot.pass_index, batch)
-        self._draws.add(slot.name, batch)
-        if engine.announcer.synchronous:
-            self._begin_step(self._draws.batch)
 
     def advance(self, **metrics: Any) -> None:
         """Complete a step; every batch handed out so far is finished.
@@ -195,24 +176,16 @@ class Supervisor(Door):
         """
         engine, draws = self._engine, self._draws
         if engine.status != "open" or not engine.begun:
-            self._require_begun()
+            draws.require_begun()
         if engine.progress.stop is not None:
             _require_goes_on(engine.progress.stop)
         if engine.announcer.synchronous:
-            self._begin_step(draws.batch)  # where the step drew no batch
+            draws.begin_step()  # where the step drew no batch
         if metrics:
             engine.collect(engine.progress.step + 1, metrics)
         draws.complete()
         engine.complete_step(draws.batch)
         draws.clear()
-
-    def _require_begun(self) -> None:
-        self._engine.require_open("advance")
-        if not self._engine.begun:
-            raise UsageError(
-                "a batch was drawn, or advance() called, before the first should_stop(), where the run's "
-                "state comes back; loop with: while not sv.should_stop()"
-            )
 
     @checked_keywords
     def stream(self, data: Any, name: str = "train", *, passes: int | None = None) -> Iterator[Any]:
@@ -236,29 +209,10 @@ class Supervisor(Door):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
         slot = self._engine.streams.bind(data, name)
         self._passes_changed(slot, passes)
-        endless = Endless(
-            slot,
-            passes,
-            self._require_begun,
-            lambda: self._engine.decisions.stop(
-                f"stream {name!r} ended after {passes} passes", "stream", name
-            ),
-            self._engine.clock,
-            self._handed_out,
-            lambda pass_index: self._pass_ended(name, pass_index),
-            self._fetch_failed,
-        )
+        endless = Endless(self._engine, self._draws, slot, passes)
         self._draws.streams.append(endless)
         witness = self._engine.board.find(Witness)
         return endless if witness is None else witness.watching(name, endless)
-
-    def _pass_ended(self, name: str, pass_index: int) -> None:
-        self._engine.verifier.pass_ended(self._engine.progress.step, name, pass_index)
-
-    def _fetch_failed(self, slot: StreamSlot) -> None:
-        """Leave without a save if a signal is to blame: the step that draws may have changed the state."""
-        if self._engine.killed_by_signal(slot.cursor):
-            self._engine.leave()
 
     def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
         """Reopen a run that had used up this stream's passes, where there are more now."""
@@ -267,52 +221,6 @@ class Supervisor(Door):
         if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
             self._engine.decisions.reopen()
             self._engine.voice.say(f"stream {slot.name!r} has more passes now: the run goes on")
-
-
-class Draws(Questions):
-    """Batches that a Supervisor's streams have handed out; answers the engine for a loop without epochs.
-
-    Attributes:
-        streams: the streams that the program reads.
-        batch: the batch of the open step; with several streams, the newest of each by its name.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.streams: list[Endless] = []
-        self.batch: Any = None
-        self._batches: dict[str, Any] = {}
-        self._completed = 0
-        """Number of batches in complete steps."""
-
-    def add(self, name: str, batch: Any) -> None:
-        """Add a batch that is handed out for the open step."""
-        self._batches[name] = batch
-        self.batch = batch if len(self.streams) == 1 else self._batches
-
-    def complete(self) -> None:
-        """Count every batch handed out so far as part of a complete step."""
-        self._completed = self._drawn()
-
-    def clear(self) -> None:
-        """Forget the batches of the step that is complete."""
-        self.batch, self._batches = None, {}
-
-    def batches(self) -> tuple[int, int]:
-        return self._drawn(), self._completed
-
-    def _drawn(self) -> int:
-        return sum(endless.drawn for endless in self.streams)
-
-    def data_wait(self) -> float:
-        return sum(endless.waited for endless in self.streams)
-
-    def tag(self) -> str:
-        limit = self._engine.limits.max_step
-        return f"[Step {self._engine.step}{'' if limit is None else f'/{limit}'}]"
-
-    def get_progress(self) -> float | None:
-        return progress(self._engine.progress.step, 0, self._engine.limits.max_step, None)
 
 
 def _require_goes_on(stop: StopRecord) -> None:

@@ -332,3 +332,10 @@ def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> 
         for fact, (was, now) in differ.items()
         if fact.rpartition(".")[0] not in differ  # another sampler has other settings anyway
     )
+
+
+def no_batch(name: str) -> DataError:
+    """Make the error for a stream whose whole pass gave no batch."""
+    return DataError(
+        f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
+    )
