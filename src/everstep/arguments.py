@@ -129,6 +129,20 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
     return value
 
 
+def valid_name(what: str, value: str) -> str:
+    """Return `value`, a name of a part of the state: a string that is not empty and has no "/".
+
+    Args:
+        what: kind of the named object, such as "stream".
+
+    Raises:
+        ConfigError: `value` is not such a string.
+    """
+    if not isinstance(value, str) or not value or "/" in value:
+        raise ConfigError(f"{what} name {value!r}: give a string without '/', not empty")
+    return value
+
+
 def positive(value: Any, returned: str, remedy: str) -> float:
     """Return a user's value as a float; it must be a finite number above 0.
 

@@ -440,7 +440,7 @@ def test_streams_are_names_to_data_and_names_are_known(tmp_path: Path) -> None:
                 ConfigError, match=r"a DataLoader was given as the streams .* as in \[loader\]"
             ):
                 door.epoch(loader())
-            with pytest.raises(ConfigError, match="stream name 'valid/more': give a text without"):
+            with pytest.raises(ConfigError, match="stream name 'valid/more': give a string without"):
                 door.epoch({}, {"valid/more": numbers(4, 2)})
             break
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from everstep.arguments import checked_keywords
+from everstep.arguments import checked_keywords, valid_name
 from everstep.errors import ConfigError
 from everstep.schedule import Instant, Never, Schedule
 
@@ -349,9 +349,7 @@ class Service:
 
     @checked_keywords
     def __init__(self, name: str | None = None, schedule: Schedule | None = None) -> None:
-        self.name = type(self).__name__.lower() if name is None else name
-        if not self.name or "/" in self.name:
-            raise ConfigError(f"service name {self.name!r}: give a name without '/', not empty")
+        self.name = valid_name("service", type(self).__name__.lower() if name is None else name)
         if not isinstance(schedule, Schedule | None):
             raise ConfigError(
                 f"every={schedule!r} of service {self.name!r} is no schedule; give Every(steps=...), "

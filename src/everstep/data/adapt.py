@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
+from everstep.arguments import valid_name
 from everstep.contracts.data import Stream
 from everstep.data.adapters import IterableStream, SequenceStream, StatefulStream, is_stateful
 from everstep.data.other_libraries import class_names, refusal
@@ -75,8 +76,7 @@ def named(streams: Any) -> Mapping[str, Any]:
             '{"train": train, "valid": valid}'
         )
     for name in streams:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ConfigError(f"stream name {name!r}: give a text without '/', not empty")
+        valid_name("stream", name)
     return streams
 
 

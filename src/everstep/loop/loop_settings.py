@@ -10,7 +10,7 @@ from everstep.arguments import integer
 from everstep.contracts.services import Service
 from everstep.loop.watched_best import with_best
 from everstep.metrics import MetricFormatter
-from everstep.supervisor.settings import Kind, Settings, listed
+from everstep.supervisor.settings import LoopKind, Settings, listed
 
 
 class LoopSettings(Settings):
@@ -23,7 +23,7 @@ class LoopSettings(Settings):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: LoopKind,
         run_dir: str | Path,
         *,
         services: Iterable[Service] = (),

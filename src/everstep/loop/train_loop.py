@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from everstep import backends
-from everstep.arguments import checked_keywords, integer
+from everstep.arguments import checked_keywords
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs
@@ -26,7 +26,7 @@ from everstep.state import isolated
 from everstep.supervisor import Supervisor
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.settings import Kind
+from everstep.supervisor.settings import LoopKind
 
 
 class TrainLoop(Door):
@@ -98,9 +98,9 @@ class TrainLoop(Door):
         """Metrics collected in the open `evaluation()`; None outside."""
 
     @classmethod
-    def kind(cls) -> Kind:
+    def kind(cls) -> LoopKind:
         """Describe loops of this class for the engine."""
-        return Kind(cls.__name__, frozenset(Moment) - {Moment.AFTER_EVAL_STEP})
+        return LoopKind(cls.__name__, frozenset(Moment) - {Moment.AFTER_EVAL_STEP})
 
     def __exit__(
         self,
@@ -126,8 +126,7 @@ class TrainLoop(Door):
 
     @max_epoch.setter
     def max_epoch(self, value: int | None) -> None:
-        self._engine.limits.max_epoch = integer("max_epoch", value, none="for no limit")
-        self._engine.limits_changed()
+        self._engine.set_limit("max_epoch", value)
 
     @property
     def within_epoch(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from everstep.arguments import checked_keywords, integer, number, plain
+from everstep.arguments import checked_keywords, number, plain
 from everstep.contracts.services import SCHEDULED, Action, Interrupt, Moment, Save, ServiceFunction, Stop
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.schedule import Schedule
@@ -98,8 +98,7 @@ class Door:
 
     @max_step.setter
     def max_step(self, value: int | None) -> None:
-        self._engine.limits.max_step = integer("max_step", value, none="for no limit")
-        self._engine.limits_changed()
+        self._engine.set_limit("max_step", value)
 
     @property
     def max_epoch(self) -> int | None:

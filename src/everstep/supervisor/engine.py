@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
+from everstep.arguments import integer
 from everstep.checkpoint import Phase
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Action, Moment, RunView, Service, Stop
@@ -139,7 +140,7 @@ class Engine:
         for target in (target for service in self.board for target in service.sets):
             self.user.numbers(target)  # which refuses what is not there
         self.progress = recovered.progress
-        self.streams = opening.streams(recovered)
+        self.streams = opening.streams(recovered, same_data=self.kind.same_data)
         stack.callback(self.streams.close)
         # generators in the state are restored already: no stream may move them
         self.streams.stand(self.user.objects.values())
@@ -195,7 +196,7 @@ class Engine:
 
     def _open_recovery(self) -> None:
         """Make what goes back, and what tries again, after a failed step."""
-        recovery, same_data = self.board.find(Recovery), self.kind.same_data
+        recovery = self.board.find(Recovery)
         self.rollbacks = Rollbacks(
             self.opening.rollbacks,
             recovery,
@@ -203,7 +204,6 @@ class Engine:
             self.streams,
             self.journal,
             self.voice,
-            same_data=same_data,
         )
         self.retries = Retries(
             self.board.find(Retry),
@@ -212,7 +212,6 @@ class Engine:
             self.journal,
             lambda: self.signals.received is not None,
             self.voice,
-            same_data=same_data,
         )
         if recovery is not None:
             self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
@@ -253,8 +252,13 @@ class Engine:
             self.announcer.services_changed()
         self.wakeups.wake()
 
-    def limits_changed(self) -> None:
-        """Notice that a limit was set."""
+    def set_limit(self, name: Literal["max_step", "max_epoch"], value: int | None) -> None:
+        """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached.
+
+        Raises:
+            ConfigError: the limit is not an integer of 1 or more.
+        """
+        setattr(self.limits, name, integer(name, value, none="for no limit"))
         if self.status == "open":
             self.decisions.limits_changed()
         self.wakeups.wake()

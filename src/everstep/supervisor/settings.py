@@ -31,7 +31,7 @@ from everstep.supervisor.saving.user_state import UserState
 
 
 @dataclass(frozen=True)
-class Kind:
+class LoopKind:
     """Kind of loop that drives a run.
 
     Attributes:
@@ -92,7 +92,7 @@ class Settings:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: LoopKind,
         run_dir: str | Path,
         *,
         services: Iterable[Service] = (),

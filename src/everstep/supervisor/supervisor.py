@@ -18,7 +18,7 @@ from everstep.supervisor.engine import Engine
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import StopRecord
-from everstep.supervisor.settings import Kind, Settings
+from everstep.supervisor.settings import LoopKind, Settings
 from everstep.supervisor.streams.slot import StreamSlot
 
 _MOMENTS = frozenset(
@@ -107,7 +107,7 @@ class Supervisor(Door):
         clock: Clock = time.monotonic,
     ) -> None:
         settings = Settings(
-            Kind(type(self).__name__, _MOMENTS),
+            LoopKind(type(self).__name__, _MOMENTS),
             run_dir,
             services=services,
             seed=seed,

@@ -12,7 +12,7 @@ from everstep.errors import MetricError
 from everstep.loop import TrainLoop
 from everstep.services.best import Best
 from everstep.supervisor import Loaded
-from everstep.supervisor.settings import Kind
+from everstep.supervisor.settings import LoopKind
 
 
 class TrainerLoop(TrainLoop):
@@ -24,8 +24,8 @@ class TrainerLoop(TrainLoop):
         """Metrics that the program's own evaluations found."""
 
     @classmethod
-    def kind(cls) -> Kind:
-        return Kind(cls.__name__, frozenset(Moment), same_data=True)
+    def kind(cls) -> LoopKind:
+        return LoopKind(cls.__name__, frozenset(Moment), same_data=True)
 
     @property
     def may_end(self) -> bool:

@@ -68,7 +68,7 @@ class Ending:
         return f"{self.reason} (step {self.step}, {state})"
 
 
-class Outcome(NamedTuple):
+class EndStatus(NamedTuple):
     """Status and reason of a start that has ended.
 
     Attributes:
@@ -80,9 +80,9 @@ class Outcome(NamedTuple):
     reason: str
 
 
-def outcome(
+def end_status(
     cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
-) -> Outcome:
+) -> EndStatus:
     """Find status and reason of a start, from what ended it.
 
     Args:
@@ -92,14 +92,14 @@ def outcome(
         at_end: whether the program reached the loop's own end.
     """
     if isinstance(cause, Interrupted):
-        return Outcome("stopped", cause.reason)
+        return EndStatus("stopped", cause.reason)
     # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends
     if isinstance(cause, KeyboardInterrupt) and interruption is not None:
-        return Outcome("stopped", interruption.reason)
+        return EndStatus("stopped", interruption.reason)
     if cause is not None:
-        return Outcome("failed", f"{type(cause).__name__}: {cause}")
+        return EndStatus("failed", f"{type(cause).__name__}: {cause}")
     if stop is None:
-        return Outcome("stopped", "the loop was left before its end")
+        return EndStatus("stopped", "the loop was left before its end")
     if stop.failed:
-        return Outcome("failed", stop.reason)
-    return Outcome("finished" if at_end else "stopped", stop.reason)
+        return EndStatus("failed", stop.reason)
+    return EndStatus("finished" if at_end else "stopped", stop.reason)

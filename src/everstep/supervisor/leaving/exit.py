@@ -19,7 +19,7 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
-from everstep.supervisor.leaving.ending import BestRecord, Ending, outcome
+from everstep.supervisor.leaving.ending import BestRecord, Ending, end_status
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.threads.signals import describe, leaving
@@ -173,7 +173,7 @@ class Exit:
         """Record and say how this start ended."""
         engine, current = self._engine, self._engine.progress
         interruption = engine.decisions.interruption
-        ended = outcome(cause, current.stop, interruption, at_end=self._at_end)
+        ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
         engine.journal.flush()

@@ -33,7 +33,6 @@ class Retries:
     Args:
         retry: the service that allows them; None if the run has none.
         run_dir: the run's directory.
-        same_data: whether the run resumes with the same objects, and not with new ones.
         ends: tells whether a signal asks the run to end: then no wait is made.
         voice: warns the user.
     """
@@ -46,11 +45,9 @@ class Retries:
         journal: Journal,
         ends: Callable[[], bool],
         voice: Voice,
-        *,
-        same_data: bool,
     ) -> None:
         self._retry, self._run_dir, self._streams, self._journal = retry, run_dir, streams, journal
-        self._ends, self._voice, self._same_data = ends, voice, same_data
+        self._ends, self._voice = ends, voice
 
     def again(self, error: BaseException, step: int) -> TriedAgain | None:
         """Decide to try again from the newest checkpoint, and wait; None if the error stands.
@@ -69,7 +66,7 @@ class Retries:
             self.forget()
             error.add_note(f"tried again {count} times (Retry(times={retry.times})), and it failed each time")
             return None
-        if self._same_data and (why := self._streams.no_way_back()):
+        if why := self._streams.no_way_back():
             error.add_note(f"not tried again: {why}")
             return None
         _tries[self._run_dir] = _Tries(furthest, count + 1)

@@ -23,7 +23,6 @@ class Rollbacks:
     Args:
         decided: rollbacks of earlier starts.
         recovery: the service that allows more; None if the run has none.
-        same_data: whether the run resumes with the same objects, and not in a new process.
 
     Attributes:
         decided: rollbacks of all starts, this one included.
@@ -37,12 +36,10 @@ class Rollbacks:
         streams: Streams,
         journal: Journal,
         voice: Voice,
-        *,
-        same_data: bool,
     ) -> None:
         self.decided = list(decided)
         self._recovery, self._store, self._streams = recovery, store, streams
-        self._journal, self._voice, self._same_data = journal, voice, same_data
+        self._journal, self._voice = journal, voice
         self._refused = ""
         """Reason why the last failure was not undone; empty if there was none."""
 
@@ -100,7 +97,7 @@ class Rollbacks:
         if used >= recovery.max_rollbacks:
             return self._used_up(recovery, used)
         blamed = recovery.blamed(self.decided, step)
-        if self._same_data and (why := self._streams.no_way_back()):
+        if why := self._streams.no_way_back():
             return why
         if not blamed:
             return "it read no batch from a stream of this run"

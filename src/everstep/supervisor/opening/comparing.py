@@ -1,4 +1,4 @@
-"""Comparison of controllers, and of options of the state's objects, with those that a checkpoint has."""
+"""Comparison of configuration, controllers, limits and options of the state's objects with a checkpoint's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from everstep.backends.describe_values import is_unknown, other_python
 from everstep.contracts.state import Json
-from everstep.supervisor.opening.configuration import NONE, Difference, differences
+from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.opening.configuration import NONE, Configuration, Difference, differences
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.saving.user_state import UserState
 
@@ -29,6 +30,17 @@ class Changes:
     free: list[Difference] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     by_entry: dict[str, list[str]] = field(default_factory=dict)
+
+
+def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> Changes:
+    """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
+    found = Changes()
+    if stored is None or given is None:
+        return found
+    for each in given.changes(stored):
+        listed = found.free if given.is_free(each.path) else found.touching
+        listed.append(each._replace(path=f"config.{each.path}"))
+    return found
 
 
 def changed_controllers(
@@ -82,6 +94,22 @@ def _grew(was: str, now: str) -> bool:
     before, after = (list(map(int, re.findall(r"\d+", text))) for text in (was, now))
     same_form = re.sub(r"\d+", "n", was) == re.sub(r"\d+", "n", now)
     return same_form and all(old <= new for old, new in zip(before, after, strict=True))
+
+
+def reason_to_reopen(
+    stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
+) -> str | None:
+    """Say why a run that was ending continues; None if it does not."""
+    if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
+        present = any(service.name == stop.by for service in board)
+        if present and board.controllers().get(stop.by) == stored.get(stop.by):
+            return None
+        return f"{stop.by!r} was {'changed' if present else 'removed'}"
+    for name, old in stop.limits.items():
+        new = limits[name]
+        if old is not None and (new is None or new > old):
+            return f"{name} was raised from {old} to {'no limit' if new is None else new}"
+    return None
 
 
 def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:

@@ -33,7 +33,13 @@ from everstep.redaction import redacted, without_credentials
 from everstep.state import Encoded, dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
-from everstep.supervisor.opening.comparing import changed_controllers, changed_options, uncompared
+from everstep.supervisor.opening.comparing import (
+    changed_config,
+    changed_controllers,
+    changed_options,
+    reason_to_reopen,
+    uncompared,
+)
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.opening.machine import Fingerprint, changes, fingerprint, warning
 from everstep.supervisor.opening.start import Recovered, Start
@@ -199,7 +205,7 @@ class Opening:
         stop, reopened = progress.stop, None
         ended_by = stop
         if stop is not None:
-            reopened = _reopened(stop, limits, board, stored["controllers"])
+            reopened = reason_to_reopen(stop, limits, board, stored["controllers"])
             # the epoch is cut short no more: it continues inside, as under the new limit from the start
             if reopened is not None and checkpoint.partial:
                 checkpoint = self._inside(checkpoint, reopened)
@@ -216,9 +222,9 @@ class Opening:
                 user.check(tree["user"], f"checkpoint {checkpoint.path}")
         except RestoreError as error:
             # a changed configuration may be why the state does not fit: that error says more
-            found, _ = self._config_changes(meta.get("config"))
-            if found and self._start.on_change == "error":
-                raise refusal(self.run_dir.path, found) from error
+            config = changed_config(meta.get("config"), self._start.config)
+            if config.touching and self._start.on_change == "error":
+                raise refusal(self.run_dir.path, config.touching) from error
             raise
         changed, kept = self._compare(progress, board, user, meta, ended_by if reopened else None)
         for name, entry in user.entries.items():
@@ -321,13 +327,14 @@ class Opening:
         Returns:
             The options to use as given, by entry of the state; and the facts that stay as stored.
         """
-        found, free = self._config_changes(meta.get("config"))
+        config = changed_config(meta.get("config"), self._start.config)
+        found = list(config.touching)
         if self._start.seed is not None and self._start.seed != progress.seed:
             found.append(Difference("seed", progress.seed, self._start.seed))
         controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
         options = changed_options(redacted(meta["options"]), user, reopened_by)
         found += [*controllers.touching, *options.touching]
-        free += [*controllers.free, *options.free]
+        free = [*config.free, *controllers.free, *options.free]
         for place in (*controllers.unknown, *options.unknown):
             self._voice.say(f"not compared, as another version of Python wrote the checkpoint: {place}")
         if found and self._start.on_change == "error":
@@ -344,18 +351,6 @@ class Opening:
         if self._start.seed is not None:
             progress.seed = self._start.seed
         return options.by_entry, {}
-
-    def _config_changes(self, stored: Any) -> tuple[list[Difference], list[Difference]]:
-        """List differences from the stored configuration: those that touch training, and the others."""
-        given = self._start.config
-        if stored is None or given is None:
-            return [], []
-        touching: list[Difference] = []
-        free: list[Difference] = []
-        for each in given.changes(stored):
-            listed = free if given.is_free(each.path) else touching
-            listed.append(each._replace(path=f"config.{each.path}"))
-        return touching, free
 
     def _say_resumed(self, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
         where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
@@ -380,12 +375,14 @@ class Opening:
 
     # ------------------------------------------------------------------------- what comes with it
 
-    def streams(self, recovered: Recovered) -> Streams:
+    def streams(self, recovered: Recovered, *, same_data: bool) -> Streams:
         """Make the run's streams, which stand where the checkpoint stood."""
         override = self._start.on_change == "override"
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
-        streams = Streams(seed, self._voice.say, override=override, quarantined=quarantined)
+        streams = Streams(
+            seed, self._voice.say, override=override, quarantined=quarantined, same_data=same_data
+        )
         heads = self._journal.heads(recovered.step)
         with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
             streams.load(recovered.streams, recovered.wall.get("streams", {}), heads)
@@ -455,22 +452,6 @@ def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
         for place in tree["rng"]["lines0"].values():
             restore(place["global"])
     return tree, progress
-
-
-def _reopened(
-    stop: StopRecord, limits: Mapping[str, int | None], board: ServiceBoard, stored: Mapping[str, Json]
-) -> str | None:
-    """Say why a run that was ending continues; None if it does not."""
-    if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
-        present = any(service.name == stop.by for service in board)
-        if present and board.controllers().get(stop.by) == stored.get(stop.by):
-            return None
-        return f"{stop.by!r} was {'changed' if present else 'removed'}"
-    for name, old in stop.limits.items():
-        new = limits[name]
-        if old is not None and (new is None or new > old):
-            return f"{name} was raised from {old} to {'no limit' if new is None else new}"
-    return None
 
 
 def _require_ready(ready: Callable[[], object], when: str) -> None:

@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any
 
 from everstep import backends
+from everstep.arguments import valid_name
 from everstep.contracts.services import SetValue
 from everstep.contracts.state import Entry, Mismatch, UpdateWatch
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
@@ -37,9 +38,7 @@ class UserState:
         self.objects: dict[str, Any] = {}
         self.entries: dict[str, Entry] = {}
         for name, value in pairs:
-            if not isinstance(name, str) or not name or "/" in name:
-                raise ConfigError(f"state name {name!r}: give a text without '/', not empty")
-            if name in self.entries:
+            if valid_name("state", name) in self.entries:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
             self.objects[name] = value
             self.entries[name] = make_entry(name, value)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from everstep.arguments import valid_name
 from everstep.contracts.data import Cursor
 from everstep.data.adapt import as_stream
 from everstep.data.wrappers import CursorWrapper
@@ -68,6 +69,7 @@ class Streams:
         say: takes sentences for the user.
         override: whether to read given data that is not what the checkpoint read.
         quarantined: batches that are not handed out.
+        same_data: whether another try in this process reads the same objects, and not new ones.
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
@@ -82,6 +84,7 @@ class Streams:
         *,
         override: bool = False,
         quarantined: Iterable[Batch] = (),
+        same_data: bool = False,
     ) -> None:
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
@@ -90,7 +93,7 @@ class Streams:
         self._slots: dict[str, StreamSlot] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
-        self._seed, self._say, self._override = seed, say, override
+        self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
         self._generators = Generators()
 
     def stand(self, objects: Iterable[Any]) -> None:
@@ -108,9 +111,7 @@ class Streams:
             ConfigError: the name is empty, or another object holds it.
             DataError: this is not the data that the checkpoint read.
         """
-        if not name or "/" in name:
-            raise ConfigError(f"stream name {name!r}: give a name without '/', not empty")
-        slot = self._slots.get(name)
+        slot = self._slots.get(valid_name("stream", name))
         if slot is None:
             slot = self._slots[name] = self._new(name)
         stream = slot.stream
@@ -163,6 +164,8 @@ class Streams:
 
     def no_way_back(self) -> str:
         """Say why this process cannot read all streams from an earlier place, and a remedy; else ""."""
+        if not self._same_data:
+            return ""
         for name, slot in self._slots.items():
             if slot.stream is not None and slot.stream.spent:
                 return (
