@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
-from everstep.contracts.state import Json
 from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.record import (
