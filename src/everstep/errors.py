@@ -170,6 +170,34 @@ class DrillError(EverstepError, RuntimeError):
     """A script cannot be drilled: it fails undisturbed, opens no run, or does not end in time."""
 
 
+class GroupError(EverstepError, RuntimeError):
+    """The processes that train together cannot go on together.
+
+    Attributes:
+        ranks: the ranks that are missing, have failed or differ; empty where none can be named.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class MissingRankError(GroupError, TimeoutError):
+    """Some ranks did not come to an operation of the group within its time limit."""
+
+
+class PeerFailedError(GroupError):
+    """Another rank has reported that it cannot go on."""
+
+
+class DisagreementError(GroupError):
+    """Ranks that must have the same value, or be at the same operation, differ."""
+
+
+class StoreLostError(GroupError, ConnectionError):
+    """The key-value store of the group cannot be reached: its process has ended, or the network is cut."""
+
+
 class Interrupted(SystemExit):
     """The run was interrupted (signal, time budget) and saved; the next start resumes it.
 

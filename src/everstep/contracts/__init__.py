@@ -2,4 +2,5 @@
 
 `state`: a user's own objects (`Stateful`) and frameworks (`Backend`).  `data`: streams and cursors.
 `tasks`: the steps of a `Trainer`.  `services`: work around steps.  `metrics`: rows of a metric.
+`group`: several processes that train together.
 """

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from everstep.testing.backend_checks import check_backend as check_backend
     from everstep.testing.clock import ManualClock as ManualClock
     from everstep.testing.armed_hazards import armed as armed
+    from everstep.testing.group_checks import check_group as check_group
     from everstep.testing.leftovers import nothing_left as nothing_left
     from everstep.testing.object_checks import Checked as Checked, check as check
     from everstep.testing.service_checks import check_service as check_service
@@ -29,6 +30,7 @@ else:
             "everstep.testing.clock": ("ManualClock",),
             "everstep.testing.armed_hazards": ("armed",),
             "everstep.testing.backend_checks": ("check_backend",),
+            "everstep.testing.group_checks": ("check_group",),
             "everstep.testing.service_checks": ("check_service",),
             "everstep.testing.state_checks": ("check_stateful",),
             "everstep.testing.stream_checks": ("check_stream",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -19,23 +20,34 @@ class _Held(NamedTuple):
 
 
 @contextmanager
-def nothing_left() -> Iterator[None]:
+def nothing_left(settle: float = 0.0) -> Iterator[None]:
     """Require that the block gives back all that it takes.
 
     Compares the living threads, the open file descriptors (if the system lists them), and the handlers of the
     signals that everstep handles, before and after.
+
+    Args:
+        settle: seconds to wait for what ends by itself, such as a connection that another process closes.
 
     Raises:
         AssertionError: names what is left; if the block itself raises, its error is raised instead.
     """
     before = _held()
     yield
-    after = _held()
-    threads, files = after.threads - before.threads, after.files - before.files
-    assert not threads, f"these threads outlive the block: {', '.join(sorted(threads))}"
-    assert not files, f"these files are still open: {', '.join(sorted(files))}"
-    left = [signal.Signals(n).name for n in SIGNALS if before.handlers[n] is not after.handlers[n]]
-    assert not left, f"these signals have other handlers than before: {', '.join(left)}"
+    until = time.monotonic() + settle
+    while (left := _left(before, _held())) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not left, left
+
+
+def _left(before: _Held, after: _Held) -> str:
+    """Say what is left, "" if nothing is."""
+    if threads := after.threads - before.threads:
+        return f"these threads outlive the block: {', '.join(sorted(threads))}"
+    if files := after.files - before.files:
+        return f"these files are still open: {', '.join(sorted(files))}"
+    changed = [signal.Signals(n).name for n in SIGNALS if before.handlers[n] is not after.handlers[n]]
+    return f"these signals have other handlers than before: {', '.join(changed)}" if changed else ""
 
 
 def _held() -> _Held:

@@ -1,0 +1,153 @@
+"""The key-value store of torch.distributed: torchrun's, that of a process group, or one that rank 0 hosts.
+
+No collective of the process group is used, so gloo, nccl and mpi are alike, and nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from everstep.errors import ConfigError, StoreLostError
+
+FOREVER = timedelta(days=20)
+"""The limit of a wait without a limit: torch takes 0 for none at all, and counts milliseconds in 32 bits."""
+
+_hosting: dict[tuple[str, int], TCPStore] = {}
+"""Servers by address, kept until this process ends: other ranks may still ask, or open the next group."""
+
+
+def connect(limit: float) -> tuple[int, int, TorchStore]:
+    """Connect to the store that all ranks see.
+
+    Args:
+        limit: seconds to wait for the process that hosts it.
+
+    Returns:
+        rank, size, and a connection of this caller's own.
+
+    Raises:
+        ConfigError: neither a process group, nor all variables of a launcher.
+        StoreLostError: nobody hosts a store at the address within `limit`.
+    """
+    if dist.is_initialized():
+        rank, size, found = dist.get_rank(), dist.get_world_size(), _store_of_the_group()
+    else:
+        rank, size = _number("RANK"), _number("WORLD_SIZE")
+        if not 0 <= rank < size:
+            raise ConfigError(f"RANK={rank} with WORLD_SIZE={size}: set RANK to 0 up to WORLD_SIZE - 1")
+        found = _store_at_the_address(rank, limit)
+    with _lost_if_it_fails():
+        own = found.clone()
+    own.set_timeout(timedelta(seconds=limit))
+    return rank, size, TorchStore(PrefixStore(_prefix(), own))
+
+
+def _store_of_the_group() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _store_at_the_address(rank: int, limit: float) -> Any:
+    """Connect as torch's env:// rendezvous does, without its wait for all ranks, which names none of them."""
+    host, port = _variable("MASTER_ADDR"), _number("MASTER_PORT")
+    if (host, port) in _hosting:
+        return _hosting[host, port]
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    with _lost_if_it_fails(f"no store answers at {host}:{port} within {limit:g} s"):
+        store = TCPStore(
+            host,
+            port,
+            is_master=hosts,
+            timeout=timedelta(seconds=limit),
+            wait_for_workers=False,
+            multi_tenant=True,  # a later init_process_group of this process shares the server
+        )
+    if hosts:
+        _hosting[host, port] = store
+    return store
+
+
+def _prefix() -> str:
+    run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+    return f"everstep/{run}/{restart}/"
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(
+            f"{name} is not set in one of several processes: set it as torchrun does, or start with torchrun"
+        )
+    return value
+
+
+def _number(name: str) -> int:
+    value = _variable(name)
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value!r} is not a number: set it as torchrun does")
+    return int(value)
+
+
+@contextmanager
+def _lost_if_it_fails(what: str = "the store of the processes that train together is gone") -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        first_line = str(error).partition("\n")[0]  # more are a stack of C++
+        raise StoreLostError(
+            f"{what} ({first_line}); see to the process that hosts it (torchrun, or rank 0), then start again"
+        ) from error
+
+
+class TorchStore:
+    """A connection to a store of torch.distributed, as a `KeyValueStore`."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def clone(self, prefix: str = "") -> TorchStore:
+        """Open another connection, whose keys all begin with this store's prefix and `prefix`."""
+        with _lost_if_it_fails():
+            copy = self._store.clone()
+        return TorchStore(PrefixStore(prefix, copy) if prefix else copy)
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key, in place of an earlier value."""
+        with _lost_if_it_fails():
+            self._store.set(key, value)
+
+    def set_all(self, keys: Sequence[str], value: str) -> None:
+        """Set several keys to one value, in one request."""
+        with _lost_if_it_fails():
+            self._store.multi_set(list(keys), [value] * len(keys))
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether all of the keys exist."""
+        with _lost_if_it_fails():
+            return bool(self._store.check(list(keys)))
+
+    def get(self, keys: Sequence[str]) -> list[str]:
+        """Return the values of keys that exist."""
+        with _lost_if_it_fails():
+            return [value.decode() for value in self._store.multi_get(list(keys))]
+
+    def set_once(self, key: str, value: str) -> str:
+        """Set a key that does not exist; return the value that the key has then, by whomever."""
+        with _lost_if_it_fails():
+            return str(self._store.compare_set(key, "", value), "utf-8")
+
+    def delete(self, key: str) -> None:
+        """Delete a key, if it exists."""
+        with _lost_if_it_fails():
+            self._store.delete_key(key)
+
+    def block(self, key: str) -> None:
+        """Wait, without a limit, until the key exists."""
+        with _lost_if_it_fails():
+            self._store.wait([key], FOREVER)

@@ -1,0 +1,143 @@
+"""Contracts of several processes that train together: `Group`, and the `KeyValueStore` below it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from everstep.errors import DisagreementError
+
+LIMIT = 600.0
+"""Seconds that an operation of a group waits for the other ranks, if nothing else is given."""
+
+
+class KeyValueStore(Protocol):
+    """Strings under keys that all processes of a group see.
+
+    Each method but `block` is one short request.  A connection carries one request at a time, so a thread
+    that blocks needs a connection of its own, made by `clone`.
+
+    Every method raises `StoreLostError` when the store cannot be reached any more; `set`, which waits for no
+    answer, may leave this to the request after it.
+    """
+
+    def clone(self, prefix: str = "") -> KeyValueStore:
+        """Open another connection, whose keys all begin with this store's prefix and `prefix`."""
+        ...
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key, in place of an earlier value."""
+        ...
+
+    def set_all(self, keys: Sequence[str], value: str) -> None:
+        """Set several keys to one value, in one request."""
+        ...
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether all of the keys exist."""
+        ...
+
+    def get(self, keys: Sequence[str]) -> list[str]:
+        """Return the values of keys that exist."""
+        ...
+
+    def set_once(self, key: str, value: str) -> str:
+        """Set a key that does not exist; return the value that the key has then, by whomever."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete a key, if it exists."""
+        ...
+
+    def block(self, key: str) -> None:
+        """Wait, without a limit, until the key exists."""
+        ...
+
+
+class Group:
+    """The processes that train one run together; each is a *rank*, and rank 0 is the *writer*.
+
+    All ranks call the same operations in the same order, from their main threads.  Values are JSON: None,
+    booleans, numbers, strings, lists, and dictionaries with string keys; they are small (the store is no
+    channel for weights).  `what` names an operation in errors; `limit` is in seconds, None for the group's
+    own.
+
+    Each operation raises, beside its own errors:
+
+        MissingRankError: ranks did not come within `limit`; names them.
+        PeerFailedError: another rank has reported a failure with `fail`.
+        StoreLostError: the group's store is gone.
+        DisagreementError: ranks are at different operations.
+
+    After any of these but a difference in `agree`, the group is broken: each later operation raises.
+
+    Args:
+        rank: number of this process, 0 to `size` - 1.
+        size: number of processes, 1 or more.
+        store: the group's own part of the store; None in a group of one.
+        limit: seconds that an operation waits for the other ranks.
+    """
+
+    def __init__(self, rank: int, size: int, store: KeyValueStore | None, limit: float = LIMIT) -> None:
+        self.rank, self.size, self.store, self.limit = rank, size, store, limit
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process owns the run directory: rank 0."""
+        return self.rank == 0
+
+    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        """Return the values of all ranks, in the order of ranks, on every rank."""
+        raise NotImplementedError(type(self).__name__)
+
+    def share(self, value: Any, what: str, limit: float | None = None) -> Any:
+        """Return the writer's value on every rank; what other ranks give is not used."""
+        return self.gather(value if self.writer else None, what, limit)[0]
+
+    def any(self, value: bool, what: str, limit: float | None = None) -> bool:
+        """Whether `value` is true on some rank."""
+        return any(self.gather(bool(value), what, limit))
+
+    def barrier(self, what: str, limit: float | None = None) -> None:
+        """Wait until every rank is here."""
+        self.gather(None, what, limit)
+
+    def agree(self, value: Any, what: str, limit: float | None = None) -> Any:
+        """Require that all ranks have the same value, and return it.
+
+        Raises:
+            DisagreementError: values differ; raised on every rank, with the ranks and their values.
+        """
+        require_same(self.gather(value, what, limit), what)
+        return value
+
+    def fail(self, reason: str) -> None:
+        """Report that this rank cannot go on; every operation of other ranks raises `PeerFailedError`.
+
+        The first report counts; may be called from any thread.
+        """
+
+    def close(self) -> None:
+        """Leave the group: every rank calls this at its end, also after an error; twice does no harm."""
+
+
+def require_same(values: Sequence[Any], what: str) -> None:
+    """Raise `DisagreementError` if the ranks' values differ, as JSON (NaN is equal to NaN there)."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(json.dumps(value, sort_keys=True), []).append(rank)
+    if len(ranks) > 1:
+        common = max(ranks.values(), key=len)
+        differing = [rank for found in ranks.values() if found is not common for rank in found]
+        listed = "; ".join(f"{named(found)}: {text}" for text, found in ranks.items())
+        raise DisagreementError(
+            f"{what} differs between the processes ({listed}); start all of them with the same program, "
+            "data and arguments",
+            ranks=differing,
+        )
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Name ranks in words: "rank 2", "ranks 0, 1"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,11 @@
+"""Several processes that train one run: who they are, what they tell each other, where they stop together.
+
+`find_group` makes a `Group`: `Single` in one process, else a `StoreGroup` over a framework's key-value store.
+`Agreement` finds the step at which all ranks stop for a wish of one.
+"""
+
+from everstep.group.environment import find_group
+from everstep.group.single import Single
+from everstep.group.store_group import StoreGroup
+
+__all__ = ["Single", "StoreGroup", "find_group"]

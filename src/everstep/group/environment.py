@@ -1,0 +1,39 @@
+"""`find_group`: the group that this process is part of."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from everstep import backends
+from everstep.contracts.group import LIMIT, Group
+from everstep.group.single import Single
+from everstep.group.store_group import StoreGroup
+
+_STORE = "everstep.backends.torch.key_value_store"
+
+
+def find_group(limit: float = LIMIT) -> Group:
+    """Join the group that this process is part of; all its ranks have to do so.
+
+    A process group that the program has initialised counts first, then the variables of a launcher
+    (WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them).  With neither, or in a group of one,
+    this is a `Single`, and nothing is imported.
+
+    Args:
+        limit: seconds to wait for the other ranks, here and in the operations of the group.
+
+    Raises:
+        ConfigError: a launcher's variable is missing or out of range.
+        MissingRankError: ranks did not come within `limit`; names them.
+        StoreLostError: the store cannot be reached.
+    """
+    if not _is_launched() and all(backend.processes() == 1 for backend in backends.active()):
+        return Single()
+    # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
+    rank, size, store = importlib.import_module(_STORE).connect(limit)
+    return StoreGroup(rank, size, store, limit)
+
+
+def _is_launched() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") != "1"

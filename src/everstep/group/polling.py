@@ -1,0 +1,25 @@
+"""Waiting for a condition that only repeated requests can find out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LONGEST_PAUSE = 0.25
+"""Seconds between two requests of a rank that has waited for long."""
+
+
+def wait_until(ready: Callable[[], bool], limit: float) -> bool:
+    """Ask `ready` again and again, for up to `limit` seconds; return its last answer.
+
+    The pauses grow with the time waited, an eighth of it each, so that a short wait ends at once and a long
+    one costs few requests.  A request of the store that blocks would cost fewer; but while it does, Python
+    runs no signal handler, and at its time limit torch writes warnings to the console.
+    """
+    began = time.monotonic()
+    while not ready():
+        waited = time.monotonic() - began
+        if waited >= limit:
+            return False
+        time.sleep(min(waited / 8, LONGEST_PAUSE, limit - waited))
+    return True

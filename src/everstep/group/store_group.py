@@ -1,0 +1,239 @@
+"""`StoreGroup`: the operations of a group, over any key-value store.
+
+Keys, all below a prefix that no other group has ever had (see `_meet`):
+
+    N/R      what rank R brings to operation N: [its name, value]
+    N/all    the list of all that, made by the writer
+    failed   [rank, reason] of the first failure
+    left/R   rank R has left
+
+The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
+`elastic.utils.store.get_all` each rank reads all values, O(size²), and the keys stay.)  Each rank deletes its
+keys of operation N when it begins N + 2: it has then left N + 1, which every rank entered after reading N.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
+from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
+from everstep.group.polling import wait_until
+
+LEAVING = 10.0
+"""Seconds for which the writer waits at the end for the others to leave: its process may host the store."""
+LOOK = 1.0
+"""Seconds after which a waiting rank looks for the failure of another one."""
+
+
+class StoreGroup(Group):
+    """A group over a key-value store; to make one is to meet all other ranks.
+
+    Args:
+        rank: number of this process, 0 to `size` - 1.
+        size: number of processes, 2 or more.
+        store: a connection to a store that all ranks see, for this group alone.
+        limit: seconds that an operation waits for the other ranks.
+
+    Raises:
+        MissingRankError: ranks did not come within `limit`; names them.
+    """
+
+    store: KeyValueStore
+
+    def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
+        session = _meet(store, rank, size, limit)
+        super().__init__(rank, size, store.clone(f"{session}/"), limit)
+        self._reports = self.store.clone()
+        """A connection for `fail`, as any thread may call it, also while another one is inside a request."""
+        self._count = 0
+        """Number of the operation that this rank is at, or was last."""
+        self._broken: str | None = None
+        self._closed = False
+
+    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        """Return the values of all ranks, in the order of ranks, on every rank."""
+        if self._broken is not None:
+            raise GroupError(f"{what!r} cannot begin, as {self._broken}; leave the run and start it again")
+        self._broken = f"the operation {what!r} before it did not end"  # also where Ctrl-C ends it
+        self._count += 1
+        answers = self._exchange(json.dumps([what, value]), what, self.limit if limit is None else limit)
+        places = [place for place, _ in answers]
+        if any(place != what for place in places):
+            raise DisagreementError(
+                f"the processes are at different places: {_listed(places)}; use the loop in the same way on "
+                "all ranks, not below a condition that only some of them meet",
+                ranks=[rank for rank, place in enumerate(places) if place != places[0]],
+            )
+        self._broken = None
+        return [value for _, value in answers]
+
+    def _exchange(self, mine: str, what: str, limit: float) -> list[Any]:
+        store, keys, result = self.store, self._keys(self._count), f"{self._count}/all"
+        self._forget(self._count - 2)
+        store.set(keys[self.rank], mine)
+        if not self.writer:
+            self._wait([result], what, limit)
+            return list(json.loads(*store.get([result])))
+        self._wait(keys, what, limit)
+        text = f"[{','.join(store.get(keys))}]"
+        store.set(result, text)
+        return list(json.loads(text))
+
+    def _keys(self, count: int) -> list[str]:
+        return [f"{count}/{rank}" for rank in range(self.size)]
+
+    def _forget(self, count: int) -> None:
+        if count > 0:
+            self.store.delete(f"{count}/{self.rank}")
+            if self.writer:
+                self.store.delete(f"{count}/all")
+
+    def _wait(self, keys: list[str], what: str, limit: float) -> None:
+        ready = _looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
+        if not wait_until(ready, limit):
+            require_no_failure(self)
+            came = [self.store.has([key]) for key in self._keys(self._count)]
+            raise _missing(what, limit, self.rank, came)
+
+    def fail(self, reason: str) -> None:
+        """Report that this rank cannot go on; every operation of other ranks raises `PeerFailedError`."""
+        self._reports.set_once("failed", json.dumps([self.rank, reason]))
+
+    def close(self) -> None:
+        """Leave the group; the writer leaves last, as its process may host the store."""
+        if self._closed:
+            return
+        self._closed = True
+        others = [f"left/{rank}" for rank in range(1, self.size)]
+        if self._broken is None:
+            with suppress(GroupError):  # the others are gone, or the store: there is nobody left to wait for
+                if self.writer:
+                    wait_until(lambda: self.store.has(others), LEAVING)
+                else:
+                    self.store.set(f"left/{self.rank}", "")
+        self._broken = "the group is closed"
+        del self.store, self._reports
+
+
+def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None:
+    """Raise the failure that another rank has reported, if there is one.
+
+    Args:
+        store: the connection to use, in threads; None: that of the group.
+
+    Raises:
+        PeerFailedError: with the rank and its reason.
+    """
+    found = store or group.store
+    assert found is not None
+    if found.has(["failed"]):
+        rank, reason = json.loads(*found.get(["failed"]))
+        if rank != group.rank:
+            raise PeerFailedError(
+                f"rank {rank} has failed: {reason}; see to its output, then start all ranks again",
+                ranks=[rank],
+            )
+
+
+def _looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
+    """Make a condition that calls `look` before its answer, from time to time."""
+    due = time.monotonic() + LOOK
+
+    def ask() -> bool:
+        nonlocal due
+        if time.monotonic() >= due:
+            look()
+            due = time.monotonic() + LOOK
+        return ready()
+
+    return ask
+
+
+def _missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
+    absent = [other for other, there in enumerate(came) if not there]
+    if absent:
+        text = f"{named(absent)} did not come to {what!r} within {limit:g} s"
+    else:
+        text = f"all ranks came to {what!r}, but not soon enough for an answer within {limit:g} s"
+    return MissingRankError(
+        f"{text}, where rank {rank} of {len(came)} waited; see to their output, or raise the limit",
+        ranks=absent,
+    )
+
+
+def _listed(places: list[str]) -> str:
+    ranks = {place: [rank for rank, other in enumerate(places) if other == place] for place in places}
+    return ", ".join(f"{named(found)} at {place!r}" for place, found in ranks.items())
+
+
+# --------------------------------------------------------------------------------- how they meet
+
+
+def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
+    """Find the others, and a prefix for keys that only those who are here now know.
+
+    A store outlives the processes: torchrun starts all ranks again over the same one, and with the same
+    restart count where nodes came or left.  So no key that is found can be believed.  The writer calls with
+    a token that it has just drawn; each rank answers with that token and a token of its own; a list of tokens
+    by the writer is right for the rank that finds its own in it.
+    """
+    own = secrets.token_hex(8)
+    meeting = _call(store, own, size) if rank == 0 else _answer(store, rank, own)
+    if not wait_until(meeting, limit):
+        raise _missing("the opening of the group", limit, rank, _present(store, own, rank, size))
+    if rank == 0:
+        store.set("session", json.dumps([own, *_tokens(store, own, size)]))
+        return own
+    return str(json.loads(*store.get(["session"]))[0])
+
+
+def _call(store: KeyValueStore, own: str, size: int) -> Callable[[], bool]:
+    """Make the writer's question whether all have answered its call."""
+    store.set("call", own)
+    return lambda: all(_tokens(store, own, size))
+
+
+def _answer(store: KeyValueStore, rank: int, own: str) -> Callable[[], bool]:
+    """Make a rank's question whether it is in the session; it answers each new call."""
+    answered = ""
+
+    def meets() -> bool:
+        nonlocal answered
+        (call,) = _get(store, ["call"])
+        if call and call != answered:
+            answered = call
+            store.set(f"answer/{rank}", json.dumps([call, own]))
+        (session,) = _get(store, ["session"])
+        return bool(session) and own in json.loads(session)
+
+    return meets
+
+
+def _tokens(store: KeyValueStore, call: str, size: int) -> list[str]:
+    """Return the tokens of all ranks but the writer, "" for those that have not answered this call."""
+    answers = _get(store, [f"answer/{rank}" for rank in range(1, size)])
+    found = [json.loads(answer) if answer else ["", ""] for answer in answers]
+    return [token if answered == call else "" for answered, token in found]
+
+
+def _present(store: KeyValueStore, own: str, rank: int, size: int) -> list[bool]:
+    """Tell for each rank whether it has come, as far as `rank` can know."""
+    if rank == 0:
+        return [True, *map(bool, _tokens(store, own, size))]
+    call, session = _get(store, ["call", "session"])
+    if not call or (session and json.loads(session)[0] == call):  # no call, or that of an earlier group
+        return [False, *[True] * (size - 1)]
+    return [True, *map(bool, _tokens(store, call, size))]
+
+
+def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
+    """Return the values of keys, "" for those that do not exist."""
+    if store.has(keys):
+        return store.get(keys)
+    return [store.get([key])[0] if store.has([key]) else "" for key in keys]

@@ -1,0 +1,104 @@
+"""Programs run by several real processes that train together, under torchrun or started one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import warm
+
+HEAD = """
+import os, signal, sys, threading, time
+from everstep.group import find_group
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def say(*words):  # one write: lines of several processes do not mix
+    os.write(1, (" ".join(map(str, (f"{rank}:", *words))) + "\\n").encode())
+"""
+"""What each program has: its rank, and `say`, which prints a line that begins with the rank."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), **addresses}
+
+
+@contextmanager
+def started(program: str, size: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start `size` processes without a launcher; what is left of them at the end is killed."""
+    port = free_port()
+    text = HEAD + textwrap.dedent(program)
+    processes = [
+        warm.Popen(
+            [sys.executable, "-c", text],
+            env=environment(rank, size, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def ended(processes: list[subprocess.Popen[str]], limit: float = 60) -> list[str]:
+    """Wait for all of them; return what each has printed."""
+    until = time.monotonic() + limit
+    return [process.communicate(timeout=until - time.monotonic())[0] for process in processes]
+
+
+def outputs(program: str, size: int) -> list[str]:
+    """Run a program in `size` processes that all have to succeed; return what each has printed."""
+    with started(program, size) as processes:
+        printed = ended(processes)
+        assert [process.returncode for process in processes] == [0] * size, "\n".join(printed)
+    return printed
+
+
+def lines_by_rank(text: str) -> dict[int, list[str]]:
+    """Sort the lines of `say` by rank."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        rank, colon, said = line.partition(": ")
+        if colon and rank.isdecimal():
+            found.setdefault(int(rank), []).append(said)
+    return found
+
+
+@contextmanager
+def under_torchrun(program: str, size: int, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program under torchrun, in a process group of its own, which is killed at the end."""
+    path = folder / "program.py"
+    path.write_text(HEAD + textwrap.dedent(program))
+    command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", *options, str(path)]
+    process = warm.Popen(
+        [sys.executable, "-m", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

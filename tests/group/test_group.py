@@ -1,0 +1,226 @@
+"""A group of real processes, over torchrun's store, a process group's, and one that rank 0 hosts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import ended, lines_by_rank, outputs, started, under_torchrun
+
+from everstep.errors import ConfigError
+from everstep.group import Single, find_group
+from everstep.testing import check_group, nothing_left
+
+CHECK = """
+from everstep.testing import check_group
+check_group(lambda: find_group(limit=30))
+say("checked")
+"""
+
+
+def test_one_process_is_a_group() -> None:
+    check_group(Single)
+
+
+def test_one_process_has_no_thread_file_or_framework() -> None:
+    program = """
+import sys, threading
+from everstep.group import find_group
+group = find_group()
+assert type(group).__name__ == "Single" and threading.active_count() == 1
+value = {"a": object()}
+assert group.gather(value, "a value")[0] is value
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "torch" not in done.stdout.split()
+    with nothing_left():
+        find_group().barrier("alone")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_without_a_launcher_are_a_group(size: int) -> None:
+    printed = outputs(CHECK, size)
+    assert [f"{rank}: checked" in text for rank, text in enumerate(printed)] == [True] * size
+
+
+def test_processes_of_torchrun_are_a_group(tmp_path: Path) -> None:
+    require_group_of_torchrun(2, tmp_path)
+
+
+def test_four_processes_are_a_group(tmp_path: Path) -> None:
+    require_group_of_torchrun(4, tmp_path)
+    assert [text.splitlines()[-1] for text in outputs(CHECK, 4)] == [f"{rank}: checked" for rank in range(4)]
+
+
+def require_group_of_torchrun(size: int, folder: Path) -> None:
+    with under_torchrun(CHECK, size, folder) as torchrun:
+        text, _ = torchrun.communicate(timeout=90)
+    assert torchrun.returncode == 0, text
+    assert lines_by_rank(text) == {rank: ["checked"] for rank in range(size)}
+
+
+def test_a_process_group_of_the_program_is_one() -> None:
+    program = """
+    import torch, torch.distributed as dist
+    before = find_group(limit=30)  # its store is at the same address
+    dist.init_process_group("gloo")
+    del os.environ["WORLD_SIZE"], os.environ["RANK"]
+    group = find_group(limit=30)
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    say(group.gather(int(total), "the sum"), before.gather(rank, "the ranks"), group.size)
+    group.close(); before.close()
+    dist.destroy_process_group()
+    """
+    assert outputs(program, 2) == ["0: [1, 1] [0, 1] 2\n", "1: [1, 1] [0, 1] 2\n"]
+
+
+def test_ranks_that_torchrun_starts_again_do_not_read_the_keys_of_before(tmp_path: Path) -> None:
+    program = """
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    group = find_group(limit=30)
+    say(restart, group.gather([restart, rank], "the restarts"))
+    if restart == 0:
+        group.gather("old", "an operation that the restart has, too")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    say(restart, group.gather("new", "an operation that the restart has, too"))
+    group.close()
+    """
+    with under_torchrun(program, 2, tmp_path, "--max-restarts=1") as torchrun:
+        text, _ = torchrun.communicate(timeout=90)
+    assert torchrun.returncode == 0, text
+    said = ["0 [[0, 0], [0, 1]]", "1 [[1, 0], [1, 1]]", "1 ['new', 'new']"]
+    assert lines_by_rank(text) == {0: said, 1: said}
+
+
+def test_a_rank_that_never_starts_is_named() -> None:
+    program = """
+    import everstep
+    if rank != 1:
+        try:
+            find_group(limit=1 if rank == 2 else 2)  # rank 0 leaves last, as it hosts the store
+        except everstep.errors.MissingRankError as error:
+            say(error.ranks, error)
+    """
+    printed = outputs(program, 3)
+    for rank in (0, 2):
+        assert f"{rank}: (1,) rank 1 did not come to 'the opening of the group' within" in printed[rank]
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_is_killed_is_named_within_the_limit(absent: int) -> None:
+    """Rank 0 hosts the store here: without it, the error is that the store is gone."""
+    program = f"""
+    import everstep
+    group = find_group(limit=30)
+    group.barrier("all are here")
+    if rank == {absent}:
+        time.sleep(0.3)  # the others have left the barrier
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        group.barrier("after the kill", limit=1)
+    except everstep.errors.GroupError as error:
+        say(type(error).__name__, error.ranks, time.monotonic() - began < 3)
+    group.close()
+    """
+    with started(program, 3) as processes:
+        printed = ended(processes)
+    expected = "StoreLostError ()" if absent == 0 else f"MissingRankError ({absent},)"
+    for rank in {0, 1, 2} - {absent}:
+        assert f"{rank}: {expected} True" in printed[rank].splitlines(), printed[rank]
+
+
+def test_without_torchrun_the_error_names_its_store(tmp_path: Path) -> None:
+    program = """
+    import everstep
+    group = find_group(limit=30)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    group.barrier("all are here")
+    if rank == 0:
+        time.sleep(0.3)  # rank 1 has left the barrier
+        os.kill(os.getppid(), signal.SIGKILL)
+    try:
+        while True:
+            group.barrier("again")
+    except everstep.errors.StoreLostError as error:
+        say("lost", "torchrun" in str(error), len(str(error)) < 300)
+    """
+    with under_torchrun(program, 2, tmp_path) as torchrun:
+        text = torchrun.communicate(timeout=60)[0]  # ends when the last holder of the pipe does
+    assert lines_by_rank(text) == {0: ["lost True True"], 1: ["lost True True"]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE='two' is not a number"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_a_wrong_variable_of_a_launcher_is_named(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        find_group(limit=1)
+
+
+def test_an_operation_costs_five_requests_and_leaves_no_keys() -> None:
+    """Of a rank that waits for nobody; the writer's has two more."""
+    program = """
+    from everstep.group import StoreGroup
+    from everstep.backends.torch.key_value_store import connect
+    class Counting:
+        def __init__(self, store):
+            self.store, self.counts = store, {}
+        def clone(self, prefix=""):
+            return Counting(self.store.clone(prefix))
+        def __getattr__(self, name):
+            self.counts[name] = self.counts.get(name, 0) + 1
+            return getattr(self.store, name)
+    own, size, store = connect(30)
+    group = StoreGroup(own, size, Counting(store), 30)
+    keys = []
+    for number in range(20):
+        group.barrier("a barrier")
+        if number in (3, 19):
+            keys.append(store._store.num_keys())
+            group.store.counts.pop("has") # as many as the wait is long
+            say(dict(sorted(group.store.counts.items())))
+            group.store.counts.clear()
+    assert keys[1] <= keys[0] + 4, keys
+    group.close()
+    """
+    printed = [lines_by_rank(text)[rank] for rank, text in enumerate(outputs(program, 2))]
+    assert printed[1][1] == "{'delete': 16, 'get': 16, 'set': 16}"
+    assert printed[0][1] == "{'delete': 32, 'get': 16, 'set': 32}"
+
+
+def test_a_signal_is_handled_while_a_rank_waits() -> None:
+    program = """
+    handled = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(time.monotonic()))
+    group = find_group(limit=30)
+    group.barrier("all are here")
+    if rank == 1:
+        time.sleep(1.5)
+    else:
+        began = time.monotonic()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    group.barrier("rank 1 is late")
+    say(rank == 1 or handled[0] - began < 1)
+    group.close()
+    """
+    assert outputs(program, 2) == ["0: True\n", "1: True\n"]
