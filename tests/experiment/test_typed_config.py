@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ import pytest
 import everstep
 from everstep.errors import ConfigError
 from everstep.experiment.config import Call, as_yaml, free, resolve
-from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig
+from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, TrainerConfig
 from everstep.schedule import At, Every, Never, Schedule
 
 HERE = __name__
@@ -171,6 +173,45 @@ def test_the_resolved_tree_is_yaml_that_resolves_to_the_same(write: Callable[...
     assert again == found
     assert resolve(Config, base=found.tree) == found
     assert found.tree["layer"] == {"width": 8, "rates": [0.5]}  # defaults are filled in
+
+
+MISPLACED = ("[x]", "xyz", "3", "", "{}", "[]", "{x: }", "{x: [3]}", "[{x: }]", "{'': {}}", "true", "1.5")
+
+
+def test_a_value_of_another_kind_under_any_key_is_an_error_with_its_line(tmp_path: Path) -> None:
+    file, fields = tmp_path / "config.yaml", dataclasses.fields
+    keys = [[each.name] for each in fields(ExperimentConfig)]
+    keys += [["trainer", each.name] for each in fields(TrainerConfig)]
+    said = []
+    for key, value in itertools.product(keys, MISPLACED):
+        needed = {"task": f"{HERE}:Net", "streams": f"{{train: {HERE}:Net}}"}
+        lines = [f"{name}: {given}" for name, given in needed.items() if name != key[0]]
+        lines.append(": {".join(key) + f": {value}" + "}" * (len(key) - 1))
+        file.write_text("\n".join(lines) + "\n")
+        for profile in None, "x":
+            try:
+                resolve(ExperimentConfig, [file], profile=profile)
+            except ConfigError as error:
+                said.append(str(error))
+    unknown = "the config has no profile 'x'"
+    assert all(f"{file}, line " in each or each.startswith(unknown) for each in said)
+    assert len(said) > 300
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ("[x]", r"line 3: profiles: \['x'\] is a list; give a mapping"),
+        ("xyz", "line 3: profiles: 'xyz' is a text; give a mapping"),
+        ("{x: }", "line 3: profiles.x: there is no value; give a mapping"),
+        ("{x: [a]}", "line 3: profiles.x: .* is a list; give a mapping"),
+    ],
+)
+def test_profiles_of_another_kind(tmp_path: Path, profiles: str, message: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"task: {HERE}:Net\nstreams: {{train: {HERE}:Net}}\nprofiles: {profiles}\n")
+    with pytest.raises(ConfigError, match=message):
+        resolve(ExperimentConfig, [file], profile="x")
 
 
 def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:

@@ -28,7 +28,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call
 from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.validation import Problem, members, told, validated
+from everstep.experiment.validation import Problem, kind_of, members, told, validated
 
 T = TypeVar("T")
 
@@ -51,6 +51,13 @@ class Resolved(Generic[T]):
     defaults: tuple[str, ...] = ()
 
 
+@typing.runtime_checkable
+class HasMistakes(typing.Protocol):
+    """Schema that looks for mistakes by itself, once every value has its type."""
+
+    def mistakes(self) -> list[Problem]: ...
+
+
 def resolve(
     schema: type[T],
     files: Iterable[str | Path] = (),
@@ -63,7 +70,8 @@ def resolve(
     """Lay files over the schema's defaults, and overrides over the files.
 
     Args:
-        schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.
+        schema: a dataclass; its fields may be dataclasses, lists and dictionaries of them, and `Call`.  Its
+            method `mistakes`, if there is one, lists what the types cannot tell.
         files: YAML; a later file wins over an earlier one.  Mappings are merged, lists replaced.
         overrides: PATH=VALUE each, VALUE in YAML: "optimizer.lr=1e-3", "layers=[64, 64]", "layers.0=32".
         base: `tree` of another config, laid below the files.
@@ -84,6 +92,8 @@ def resolve(
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
         config = validated(adapter, layers.tree, schema, (), problems)
+        if isinstance(config, HasMistakes):
+            problems += config.mistakes()
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(
@@ -111,13 +121,22 @@ def _put(tree: Any, place: Place, value: Any) -> None:
 
 
 def _with_profile(layers: Layers, name: str) -> Layers:
-    found = layers.tree.get("profiles") or {}
+    found = _mapping(layers, ("profiles",), layers.tree.get("profiles") or {})
     if name not in found:
         raise ConfigError(f"the config has no profile {name!r}; {nearest(name, found)}")
     place = ("profiles", name)
+    _mapping(layers, place, found[name])
     origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == place}
     layers.lay(Layers(found[name], origins))
     return layers
+
+
+def _mapping(layers: Layers, place: Place, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    what = "there is no value" if value is None else f"{value!r} is {kind_of(value)}"
+    text = f"{what}; give a mapping of keys to values"
+    raise ConfigError(told([Problem(place, text)], layers.origin))
 
 
 def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:

@@ -9,9 +9,10 @@ from typing import Any, Literal, Self
 from everstep import services
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, checked_arguments
-from everstep.experiment.config_layers import Place, dotted
+from everstep.experiment.config_layers import Place
 from everstep.experiment.experiment import SCHEDULES, Experiment
 from everstep.experiment.validation import Problem
+from everstep.supervisor import InitFrom
 
 FREE = {"free": True}
 """Mark of a field whose change touches no step of the training: shown at a resume, and used as given."""
@@ -125,16 +126,19 @@ class ExperimentConfig:
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
 
-    def __post_init__(self) -> None:
+    def mistakes(self) -> list[Problem]:
+        """List what the types cannot tell: of the schedules, of `init_from`, and a lack of "train"."""
         problems: list[Problem] = []
         for name, arguments in self.schedules.items():
-            if name not in SCHEDULES:
-                raise ConfigError(f"schedules has {name!r}, which is none; {nearest(name, SCHEDULES)}")
-            method = getattr(Experiment, name)
-            checked_arguments(method, Call(name, arguments), ("schedules", name), problems, late=1)
-        if problems:
-            raise ConfigError("; ".join(f"{dotted(place)}: {text}" for place, text in problems))
+            place: Place = ("schedules", name)
+            if name in SCHEDULES:
+                method = getattr(Experiment, name)
+                checked_arguments(method, Call(name, arguments), place, problems, late=1)
+            else:
+                problems.append(Problem(place, f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}"))
+        if isinstance(source := self.trainer.init_from, dict):
+            checked_arguments(InitFrom, Call("InitFrom", source), ("trainer", "init_from"), problems)
         if "train" not in self.streams:
-            raise ConfigError(
-                f"streams has no 'train', which is trained on; {nearest('train', self.streams)}"
-            )
+            text = f"'train' is needed, which is trained on; {nearest('train', self.streams)}"
+            problems.append(Problem(("streams",), text))
+        return problems

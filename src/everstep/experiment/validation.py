@@ -108,10 +108,15 @@ def _inside(location: Iterable[Any], value: Any) -> Place:
     """Turn pydantic's location into a place: leave out the names of a union's members, which are no keys."""
     inside: list[str | int] = []
     for part in location:
-        if part in value if isinstance(value, Mapping) else isinstance(value, list) and type(part) is int:
+        if part in value if isinstance(value, Mapping) else _has_index(value, part):
             inside.append(part)
             value = value[part]
     return tuple(inside)
+
+
+def _has_index(value: Any, part: Any) -> bool:
+    # The index of an entry that is missing in a list of fixed length names no value.
+    return isinstance(value, list) and type(part) is int and part < len(value)
 
 
 def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
@@ -122,7 +127,8 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return Problem(where, f"unknown key {last!r}; {nearest(str(last), _keys(schema, inside[:-1]))}")
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return Problem(where, f"{last!r} is needed; give it")
+        what = f"entry {last} of the list" if isinstance(last, int) else repr(last)
+        return Problem(where, f"{what} is needed; give it")
     if kind == "value_error":
         return Problem(where, str(error["ctx"]["error"]))
     wanted = error["msg"].replace("Input should be ", "give ").replace("Input should ", "it must ")
