@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from everstep.experiment.experiment import Experiment as Experiment
     from everstep.index.query import query as query
     from everstep.loop import TrainLoop as TrainLoop
-    from everstep.metrics import MetricFormatter as MetricFormatter
+    from everstep.metrics import MetricFormatter as MetricFormatter, TimesFirst as TimesFirst
     from everstep.record import Evaluation as Evaluation, evaluations as evaluations
     from everstep.schedule import At as At, Every as Every, Never as Never
     from everstep.services.best import Best as Best
@@ -89,7 +89,7 @@ else:
             "everstep.experiment.experiment": ("Experiment",),
             "everstep.index.query": ("query",),
             "everstep.loop": ("TrainLoop",),
-            "everstep.metrics": ("MetricFormatter",),
+            "everstep.metrics": ("MetricFormatter", "TimesFirst"),
             "everstep.record": ("Evaluation", "evaluations"),
             "everstep.schedule": ("At", "Every", "Never"),
             "everstep.services.best": ("Best",),

@@ -293,7 +293,7 @@ def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.Capt
             loop.print_logs()
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[Step 1] hello"
-    assert out[1].startswith("[Step 1] epoch time: ") and out[1].endswith("; loss: 0.5")
+    assert out[1].startswith("[Step 1] loss: 0.5; epoch time: ")
     assert out[2] == "ended: max_epoch 1 is reached (step 1, finished)"
 
 

@@ -9,6 +9,7 @@ from everstep.errors import ConfigError
 from everstep.metrics import (
     MetricFormatter,
     Stats,
+    TimesFirst,
     environment_table,
     humanize_duration,
     log_line,
@@ -21,16 +22,21 @@ def made(mean: float, std: float = 0.0, count: int = 1) -> Stats:
     return Stats(count, float(count), mean, std, mean, mean, mean)
 
 
-def test_the_seeds_line() -> None:
+def test_the_line_begins_with_the_loss_and_ends_with_the_times() -> None:
     stats = {
         "valid_loss": made(0.2),
         "loss": made(0.123, 0.02, 40),
         "step_time": made(0.0102, 0.0003, 40),
     }
-    assert log_line(log_tag(2, 10, 400, 4000, 63.2), stats, {"valid_loss"}) == (
-        "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s] "
-        "step time: 0.0102s (±0.0003s); loss: 0.123 (±0.02); valid loss: 0.2 (*)"
+    assert log_line(log_tag(2, 10, 400, 4000, None), stats, {"valid_loss"}, eta=63.2) == (
+        "[Epoch 2/10, Step 400/4000] "
+        "loss: 0.123 (±0.02); valid loss: 0.2 (*); step time: 0.0102s (±0.0003s); ETA 1m 3.2s"
     )
+
+
+def test_the_seeds_order_has_a_name() -> None:
+    stats = {"loss": made(0.123), "acc": made(0.5), "step_time": made(0.0102)}
+    assert log_line("", stats, formatter=TimesFirst()) == "step time: 0.0102s; acc: 0.5; loss: 0.123"
 
 
 TAGS = {
@@ -109,9 +115,10 @@ def test_one_metric(name: str, stats: Stats, best: bool, text: str) -> None:
     assert MetricFormatter().format(name, stats, best) == text
 
 
-def test_times_come_first_then_the_alphabet() -> None:
-    names = ["z_time", "b", "a_timer", "timer_a", "a"]
-    assert MetricFormatter().sort(names) == ["a_timer", "z_time", "a", "b", "timer_a"]
+def test_losses_come_first_and_times_last() -> None:
+    names = ["z_time", "valid_loss", "b", "loss", "a_timer", "timer_a", "aux/loss", "a"]
+    ordered = ["loss", "aux/loss", "valid_loss", "a", "b", "timer_a", "a_timer", "z_time"]
+    assert MetricFormatter().sort(names) == ordered
 
 
 def test_the_formatter_can_be_replaced() -> None:

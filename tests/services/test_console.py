@@ -73,7 +73,7 @@ class Run:
     def get_eta(self) -> float | None:
         return None if self.max_step is None or not self.step else (self.max_step - self.step) / 100
 
-    def println(self, message: str, with_tag: bool = False) -> None: ...
+    def println(self, message: str, with_tag: bool = False, shorten: bool = False) -> None: ...
 
     def call_soon(self, action: Action) -> None: ...
 
@@ -301,6 +301,47 @@ def test_it_never_wraps(terminal: Terminal, run: Run, console: Console) -> None:
     assert ("重み" in line) == (columns == 200)
 
 
+LOG_LINE = "[Step 400/4000] loss: 0.5 (±0.1); valid loss: 0.25; 重み: 1; epoch time: 12s; ETA 1m 3.2s"
+FITTED = {
+    89: LOG_LINE,
+    88: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; epoch time: 12s; ETA 1m 3.2s",
+    74: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; epoch time: 12s; …+1",
+    57: "[Step 400/4000] loss: 0.5; valid loss: 0.25; 重み: 1; …+2",
+    48: "[Step 400/4000] loss: 0.5; valid loss: 0.25; …+3",
+    30: "[Step 400/4000] loss: 0.5; …+4",
+    29: "[Step 400/4000] loss: 0…; …+4",
+    1: "…",
+}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "expected"), [({"columns": n}, line) for n, line in FITTED.items()], indirect=["terminal"]
+)
+def test_a_log_line_is_cut_to_the_terminal_and_whole_in_the_log(
+    terminal: Terminal, run: Run, console: Console, expected: str
+) -> None:
+    terminal.show(console, run)
+    console.print(LOG_LINE, shorten=True)
+    assert terminal.screen()[0] == expected
+    assert run.log()[0].endswith(f" {LOG_LINE}")
+
+
+@pytest.mark.parametrize("terminal", [{"columns": 40}], indirect=True)
+def test_other_lines_are_never_cut(terminal: Terminal, run: Run, console: Console) -> None:
+    terminal.show(console, run)
+    console.print(LOG_LINE)
+    assert terminal.screen()[0] == LOG_LINE
+
+
+def test_a_log_line_is_whole_in_a_pipe(
+    run: Run, console: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    console.open(run)
+    console.print(LOG_LINE, shorten=True)
+    assert capsys.readouterr().out == LOG_LINE + "\n"
+
+
 @pytest.mark.parametrize("terminal", [{"encoding": "ascii"}], indirect=True)
 def test_a_terminal_without_unicode(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
@@ -389,8 +430,8 @@ def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest
     assert capsys.readouterr().out == ""
     run.train(console, 1000, loss=0.75, valid_loss=0.25)
     expected = (
-        "[Epoch 8/10, Step 3000/4000, ETA 10s] 100 steps/s; since step 0: loss: 0.5 (±0.204124); "
-        "valid loss: 0.25 (*)"
+        "[Epoch 8/10, Step 3000/4000] since step 0: loss: 0.5 (±0.204124); valid loss: 0.25 (*); "
+        "100 steps/s; ETA 10s"
     )
     assert capsys.readouterr().out == expected + "\n"
     run.train(console, 500)
@@ -407,9 +448,9 @@ def test_a_progress_line_says_where_its_window_begins(
     run.train(console, 3000, loss=0.25)
     run.train(console, 3000)
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first.endswith(" since step 0: loss: 0.5")
-    assert second.endswith(" since step 3000: loss: 0.25")
-    assert third.endswith("steps/s")
+    assert "] since step 0: loss: 0.5; " in first
+    assert "] since step 3000: loss: 0.25; " in second
+    assert re.search(r"\] \d+ steps/s; ETA ", third)
 
 
 def test_lines_can_go_elsewhere(terminal: Terminal, run: Run) -> None:
@@ -419,7 +460,7 @@ def test_lines_can_go_elsewhere(terminal: Terminal, run: Run) -> None:
     console.print("hello")
     run.train(console, 200)
     console.close()
-    assert lines == ["hello", "[Epoch 1/10, Step 200/4000, ETA 38s]"]
+    assert lines == ["hello", "[Epoch 1/10, Step 200/4000] ETA 38s"]
     assert terminal.screen() == [""]
     assert len(run.log()) == 2
 

@@ -90,15 +90,16 @@ def test_it_draws_below_the_lines_that_are_printed(tmp_path: Path) -> None:
     drawn = screen(output[:before])
     (at,) = [row for row, line in enumerate(drawn) if line.startswith("Epoch 2/3  Step 8 ")]
     assert re.fullmatch(r"━+╸?─+  66%", drawn[at + 1]) and len(drawn[at + 1]) == 59
-    assert [line.split() for line in drawn[at + 2 : at + 5]][:2] == [
-        ["[x/]", "8"],
-        ["loss", "0.125"],
-    ]
+    first, *others = [line.split() for line in drawn[at + 2 : at + 5]]
+    assert first == ["loss", "0.125"] and ["[x/]", "8"] in others
     assert re.search(r"\n  valid loss +1  best 1$", "\n".join(line.rstrip() for line in drawn), re.MULTILINE)
     seen = screen(output)
     assert seen[-2:] == ["the last line", ""]
     assert not any("━" in line or line.startswith("Epoch ") for line in seen)
-    assert sum("valid loss:" in line for line in seen) == 3
+    printed = [line for line in seen if line.startswith("[Epoch ")]
+    assert [line.partition("] loss: ")[1] for line in printed] == ["] loss: "] * 3
+    assert max(map(len, printed)) <= 60
+    assert (tmp_path / "logs" / "run.log").read_text().count("; valid loss: ") == 3
 
 
 @pytest.mark.parametrize(

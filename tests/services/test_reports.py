@@ -34,9 +34,9 @@ def test_it_prints_what_was_asked_for_on_its_own_schedule(tmp_path: Path) -> Non
         loop.print_logs()
 
     tiny.train(lambda loop, step: loop.collect_metrics(mine=step), tail)
-    assert printed(tiny, "] valid accuracy") == [
-        "[Epoch 1/2, Step 4] valid accuracy: 0.75; valid loss: 0.5",
-        "[Epoch 2/2, Step 8] valid accuracy: 0.75; valid loss: 0.25",
+    assert printed(tiny, "] valid loss") == [
+        "[Epoch 1/2, Step 4] valid loss: 0.5; valid accuracy: 0.75",
+        "[Epoch 2/2, Step 8] valid loss: 0.25; valid accuracy: 0.75",
     ]
     assert printed(tiny, "] mine") == [
         "[Epoch 1/2, Step 2] mine: 1.5 (±0.5)",

@@ -389,11 +389,15 @@ class Epochs(Questions):
 
     # ------------------------------------------------------------------- what the engine asks
 
-    def tag(self) -> str:
-        engine = self._engine
-        eta = engine.view.get_eta() if self._show_eta else None
-        limits = engine.limits
+    def tag(self, with_eta: bool = True) -> str:
+        engine, limits = self._engine, self._engine.limits
+        eta = self.shown_eta if with_eta else None
         return log_tag(engine.progress.epoch, limits.max_epoch, engine.step, limits.max_step, eta)
+
+    @property
+    def shown_eta(self) -> float | None:
+        """The ETA in seconds, for lines; None if unknown or not wanted."""
+        return self._engine.view.get_eta() if self._show_eta else None
 
     def get_progress(self) -> float | None:
         engine = self._engine

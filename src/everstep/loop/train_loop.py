@@ -312,7 +312,8 @@ class TrainLoop(Door):
         when = Instant(self.step, self.epoch, not self._collector.open_step, self.clock())
         new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines, when)}
         lines.clear()
-        self.println(log_line(self._engine.loop.tag(), stats, new, self._formatter))
+        tag, eta = self._epochs.tag(with_eta=False), self._epochs.shown_eta
+        self.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
         self.announce_printed(stats)
 
     def announce_printed(self, stats: Mapping[str, Stats]) -> None:

@@ -2,6 +2,7 @@
 
 from everstep.metrics.formatting import (
     MetricFormatter,
+    TimesFirst,
     environment_table,
     humanize_duration,
     log_line,
@@ -12,6 +13,7 @@ from everstep.metrics.statistics import Stats, Window
 
 __all__ = [
     "MetricFormatter",
+    "TimesFirst",
     "Stats",
     "Window",
     "environment_table",

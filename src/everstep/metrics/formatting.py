@@ -43,8 +43,21 @@ class MetricFormatter:
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
 
     def sort(self, names: Iterable[str]) -> list[str]:
-        """Times (`is_wall`) first, then alphabetical."""
+        """Sort as `loss_first`."""
+        return sorted(names, key=loss_first)
+
+
+class TimesFirst(MetricFormatter):
+    """Format of metrics with the times (`is_wall`) before the others, as in TFSnippet."""
+
+    def sort(self, names: Iterable[str]) -> list[str]:
+        """Times first, then alphabetical."""
         return sorted(names, key=lambda name: (not is_wall(name), name))
+
+
+def loss_first(name: str) -> tuple[bool, bool, bool, str]:
+    """Key that sorts "loss" before other losses ("valid_loss"), then other metrics; times are last."""
+    return is_wall(name), name != "loss", not name.endswith("loss"), name
 
 
 def _number(value: float) -> str:
@@ -78,10 +91,18 @@ def log_line(
     stats: Mapping[str, Stats],
     best: Collection[str] = (),
     formatter: MetricFormatter | None = None,
+    eta: float | None = None,
 ) -> str:
-    """Format the log line: `tag`, then every metric; metrics named in `best` are marked as a new best."""
+    """Format the log line: `tag`, then every metric, then the ETA.
+
+    Args:
+        best: metrics that are marked as a new best.
+        eta: seconds; None: without it.
+    """
     formatter = formatter or MetricFormatter()
     items = [formatter.format(name, stats[name], name in best) for name in formatter.sort(stats)]
+    if eta is not None:
+        items.append(f"ETA {humanize_duration(eta)}")
     return " ".join(filter(None, (tag, "; ".join(items))))
 
 

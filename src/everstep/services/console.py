@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import threading
 import unicodedata
@@ -27,7 +28,7 @@ from everstep.arguments import number
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.metrics.collector import is_wall
-from everstep.metrics.formatting import humanize_duration, log_line, log_tag
+from everstep.metrics.formatting import humanize_duration, log_line, log_tag, loss_first
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 
@@ -108,7 +109,7 @@ class Console(Service):
         if self._line is None:
             assert self._plain_seconds is not None
             self._next_plain = now + self._plain_seconds
-            self.print(self._plain_line(stats))
+            self.print(self._plain_line(stats), shorten=True)
             self._since = boundary.step
         else:
             with self._lock:
@@ -118,15 +119,19 @@ class Console(Service):
     def finish(self, boundary: Boundary) -> None:
         self.run(boundary)
 
-    def print(self, text: str) -> None:
+    def print(self, text: str, shorten: bool = False) -> None:
         """Print `text` and a newline above the live line, and append it to the log file.
 
         May be called from any thread, also before `open` and after `close` (no log file then).
+
+        Args:
+            shorten: whether a terminal shows as much of the text as fits in a line; a file, a pipe, a sink
+                and the log have all of it.
         """
         with self._lock:
             if self._log is not None:
                 self._log.write(text)
-            self._emit(text)
+            self._emit(text, shorten)
 
     def mark_best(self, name: str, value: float) -> None:
         """Mark the metric `name` as best, from now on, wherever its last value is this `value`."""
@@ -141,15 +146,15 @@ class Console(Service):
                 self._log.close()
                 self._log = None
 
-    def _emit(self, text: str) -> None:
+    def _emit(self, text: str, shorten: bool = False) -> None:
         if self._sink is not None:
             self._sink(text)
         elif self._line is not None:
             line = self._line
-            self._guarded(lambda: line.print(text))
+            self._guarded(lambda: line.print(fitted(text, line.stream) if shorten else text))
         elif sys.stdout is not None:  # None where a program has no standard output
             stream = sys.stdout
-            self._guarded(lambda: _write(stream, text + "\n"))
+            self._guarded(lambda: _write(stream, (fitted(text, stream) if shorten else text) + "\n"))
 
     def _guarded(self, output: Callable[[], None]) -> None:
         """Run an output that may fail: say once, in the log, that output is lost; training continues."""
@@ -167,11 +172,11 @@ class Console(Service):
 
     def _plain_line(self, stats: dict[str, Stats]) -> str:
         run = self._run
-        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
+        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
         best = [name for name in stats if self._is_best(name, stats[name])]
         window = f"since step {self._since}: {log_line('', stats, best)}" if stats else ""
-        items = "; ".join(filter(None, (self._speed.text(), window)))
-        return " ".join(filter(None, (tag, items)))
+        times = log_line("", {}, eta=run.get_eta())
+        return " ".join(filter(None, (tag, "; ".join(filter(None, (window, self._speed.text(), times))))))
 
     def live_lines(self, columns: int, color: bool) -> list[str]:
         """Return the lines to draw in a terminal, of at most `columns` cells."""
@@ -203,7 +208,7 @@ class Console(Service):
     @property
     def names(self) -> list[str]:
         """Names of the metrics in order, times last: the line has the speed already."""
-        return sorted(self._latest, key=lambda name: (is_wall(name), name))
+        return sorted(self._latest, key=loss_first)
 
 
 # ---------------------------------------------------------------------------------- the live line
@@ -270,9 +275,27 @@ def layout(parts: list[Part], columns: int, color: bool) -> str:
 def _crop(text: str, room: int) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
-    while cells(text) > room:
+    while text and cells(text) > room:
         text = text[:-1]
     return text
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Shorten a log line that is wider than the terminal: without deviations, then without its last parts.
+
+    "; " divides the parts; the number of those that are left out stands at the end ("…+3").  Where `stream`
+    is not a terminal, the line stays whole.
+    """
+    columns = _columns(stream) if stream.isatty() else cells(text)
+    if cells(text) <= columns:
+        return text
+    parts = re.sub(r" \(±[^)]*\)", "", text).split("; ")
+    for count in range(len(parts), 0, -1):
+        left_out = f"; …+{len(parts) - count}" if count < len(parts) else ""
+        line = "; ".join(parts[:count]) + left_out
+        if cells(line) <= columns:
+            return line
+    return _crop(_crop(parts[0], columns - cells(left_out) - 1) + "…" + left_out, columns)
 
 
 class _LiveLine:

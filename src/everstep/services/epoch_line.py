@@ -49,8 +49,8 @@ class EpochLine(Service):
         readings.clear()
         if not stats:
             return
-        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, run.get_eta())
-        run.println(log_line(tag, stats, new))
+        tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
+        run.println(log_line(tag, stats, new, eta=run.get_eta()), shorten=True)
         self.printed(stats)
 
     def finish(self, boundary: Boundary) -> None:

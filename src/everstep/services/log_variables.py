@@ -64,7 +64,7 @@ class LogVariables(Service):
         readings.clear()
         if stats:
             texts = [self.formatter.format(name, stats[name], False) for name in self.formatter.sort(stats)]
-            self._run.println("; ".join(texts), with_tag=True)
+            self._run.println("; ".join(texts), with_tag=True, shorten=True)
 
     def finish(self, boundary: Boundary) -> None:
         self.run(boundary)

@@ -167,9 +167,16 @@ class Door:
 
     # ------------------------------------------------------------------------ for the program
 
-    def println(self, message: str, with_tag: bool = False) -> None:
-        """Print a line, above the live line and into the run's log."""
-        self._engine.voice.say(f"{self._engine.loop.tag()} {message}" if with_tag else message)
+    def println(self, message: str, with_tag: bool = False, shorten: bool = False) -> None:
+        """Print a line, above the live line and into the run's log.
+
+        Args:
+            with_tag: whether the line begins with epoch, step and ETA.
+            shorten: whether a terminal leaves out the last of the line's parts, which "; " divides, if the
+                line is longer than the terminal is wide.  Elsewhere, and in the log, the line is whole.
+        """
+        message = f"{self._engine.loop.tag()} {message}" if with_tag else message
+        self._engine.voice.say(message, shorten)
 
     @checked_keywords
     def request_stop(self, reason: str = "request_stop() was called") -> None:

@@ -17,18 +17,18 @@ class Voice:
     def __init__(self) -> None:
         self.console: Console | None = None
         self.warnings: list[str] = []
-        self._waiting: list[str] | None = []
+        self._waiting: list[tuple[str, bool]] | None = []
         """Lines said before the console has its log; None once the log is open."""
 
-    def say(self, message: str) -> None:
-        """Print a line, above the live line and into the run's log."""
+    def say(self, message: str, shorten: bool = False) -> None:
+        """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
         message = redacted(message)
         if self.console is None:
             print(message, flush=True)
         elif self._waiting is not None:
-            self._waiting.append(message)
+            self._waiting.append((message, shorten))
         else:
-            self.console.print(message)
+            self.console.print(message, shorten)
 
     def warn(self, message: str) -> None:
         """Say a warning; the ending lists each."""
@@ -38,5 +38,5 @@ class Voice:
     def release(self) -> None:
         """Say what has waited for the log, which is open now or will never be."""
         waiting, self._waiting = self._waiting or [], None
-        for message in waiting:
-            self.say(message)
+        for message, shorten in waiting:
+            self.say(message, shorten)
