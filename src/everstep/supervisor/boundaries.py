@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import Phase
 from everstep.contracts.services import Action, Interrupt, Moment, Save, Service, SetValue, Stage, Stop
 from everstep.errors import UsageError
-from everstep.metrics.collector import Collector
-from everstep.record import Journal
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.services.best import Best
 from everstep.services.stop_after import StopAfter
-from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.saving.saves import Saves
-from everstep.supervisor.saving.state_tree import Limits, Progress, StopRecord
-from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.threads.signals import SignalWatch, describe
-from everstep.supervisor.threads.wakeups import Wakeups
-from everstep.supervisor.voice import Voice
+from everstep.supervisor.saving.state_tree import StopRecord
+from everstep.supervisor.threads.signals import describe
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
@@ -29,36 +22,19 @@ if TYPE_CHECKING:
 class Decisions:
     """Applies the actions that services and threads ask for, and the run's own limits.
 
-    Args:
-        undo: called before a failed stop is decided; raises where the step is undone instead.
-
     Attributes:
         interruption: why this start is to be left at the next boundary; None while it is not.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        limits: Limits,
-        saves: Saves,
-        board: ServiceBoard,
-        user: UserState,
-        collector: Collector,
-        journal: Journal,
-        wakeups: Wakeups,
-        signals: SignalWatch,
-        voice: Voice,
-        undo: Callable[[Stop], None],
-    ) -> None:
-        self._progress, self._limits, self._saves, self._board = progress, limits, saves, board
-        self._user, self._collector, self._journal = user, collector, journal
-        self._wakeups, self._signals, self._voice, self._undo = wakeups, signals, voice, undo
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.interruption: Interrupt | None = None
         self._targets: set[str] = set()
         """Targets of `SetValue` that services have set in this start."""
 
     def apply(self, actions: Iterable[tuple[Service | None, Action]]) -> None:
         """Apply actions in the given order."""
+        engine = self._engine
         for service, action in actions:
             if isinstance(action, Stop):
                 if action.failed:
@@ -67,11 +43,11 @@ class Decisions:
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 if action.failed:
-                    self._user.taint()
+                    engine.user.taint()
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
-                self._saves.ask()
+                engine.saves.ask()
             elif isinstance(action, SetValue) and service is not None:
                 self._set_value(service, action)
             else:
@@ -79,8 +55,9 @@ class Decisions:
 
     def apply_pending(self) -> None:
         """Apply the actions that threads asked for, including those that come meanwhile."""
-        while self._wakeups.actions:
-            self.apply([self._wakeups.actions.popleft()])
+        engine = self._engine
+        while engine.wakeups.actions:
+            self.apply([engine.wakeups.actions.popleft()])
 
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
@@ -90,61 +67,74 @@ class Decisions:
         Args:
             kind, by, failed, code: as in `StopRecord`.
         """
-        stop, reason = self._progress.stop, without_credentials(reason)
+        engine = self._engine
+        stop, reason = engine.progress.stop, without_credentials(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):
-            self._progress.stop = StopRecord(reason, kind, by, self._limits.tree(), failed, code)
-            step = self._collector.open_step or self._progress.step
-            self._journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": step})
-            self._saves.ask()  # so that a restart ends the same way
-            self._wakeups.wake()
+            engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
+            step = engine.collector.open_step or engine.progress.step
+            engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": step})
+            engine.saves.ask()  # so that a restart ends the same way
+            engine.wakeups.wake()
 
     def reopen(self) -> None:
         """Take back the stop, whose reason does not hold any more."""
-        self._progress.stop = None
+        self._engine.progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
         """Stop where a limit is reached."""
-        step, epoch = self._limits.max_step, self._limits.max_epoch
-        if step is not None and self._progress.step >= step:
+        engine = self._engine
+        step, epoch = engine.limits.max_step, engine.limits.max_epoch
+        if step is not None and engine.progress.step >= step:
             self.stop(f"max_step {step} is reached", "max_step")
-        if at_epoch_end and epoch is not None and self._progress.epoch >= epoch:
+        if at_epoch_end and epoch is not None and engine.progress.epoch >= epoch:
             self.stop(f"max_epoch {epoch} is reached", "max_epoch")
 
     def limits_changed(self) -> None:
         """Take back a stop that the old limit decided, if the new limit is not reached."""
-        stop = self._progress.stop
+        engine = self._engine
+        stop = engine.progress.stop
         if stop is not None and stop.kind in ("max_step", "max_epoch"):
-            now = self._limits.tree()[stop.kind]
-            count = self._progress.step if stop.kind == "max_step" else self._progress.epoch
+            now = engine.limits.tree()[stop.kind]
+            count = engine.progress.step if stop.kind == "max_step" else engine.progress.epoch
             if now is None or now > count:
                 self.reopen()
 
     def notice_signal(self) -> None:
         """Turn a signal that has come into an interruption."""
-        number = self._signals.received
+        number = self._engine.signals.received
         if number is not None and self.interruption is None:
             self.interruption = Interrupt(describe(number), 128 + number)
 
     def notice_interruption(self) -> None:
         """Look for an interruption inside a boundary: a signal, a thread's action or the time budget."""
+        engine = self._engine
         self.notice_signal()
-        asked = [action for _, action in self._wakeups.actions if isinstance(action, Interrupt)]
-        asked += [late for s in self._board.all(StopAfter) if (late := s.overtime()) is not None]
+        asked = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
+        asked += [late for s in engine.board.all(StopAfter) if (late := s.overtime()) is not None]
         self.interruption = self.interruption or next(iter(asked), None)
 
     def _set_value(self, service: Service, action: SetValue) -> None:
         """Set a value and record it as rows: superseded and compared like other rows when steps run again."""
-        for name, value in self._user.set_value(action):
-            self._collector.outside(
-                f"eval/{service.name}", self._progress.step, name, value, wall=service.schedule.wall
+        engine = self._engine
+        for name, value in engine.user.set_value(action):
+            engine.collector.outside(
+                f"eval/{service.name}", engine.progress.step, name, value, wall=service.schedule.wall
             )
         if action.target not in self._targets:
             self._targets.add(action.target)
-            for scheduler in self._user.recomputing(action.target):
-                self._voice.warn(
+            for scheduler in engine.user.recomputing(action.target):
+                engine.voice.warn(
                     f"service {service.name!r} sets {action.target}, and {scheduler} computes it anew from "
                     "the step's number: at its next step the value is undone; take one of the two"
                 )
+
+    def _undo(self, stop: Stop) -> None:
+        """Leave the loop to resume before the failed step, if a rollback is allowed."""
+        engine = self._engine
+        engine.saves.settle(wait=True)  # the writer may find an earlier failure
+        rolled = engine.rollbacks.decide(stop.step or engine.progress.step, stop.reason)
+        if rolled is not None:
+            raise rolled
 
 
 class Abandoned(BaseException):
@@ -187,7 +177,7 @@ class Boundaries:
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
         engine.trials.try_streams()
-        engine.settle()
+        engine.saves.settle()
         asked = engine.clock()
         engine.collector.read()
         engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device
@@ -255,7 +245,7 @@ class Boundaries:
         interruption, stop = engine.decisions.interruption, engine.progress.stop
         if engine.saves.asked or interruption is not None or stop is not None:
             actions.append((None, Save()))
-        engine.save(actions, phase)
+        engine.saves.save(actions, phase)
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
         if phase == "epoch" or engine.loop.steps_left() == 1:
             engine.saves.keep(phase)
@@ -311,5 +301,5 @@ class Boundaries:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
         self.left_open = [service.name for service in rest]
-        engine.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
+        engine.saves.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
         engine.leave()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Literal
 
 from everstep.arguments import integer
-from everstep.checkpoint import Phase
 from everstep.contracts.data import Cursor
-from everstep.contracts.services import Action, Moment, RunView, Service, Stop
-from everstep.errors import NonFiniteError, ProgressError, ServiceError, UsageError
+from everstep.contracts.services import Moment, RunView
+from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, to_scalar
 from everstep.record import CHOSEN
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
-from everstep.services.nan_guard import NaNGuard
 from everstep.services.recovery import Recovery
 from everstep.services.retry import Retry
 from everstep.services.witness import Witness, witnesses
@@ -34,7 +31,7 @@ from everstep.supervisor.opening.machine import require_one
 from everstep.supervisor.opening.run_opening import Opening
 from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.saving.saves import Saver, Saves, take_snapshot
+from everstep.supervisor.saving.saves import Saver, Saves
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
@@ -227,23 +224,7 @@ class Engine:
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered)
         self.collector.emit = self.recording.add
         self.oversights = Oversights(self.user, self.progress, self.recovered.step, self.voice)
-        take = partial(take_snapshot, self)
-        self.saves = Saves(
-            self.saver, self.progress, self.recovered, self.user, self.trials, take, self._check, self.settle
-        )
-        self.decisions = Decisions(
-            self.progress,
-            self.limits,
-            self.saves,
-            self.board,
-            self.user,
-            self.collector,
-            self.journal,
-            self.wakeups,
-            self.signals,
-            self.voice,
-            self._undo,
-        )
+        self.saves, self.decisions = Saves(self), Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
 
     def services_changed(self) -> None:
@@ -324,48 +305,6 @@ class Engine:
         # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
-
-    # ---------------------------------------------------------------------------------- saving
-
-    def save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
-        """Copy the state once for all that asked for a save here."""
-        left = self.loop.steps_left() if phase == "step" else None
-        interim = self.decisions.interruption is None
-        self.saves.save(actions, phase, last=left is not None and left < 1, interim=interim)
-
-    def _check(self) -> None:
-        """Run the guard on the newest values, and settle earlier writes, before a save."""
-        guard = self.board.find(NaNGuard)
-        # at most boundaries the guard has run before, and nothing was collected since
-        if guard is not None and self.board.reader(guard).names():
-            self.decisions.apply(self.board.run([guard], self.announcer.view(Moment.AFTER_STEP)))
-        self.settle(True)
-
-    def settle(self, wait: bool = False) -> None:
-        """Announce the new commits of the writer thread, in the journal and to observers.
-
-        Args:
-            wait: whether to wait for the running write first.
-        """
-        try:
-            self.saver.settle(wait=wait)
-        except NonFiniteError as error:
-            # found in the bytes to be committed: the guard decides, as for a value of a step
-            guard = self.board.need(NaNGuard)
-            actions = guard.tripped(str(error), error.step).actions
-            self.decisions.apply([(guard, action) for action in actions])
-        for committed in self.saver.take_committed():
-            name = str(committed.name)
-            self.verifier.committed(committed.name.step)
-            self.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
-            self.announcer.fire(Moment.AFTER_CHECKPOINT, name)
-
-    def _undo(self, stop: Stop) -> None:
-        """Leave the loop to resume before the failed step, if a rollback is allowed."""
-        self.settle(True)  # the writer may find an earlier failure
-        rolled = self.rollbacks.decide(stop.step or self.progress.step, stop.reason)
-        if rolled is not None:
-            raise rolled
 
     def count_round(self, never_done: str, remedy: str) -> None:
         """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint.

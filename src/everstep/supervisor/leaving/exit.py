@@ -90,7 +90,7 @@ class Exit:
         engine = self._engine
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.again(errors[0], step) if errors and engine.begun else None
-        errors = [*errors, *_attempt(lambda: engine.settle(True))]  # may find an earlier bad step
+        errors = [*errors, *_attempt(lambda: engine.saves.settle(wait=True))]  # may find an earlier bad step
         return engine.rollbacks.undo(errors, step)
 
     def _leaving_instead(self) -> BaseException | None:
@@ -150,7 +150,7 @@ class Exit:
                 "a batch was drawn and its step not completed by advance(): it is not part of the last save"
             )
             return
-        engine.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
+        engine.saves.save([(None, Save())], "step" if current.step and not current.epoch else "epoch")
 
     def _restore_best(self) -> None:
         engine = self._engine
@@ -166,7 +166,7 @@ class Exit:
         except Exception as error:  # of a broken device, say: the first error is to be raised
             engine.voice.warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         engine.verifier.end()
-        engine.settle(True)
+        engine.saves.settle(wait=True)
         engine.journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:

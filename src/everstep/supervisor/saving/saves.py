@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
-from everstep.contracts.services import Action, Save, SaveBest, Service
+from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.durable import remedy
-from everstep.errors import CheckpointError, NotResumableError, RunDirError
+from everstep.errors import CheckpointError, NonFiniteError, NotResumableError, RunDirError
 from everstep.record import Journal, Position
 from everstep.services.best import Best
 from everstep.services.nan_guard import NaNGuard
 from everstep.state import Buffers, Encoded, digest, encode
-from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.opening.run_opening import Opening
-from everstep.supervisor.opening.start import Recovered
-from everstep.supervisor.saving.state_tree import Progress, whole_tree
-from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.saving.state_tree import whole_tree
 from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
@@ -285,30 +282,12 @@ class Saves:
     The state of one step is copied once (a `Snapshot`); the newest copy stays in the kept buffers, and is
     committed when it is asked for, at once or later.
 
-    Args:
-        saver: writes what is committed.
-        take: copies the whole state as it is now.
-        check: runs the guard, and settles the writes before: either may taint the state.
-        settle: notices what the writer has done; with True, waits for it first.
-
     Attributes:
         asked: whether a save is asked for at the next boundary.
     """
 
-    def __init__(
-        self,
-        saver: Saver,
-        progress: Progress,
-        recovered: Recovered,
-        user: UserState,
-        trials: Trials,
-        take: Callable[[CheckpointName, Phase], Snapshot],
-        check: Callable[[], None],
-        settle: Callable[[bool], None],
-    ) -> None:
-        self._saver, self._progress, self._recovered = saver, progress, recovered
-        self._user, self._trials = user, trials
-        self._take, self._check, self._settle = take, check, settle
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._saver = engine, engine.saver
         self.asked = False
         self._first_open = False
         """Whether the checkpoint of step 0, the trial save, may still be uncommitted."""
@@ -325,7 +304,7 @@ class Saves:
     @property
     def step(self) -> int:
         """The step of the newest copy, committed or kept."""
-        return self._recovered.step if self._snapshot is None else self._snapshot.name.step
+        return self._engine.recovered.step if self._snapshot is None else self._snapshot.name.step
 
     def one_before(self) -> bool:
         """Whether the newest copy is from one step before the last complete step.
@@ -333,7 +312,7 @@ class Saves:
         After a step loop of one step, a copy from one step before the end of the loop before it counts as
         well: there is no other state between the two, and both steps run again.
         """
-        current = self._progress
+        current = self._engine.progress
         behind = current.step - self.step
         return behind == 1 or (behind == 2 and current.call_start == current.step - 1)
 
@@ -342,33 +321,26 @@ class Saves:
         self._first_open = True
         self.save([(None, Save())], "epoch")
 
-    def save(
-        self,
-        actions: Sequence[tuple[Service | None, Action]],
-        phase: Phase,
-        *,
-        last: bool = False,
-        interim: bool = True,
-    ) -> None:
+    def save(self, actions: Sequence[tuple[Service | None, Action]], phase: Phase) -> None:
         """Copy the state once for all that asked for a save here.
 
-        Args:
-            last: whether the step loop's last step is complete.  A resume from after it would enter the
-                loop and run no step: names that the program assigns in the loop and uses in the epoch's
-                tail would not exist.  So the copy of one step before is committed instead, if there is
-                one, and the last step runs again.
-            interim: whether the copy of one step before only stands in until the epoch's end.
+        After the last step of a step loop the copy of one step before is committed instead, if there is such
+        a copy.  A resume from after that step would enter the loop and run no step: names that the program
+        assigns in the loop and uses in the epoch's tail would not exist.  So the last step runs again.
         """
+        engine = self._engine
         best = [action for _, action in actions if isinstance(action, SaveBest)]
         whole = any(isinstance(action, Save) for _, action in actions)
         if not (best or whole) or not self._is_good():
             return
-        if self._progress.step > self._recovered.step:
+        if engine.progress.step > engine.recovered.step:
             # a trial needs a state that a step has changed
-            self._trials.try_state()
-        last = last and self.one_before()
+            engine.trials.try_state()
+        left = engine.loop.steps_left() if phase == "step" else None
+        last = left is not None and left < 1 and self.one_before()
         if last:
-            self.commit_kept(interim=interim)
+            # an interruption leaves here; otherwise the copy only stands in until the epoch's end
+            self.commit_kept(interim=engine.decisions.interruption is None)
         self.asked = last and (whole or self.asked)  # then at the epoch's end
         whole = whole and not last
         if not (best or whole):
@@ -378,7 +350,7 @@ class Saves:
             if isinstance(service, Best) and isinstance(action, SaveBest):
                 # before the copy, whose manifest names the best weights
                 service.keep_as(str(name), name.step)
-        self._snapshot = self._take(name, phase)
+        self._snapshot = take_snapshot(self._engine, name, phase)
         self._saver.commit(self._snapshot, best, whole=whole)
         self._kept_only = not (whole or last)
 
@@ -388,13 +360,13 @@ class Saves:
         if self._snapshot is not None and self._snapshot.name == name:
             return
         # the state at the resume point is on disk already
-        if self._recovered.checkpoint == str(name):
+        if self._engine.recovered.checkpoint == str(name):
             return
         self.await_first()
         if not self._is_good():
             return
         try:
-            self._snapshot = self._take(name, phase)
+            self._snapshot = take_snapshot(self._engine, name, phase)
             self._kept_only = True
         except NotResumableError:
             self._snapshot = None  # an error only where a save is really asked for
@@ -405,16 +377,16 @@ class Saves:
         Args:
             interim: whether the copy was not asked for, and only stands in until the epoch's end.
         """
-        if self._kept_only and self._snapshot is not None and not self._user.tainted:
+        if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
             self._snapshot.meta["interim"] = interim
             self._saver.commit(self._snapshot)
             self._kept_only = False
 
     def reserve(self) -> None:
         """Reserve buffers after the first update, for optimizers' moments: no save must stall for them."""
-        if not self._reserved and self._user.updates and not self._saver.busy:
+        if not self._reserved and self._engine.user.updates and not self._saver.busy:
             self._reserved = True
-            self._saver.reserve(self._user.arrays())
+            self._saver.reserve(self._engine.user.arrays())
 
     def await_first(self) -> None:
         """Wait for the checkpoint of step 0: no row reaches the journal before it.
@@ -423,7 +395,7 @@ class Saves:
             CheckpointError: the save failed.
         """
         if self._first_open:
-            self._settle(True)
+            self.settle(wait=True)
             if self._saver.error is not None:
                 raise CheckpointError(
                     f"the trial save at step 0 failed: {self._saver.error}; {self._saver.remedy}, or choose "
@@ -437,7 +409,7 @@ class Saves:
         Raises:
             CheckpointError: the newest save failed.
         """
-        self._settle(True)
+        self.settle(wait=True)
         error = self._saver.error
         if error is not None:
             raise CheckpointError(
@@ -445,12 +417,37 @@ class Saves:
                 "the run goes on from the checkpoint before"
             ) from error
 
+    def settle(self, *, wait: bool = False) -> None:
+        """Announce the new commits of the writer thread, in the journal and to observers.
+
+        Args:
+            wait: whether to wait for the running write first.
+        """
+        engine = self._engine
+        try:
+            self._saver.settle(wait=wait)
+        except NonFiniteError as error:
+            # found in the bytes to be committed: the guard decides, as for a value of a step
+            guard = engine.board.need(NaNGuard)
+            actions = guard.tripped(str(error), error.step).actions
+            engine.decisions.apply([(guard, action) for action in actions])
+        for committed in self._saver.take_committed():
+            name = str(committed.name)
+            engine.verifier.committed(committed.name.step)
+            engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
+            engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
+
     def _is_good(self) -> bool:
         """Whether the state may be saved; the kept buffers are free once that is known."""
         # first: the guard, or an earlier write, may find that the state is bad
-        self._check()
-        return not self._user.tainted
+        engine = self._engine
+        guard = engine.board.find(NaNGuard)
+        # at most boundaries the guard has run before, and nothing was collected since
+        if guard is not None and engine.board.reader(guard).names():
+            engine.decisions.apply(engine.board.run([guard], engine.announcer.view(Moment.AFTER_STEP)))
+        self.settle(wait=True)
+        return not engine.user.tainted
 
     def _name(self, phase: Phase) -> CheckpointName:
-        current = self._progress
+        current = self._engine.progress
         return CheckpointName(current.step, current.epoch if phase == "epoch" else None)
