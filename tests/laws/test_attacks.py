@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +19,6 @@ from everstep.errors import UsageError
 from everstep.proof.compare import compare_runs
 
 SAMPLES = torch.arange(12.0).reshape(12, 1)
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """In memory where there is such a place: hundreds of small runs wait for no disk."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 class Killed(BaseException):
