@@ -20,13 +20,13 @@ play: .venv/.demo
 	[ "$$signalled" ] || exit $$status
 
 test: check
-	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not (long or torture)" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not (long or torture)" $(ARGS)
 
 test-all: test test-long
 
 # What test-all adds to test, and the cases that took their turn there: at midnight none falls between the two.
 test-long: .venv/.test
-	@$(BIN)/python -m pytest -q -n $(JOBS) -m "(long or in_turn) and not torture" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "(long or in_turn) and not torture" $(ARGS)
 
 check: .venv/.test
 	@$(BIN)/ruff check -q .
