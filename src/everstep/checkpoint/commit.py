@@ -1,4 +1,4 @@
-"""Putting one checkpoint in its place: all of it or nothing, whatever fails in between."""
+"""Commit of one checkpoint folder: it is there whole or not at all, whatever operation fails."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from everstep.redaction import without_credentials
 
 @dataclass(frozen=True)
 class CommittedCheckpoint:
-    """Result of a commit on disk.
+    """Result of a commit.
 
     Attributes:
-        name: its name.
-        path: its folder.
-        bytes: size of the files that were written; 0 if it was kept.
-        kept: True if an equal checkpoint had the name already and was kept.
+        name: name of the checkpoint.
+        path: folder of the checkpoint.
+        bytes: size of the files that were written; 0 if `kept`.
+        kept: whether an equal checkpoint had the name already, so that nothing was written.
     """
 
     name: CheckpointName
@@ -33,10 +33,13 @@ class CommittedCheckpoint:
 
 
 def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
-    """Refuse to go on if a guarded array holds NaN or infinity.
+    """Refuse arrays with NaN or infinity.
+
+    Args:
+        guarded: names of the arrays that are looked at.
 
     Raises:
-        NonFiniteError: names the first few of them and the step.
+        NonFiniteError: names the step and up to five of the arrays.
     """
     bad = [key for key in arrays if key in guarded and not format.finite(arrays[key])]
     if bad:
@@ -53,18 +56,18 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
     """Write a folder beside `target`, then give it that name.
 
     Args:
-        write: fills the new folder, durably; returns the bytes.
-        make_room: moves away what has the name now, if anything; returns where to.
+        write: fills the new folder durably, and returns the number of bytes.
+        make_room: moves an old folder of that name away and returns its new path; None without an old folder.
 
     Returns:
-        The bytes written.
+        The number of bytes written.
     """
     new = temporary(target)
-    files.discard(new)  # a killed process with the same pid may have left it
+    files.discard(new)  # a killed process with the same pid may have left such a folder
     try:
         files.make_dir(new)
         size = write(new)
-        # Only now is room made: until the new folder is durable, the old one keeps its name.
+        # room is made last: until the new folder is durable, the old folder keeps the name
         _swap_in(new, target, make_room())
     except BaseException:
         files.discard(new)
@@ -73,10 +76,10 @@ def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Pa
 
 
 def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int:
-    """Place a folder, parents included; the old folder of the name is deleted once the new one is there.
+    """Place a folder and its parents; an old folder of that name is deleted after the new folder is there.
 
     Raises:
-        RunDirError: a link below `top` leads to it.
+        RunDirError: a link below `top` leads to the folder.
     """
     require_no_link(target, top)
     files.make_dirs(target.parent)
@@ -88,29 +91,29 @@ def place_apart(target: Path, write: Callable[[Path], int], *, top: Path) -> int
         return trash
 
     size = place(target, write, make_room)
-    # Only after the swap: a swap that fails puts the old folder back.
+    # only after the swap: a swap that fails puts the old folder back
     if trash is not None:
         files.discard(trash)
     return size
 
 
 def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
-    """Delete the folders in `folder` that have a checkpoint's name and are not to be kept.
+    """Delete the checkpoints in `folder` whose names are not in `keep`.
 
     Raises:
-        RunDirError: a link below `top` leads there.
+        RunDirError: a link below `top` leads to `folder`.
     """
     require_no_link(folder, top)
     for other in sorted(folder.iterdir()):
         if other.name not in keep and CheckpointName.matches(other.name):
-            with contextlib.suppress(OSError):  # what is kept is safe; the next time tries again
+            with contextlib.suppress(OSError):  # an old folder harms nobody; the next call tries again
                 files.retire(other, top=top)
 
 
 def writing(
     name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
 ) -> Callable[[Path], int]:
-    """Make the function that fills a checkpoint's folder; `facts` are the rest of the manifest's body."""
+    """Make the function that fills a checkpoint's folder; `facts` are further values of the manifest."""
     body: dict[str, Json] = {
         "name": str(name),
         "step": name.step,
@@ -125,7 +128,7 @@ def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
         files.rename(new, target)
         files.fsync_folder(target.parent)
     except BaseException:
-        # Also if only the sync failed: what is not known to be durable does not count as saved.
+        # also if only the sync failed: a folder that may not be durable does not count as saved
         if not new.exists():
             files.put_back(target, new)
         if moved is not None:
@@ -147,12 +150,12 @@ def save_apart(
     keep: Collection[str] = (),
     top: Path,
 ) -> CommittedCheckpoint:
-    """Keep a checkpoint in a folder of its own (best weights), apart from those that a run resumes from.
+    """Commit best weights, which lie apart from the checkpoints of a run.
 
     Args:
-        folder: created with its parents if need be.
+        folder: folder of the metric's best weights; created with its parents.
         digest, epoch, phase, meta, guarded: as in `Store.commit`.
-        keep: names of older ones in `folder` that stay; all others go once the new one is in place.
+        keep: names of older weights in `folder` that stay; all others are deleted after the commit.
         top: the run directory; no link below it is followed.
 
     Raises:
@@ -171,13 +174,13 @@ def save_apart(
             "segment": 0,
         }
         size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts), top=top)
-    # Last: older weights stay until the new ones are durable.
+    # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
     return CommittedCheckpoint(name, target, size, kept)
 
 
 def is_equal(target: Path, digest: str) -> bool:
-    """Whether a whole checkpoint with this digest lies there."""
+    """Whether `target` holds a whole checkpoint with this digest."""
     try:
         return target.exists() and format.read(target).digest == digest
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""The file operations of checkpoints, under the hazard points "checkpoint.*"; see `everstep.durable`."""
+"""File operations of checkpoints, at hazards named "checkpoint.*"; see `everstep.durable`."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ discard_leftovers = partial(durable.discard_leftovers, room="checkpoint")
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write the new file `path`; its folder is not synced."""
+    """Write a new file; its folder is not synced."""
     with create(path) as file:
         write(file, data)
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder durably unless it exists; its parent must."""
+    """Create a folder durably, unless there is one; the parent must exist."""
     if not path.is_dir():
         reach("checkpoint.mkdir")
         path.mkdir()
-        fsync_folder(path.parent)  # a power cut may take a name that was not synced
+        fsync_folder(path.parent)  # a power cut may take away a name that was not synced
 
 
 def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
-    """Move `source` durably into `folder` (created if need be) as `name`, or `name.2` ... if taken.
+    """Move `source` durably into `folder` as `name`, or as `name.2`, `name.3` ... if the name is taken.
+
+    Args:
+        folder: created if it is missing; the parent must exist.
 
     Raises:
-        RunDirError: a link below `top` leads to one of them.
+        RunDirError: a link below `top` leads to `source` or to `folder`.
     """
     require_no_link(source, top)
     require_no_link(folder, top)
@@ -52,7 +55,7 @@ def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
         count += 1
         target = folder / f"{name}.{count}"
     rename(source, target)
-    # The new name is synced first: a power cut in between leaves two names, not none.
+    # the new name is synced first: a power cut in between leaves two names instead of none
     try:
         fsync_folder(folder)
         fsync_folder(source.parent)
@@ -63,28 +66,28 @@ def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
 
 
 def put_back(moved: Path, source: Path) -> None:
-    """Undo a rename as far as that is possible, after a later operation failed."""
+    """Undo a rename after a later operation failed; where the disk refuses, the new name stays."""
     with contextlib.suppress(OSError):
         rename(moved, source)
 
 
 def unlink(path: Path) -> None:
-    """Delete one file."""
+    """Delete a file."""
     reach("checkpoint.unlink")
     path.unlink()
 
 
 def retire(folder: Path, *, top: Path) -> None:
-    """Delete a checkpoint's folder: under its own name it is whole until it is gone.
+    """Delete a checkpoint's folder; as long as the folder has its name, it is whole.
 
     Raises:
-        RunDirError: a link below `top` leads to it.
-        NotADirectoryError: it is none, so no checkpoint; to delete a pipe as a folder would hang.
+        RunDirError: a link below `top` leads to the folder.
+        NotADirectoryError: the path is not a folder; deleting a pipe as a folder would hang.
     """
     require_no_link(folder, top)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    # The rename is durable before anything is deleted: a kill leaves trash, not half a checkpoint.
+    # the rename is durable before anything is deleted: a kill leaves trash, not half a checkpoint
     trash = to_trash(folder)
     fsync_folder(folder.parent)
     reach("checkpoint.rmtree")
@@ -92,7 +95,7 @@ def retire(folder: Path, *, top: Path) -> None:
 
 
 def to_trash(folder: Path) -> Path:
-    """Take a folder's name away; what is left, at the path returned, goes with the leftovers."""
+    """Rename a folder to a temporary name, and return its path; leftovers of that name are deleted."""
     trash = temporary(folder.with_name(f"trash-{folder.name}"))
     discard(trash)
     rename(folder, trash)
@@ -103,7 +106,8 @@ def trial_write(run_dir: Path) -> None:
     """Write, sync and delete a small file in `run_dir`, so that a bad disk is found before training.
 
     Raises:
-        RunDirError: it cannot be done (a file, read-only, full, no quota left, no permission).
+        RunDirError: the file cannot be written: `run_dir` is a file, read-only or full, or permission or
+            quota is missing.
     """
     path = temporary(run_dir / "trial")
     try:
@@ -120,10 +124,13 @@ def trial_write(run_dir: Path) -> None:
 
 
 def forecast(run_dir: Path, bytes_needed: int) -> None:
-    """Refuse early where a save cannot work: too little space for `bytes_needed`.
+    """Refuse a disk with too little space for checkpoints, before training.
+
+    Args:
+        bytes_needed: size of the checkpoints that are kept.
 
     Raises:
-        RunDirError: names the directory, the bytes needed and free, and what to do.
+        RunDirError: names the directory, the bytes needed and the bytes free.
     """
     free = shutil.disk_usage(run_dir).free
     if free < bytes_needed:

@@ -1,8 +1,8 @@
-"""A checkpoint on disk: a folder with two files, readable without everstep.
+"""Format of a checkpoint on disk: a folder with two files, readable without everstep.
 
-`arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}: the
-checksum (xxh3_128) is over the exact bytes of the body, and the body has the checksum and the size of
-the arrays' file, so that no bit of either file can change unnoticed.  Nothing is ever unpickled.
+`arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}.  The
+checksum (xxh3_128) covers the exact bytes of the body, and the body has the checksum and the size of
+`arrays.safetensors`, so no bit of either file can change unnoticed.  Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 FORMAT = 5
-"""The version that is written, of these files and of the state tree in them: raised with every change of
-the tree's shape (tests/supervisor/test_tree_shape.py).  1 was never released."""
+"""Version of these files and of the state tree in them, as written; raised with every change of the tree's
+shape (tests/supervisor/test_tree_shape.py).  Version 1 was never released."""
 OLDEST = 3
-"""The oldest version that is read."""
+"""Oldest version that is read."""
 
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
@@ -45,10 +45,10 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-"""Bytes per element of every dtype that safetensors and we know."""
+"""Bytes per element, by safetensors' name of the element type."""
 
 Phase = Literal["step", "epoch"]
-"""The kind of boundary a snapshot is taken at: after a step, or after an epoch's tail."""
+"""Kind of the boundary at which a snapshot is taken: after a step, or after an epoch's tail."""
 
 _CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to stay in the processor's cache
 _NAME = re.compile(r"(?:epoch-(\d{4,})-)?step-(\d{8,})")
@@ -58,13 +58,13 @@ _MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re
 @total_ordering
 @dataclass(frozen=True)
 class CheckpointName:
-    """The name of a checkpoint: "step-00000120", or "epoch-0003-step-00000120" after an epoch's tail.
+    """Name of a checkpoint: "step-00000120", or "epoch-0003-step-00000120" after an epoch's tail.
 
-    Ordered from older to newer: by step, and at one step after_epoch is newer than after_step.
+    Names sort from older to newer: by step; of two at one step, the checkpoint after the epoch is newer.
 
     Attributes:
-        step: completed steps, from 0.
-        epoch: the epoch that is over, from 0 (0: the checkpoint before the first); None inside an epoch.
+        step: number of complete steps, from 0.
+        epoch: the epoch that is over, 0 before the first epoch; None inside an epoch.
     """
 
     step: int
@@ -72,10 +72,10 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointName:
-        """The inverse of `str`.
+        """Parse what `str` returns.
 
         Raises:
-            ConfigError: `text` is no such name.
+            ConfigError: `text` is not a checkpoint's name.
         """
         match = _NAME.fullmatch(text)
         name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
@@ -108,21 +108,21 @@ class CheckpointName:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read, every byte of it verified.
+    """Checkpoint as read from disk; every byte is verified.
 
     Attributes:
-        path: its folder.
-        name: its name; `name.step` is the step.
-        epoch: the epoch at the snapshot, from 1; 0 before the first.
-        phase: the kind of boundary the snapshot was taken at: "step", or "epoch" (after its tail).
-        partial: whether it closed an epoch whose pass was unfinished.
-        structure: the state tree as the state's codec encoded it.
-        arrays: the arrays that `structure` refers to, each owning its memory.
-        digest: the state's digest, as the committer gave it.
-        versions: of everstep, python, numpy and torch at the time.
-        created: when, in ISO form with zone.
-        segment: which start of the run made it.
-        meta: what else the committer noted.
+        path: folder of the checkpoint.
+        name: name of the checkpoint; `name.step` is the step.
+        epoch: the epoch at the snapshot, from 1; 0 before the first epoch.
+        phase: kind of the boundary: "step", or "epoch" after an epoch's tail.
+        partial: whether the epoch was ended before its pass over the data.
+        structure: the state tree, encoded as JSON by `everstep.state`.
+        arrays: the arrays to which `structure` refers, each with memory of its own.
+        digest: digest of the state, as given to the commit.
+        versions: versions of everstep, python, numpy and torch that wrote the checkpoint.
+        created: time of the commit, in ISO form with zone.
+        segment: number of the start that wrote the checkpoint, from 1.
+        meta: further facts given to the commit.
     """
 
     path: Path
@@ -147,16 +147,16 @@ class Checkpoint:
 
 
 def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArray]) -> int:
-    """Write both files of a checkpoint into the existing `folder` and sync them and it.
+    """Write both files of a checkpoint into an existing folder; sync the files and the folder.
 
     Args:
-        facts: the body but for `format`, `arrays`, `files`, `versions` and `created`.
+        facts: the manifest's body without `format`, `arrays`, `files`, `versions` and `created`.
 
     Returns:
-        The bytes of both files together.
+        Number of bytes of both files together.
 
     Raises:
-        CheckpointError: an array's bytes do not fit its shape, or JSON cannot hold the facts.
+        CheckpointError: an array's bytes do not fit its shape, or `facts` are not JSON.
         OSError: the disk failed.
     """
     file = write_arrays(folder / ARRAYS, arrays)
@@ -189,12 +189,12 @@ def _manifest(body: dict[str, Any]) -> bytes:
 
 
 def _ordered(arrays: Mapping[str, HostArray]) -> list[str]:
-    """The names in the order of the file."""
+    """Sort the names of arrays as in the file: the widest elements first, so that all are aligned."""
     return sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, Any]:
-    """Write a safetensors file, the widest elements first, so that all are aligned; its size and checksum."""
+    """Write a safetensors file; returns its size and checksum for the manifest."""
     arrays = {name: arrays[name] for name in _ordered(arrays)}
     header = _header(arrays)
     digest = xxhash.xxh3_128()
@@ -220,7 +220,7 @@ def _header(arrays: Mapping[str, HostArray]) -> bytes:
 
 
 def _shape(name: str, array: HostArray) -> list[int]:
-    """The shape for the header: the array's, or plain bytes where safetensors does not know the element."""
+    """Return the shape for the header; of elements unknown to safetensors, the number of bytes."""
     items = ITEM_BYTES.get(array.dtype)
     if items is not None and math.prod(array.shape) * items == array.data.nbytes and name != "__metadata__":
         return list(array.shape)
@@ -238,12 +238,12 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
 
 @cache
 def _own_version() -> str:
-    """Return the version of the everstep that runs; an upgrade on disk meanwhile changes nothing."""
+    """Return the version of the running everstep; a later upgrade on disk does not change the answer."""
     return version("everstep")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what makes a checkpoint's values; torch only if the program uses it."""
+    """Return the versions of everstep, Python and NumPy, and of torch if the program uses torch."""
     found = {"everstep": _own_version(), "python": platform.python_version(), "numpy": np.__version__}
     if (torch := sys.modules.get("torch")) is not None:
         found["torch"] = str(torch.__version__)
@@ -254,11 +254,11 @@ def versions() -> dict[str, str]:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read a checkpoint and verify the very bytes that are returned.
+    """Read a checkpoint, and verify the very bytes that are returned.
 
     Raises:
         DamagedCheckpointError: says which file is damaged, and how.
-        CheckpointVersionError: an older or newer everstep wrote it, in a format that this one does not read.
+        CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
     """
     body = read_body(folder)
     try:
@@ -276,7 +276,7 @@ _PLAIN = ("epoch", "phase", "partial", "structure", "digest", "versions", "creat
 
 
 def verify(folder: Path) -> None:
-    """Read every byte of a checkpoint in little memory, and keep none.
+    """Verify every byte of a checkpoint, in little memory.
 
     Raises:
         DamagedCheckpointError, CheckpointVersionError: as `read`.
@@ -300,7 +300,7 @@ def verify(folder: Path) -> None:
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """Read and verify the manifest alone; its body.
+    """Read and verify the manifest alone, and return its body.
 
     Raises:
         DamagedCheckpointError, CheckpointVersionError: as `read`.
@@ -341,11 +341,11 @@ _KINDS = {
     "arrays": dict,
     "files": dict,
 }
-"""What everybody who reads a manifest needs."""
+"""Facts that every manifest must have, with their types."""
 
 
 def _is_record(value: object) -> bool:
-    """Whether it says of a file how long it is, and its checksum."""
+    """Whether a value has the length and the checksum of a file."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("bytes"), int)
@@ -369,10 +369,10 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
-    """The cheap half of verification: the arrays' file is there and has its size.
+    """Verify the cheap half: `arrays.safetensors` is there and has its size.
 
     Raises:
-        DamagedCheckpointError: it is not, or has not.
+        DamagedCheckpointError: the file is missing or has another size.
     """
     path = folder / ARRAYS
     try:
@@ -383,7 +383,7 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, HostArray]:
-    """Read each array into memory of its own, in the file's order, which is the manifest's."""
+    """Read each array into memory of its own; the manifest lists arrays in the order of the file."""
     if odd := [name for name, facts in described.items() if not _is_described(facts)]:
         _damaged(path.with_name(MANIFEST), f"does not have the content of format {FORMAT} (arrays/{odd[0]})")
     try:
@@ -412,7 +412,7 @@ def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, 
 
 
 def _is_described(facts: object) -> bool:
-    """Whether it says of an array what `HostArray` needs."""
+    """Whether a value has the facts that a `HostArray` needs."""
     return (
         isinstance(facts, dict)
         and isinstance(facts.get("dtype"), str)
@@ -480,11 +480,11 @@ _NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),  # the one NaN is "minus zero"
     "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
 }
-"""Per float dtype, an element is NaN or infinite where (its bits & mask) == pattern."""
+"""Type, mask and pattern by dtype: an element is NaN or infinite if its bits & mask == pattern."""
 
 
 def finite(array: HostArray) -> bool:
-    """Whether no element is NaN or infinite (complex: in both parts); looks at the bytes, chunk by chunk."""
+    """Whether all elements are finite, of complex numbers both parts; looks at the bytes, chunk by chunk."""
     name = str(array.extra.get("dtype", "")).removeprefix("torch.") if array.dtype == "U8" else ""
     rule = _NON_FINITE.get("F16" if name == "complex32" else array.dtype)
     chunks = _chunks(array.data.data)
@@ -496,7 +496,7 @@ def finite(array: HostArray) -> bool:
 
 
 def _numpy_float(name: str) -> np.dtype[Any] | None:
-    """NumPy's dtype of that name if it is float or complex, else None."""
+    """Return NumPy's float or complex dtype of that name; None for other names."""
     try:
         dtype = np.dtype(name or "u1")
     except (TypeError, ValueError):

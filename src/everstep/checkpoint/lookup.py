@@ -1,4 +1,4 @@
-"""The checkpoint that a path means: its folder, the best weights by a metric, or a run."""
+"""Lookup of the checkpoint that a path means: a checkpoint, the best weights by a metric, or a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from everstep.errors import NoCheckpointError
 
 
 def find_checkpoint(path: Path, say: Callable[[str], None], *, interim: bool = True) -> Checkpoint | None:
-    """Read the checkpoint that `path` means, without changing anything there; None if it means none.
+    """Read the checkpoint that `path` means, without changing anything there; None if there is none.
 
     Args:
-        path: the folder of a checkpoint, `RUN/best/METRIC`, or a run directory (its newest whole one).
-        say: takes what the user should know about the choice.
-        interim: of a run, whether one will do that only stands in for its epoch's.
+        path: a checkpoint's folder, `RUN/best/METRIC`, or a run directory for its newest whole checkpoint.
+        say: takes notes on the choice, for the user.
+        interim: whether the newest checkpoint of a run may be an interim one.
 
     Raises:
-        NoCheckpointError: the run does not say which of the best weights is the best.
+        NoCheckpointError: the run's newest checkpoint names none of the best weights.
         CheckpointError: as `Store.find`.
     """
     if (path / format.MANIFEST).exists():
@@ -38,13 +38,13 @@ def find_checkpoint(path: Path, say: Callable[[str], None], *, interim: bool = T
 
 
 def _of_metric(path: Path) -> Path:
-    """`RUN/best/valid/loss` lies in `RUN/best/valid.loss`."""
+    """Return the folder of best weights by their metric: `RUN/best/valid.loss` for `RUN/best/valid/loss`."""
     run_dir, best, metric = path.as_posix().rpartition("/best/")
     return Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
 
 
 def _best_in(folder: Path) -> Path:
-    """Find, in `RUN/best/METRIC`, the best weights that the run's newest checkpoint names."""
+    """Find the weights in `RUN/best/METRIC` that the run's newest checkpoint names as the best."""
     run_dir = folder.parent.parent
     store = Store(run_dir, 0, lambda _: None)
     for metric, path in store.best().items():

@@ -1,4 +1,4 @@
-"""The small text file `checkpoint`: the name to resume from, and a checksum by which an edit is noticed."""
+"""Text file `checkpoint`: the name to resume from, and a checksum that tells an edit from damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.checkpoint import files
 from everstep.checkpoint.format import CheckpointName
 from everstep.untrusted_files import open_regular
 
-_LONGEST = 4096  # bytes that are looked at: a path at most
+_LONGEST = 4096  # bytes that are read: more than the longest path
 
 
 class PointerKind(enum.Enum):
@@ -30,10 +30,10 @@ class Pointer(NamedTuple):
     """Content of the file.
 
     Attributes:
-        kind: who wrote it.
-        text: the name in its first line; if edited, what the person wrote there; if damaged, the name that it
-            had, "" where that cannot be told.
-        stands: its first line as it stands.
+        kind: who wrote the file.
+        text: the name in the first line; in an edited file the person's line; in a damaged file the name
+            that everstep had written, "" if that cannot be found out.
+        stands: the first line as it stands.
     """
 
     kind: PointerKind
@@ -42,13 +42,14 @@ class Pointer(NamedTuple):
 
 
 def read(path: Path, known: Collection[str]) -> Pointer:
-    """Read the file; never fails for what is in it, or if it cannot be read.
+    """Read the file; its content, and errors of the disk, raise nothing.
 
-    A line that names a checkpoint is a person's whatever else is wrong; what is one bit from what we wrote, a
-    piece of it, no text, or a misspelling of the very name whose checksum stands beside it, is damage.
+    A first line that names a checkpoint was written by a person, unless the rest of the file shows that
+    everstep's own line was cut.  Damage is: one bit away from everstep's bytes, a piece of them, bytes that
+    are not text, or a misspelling of the name whose checksum stands in the next line.
 
     Args:
-        known: the names of the checkpoints that there are.
+        known: names of the checkpoints on disk.
     """
     try:
         with open_regular(path) as file:
@@ -57,7 +58,7 @@ def read(path: Path, known: Collection[str]) -> Pointer:
         return Pointer(PointerKind.ABSENT, "", "")
     except OSError as error:
         return Pointer(PointerKind.DAMAGED, "", str(error.strerror))
-    text = raw.removeprefix(b"\xef\xbb\xbf")  # which some editors put first
+    text = raw.removeprefix(b"\xef\xbb\xbf")  # some editors put this mark first
     first, _, rest = (part.strip(b" \t\r\n") for part in text.partition(b"\n"))
     stands = first.decode("utf-8", "replace")
     if rest == _checksum(first):
@@ -75,7 +76,7 @@ def read(path: Path, known: Collection[str]) -> Pointer:
 
 
 def _one_bit_off(raw: bytes) -> str | None:
-    """The name in what we wrote, if `raw` differs from it in one bit."""
+    """Return the name that everstep wrote, if `raw` differs from its bytes in one bit; else None."""
     for bit in range(min(8 * len(raw), 1024)):
         whole = bytearray(raw)
         whole[bit // 8] ^= 1 << bit % 8
@@ -94,10 +95,10 @@ def _is_no_text(line: bytes) -> bool:
 
 
 def _is_piece(text: str, known: Collection[str]) -> bool:
-    """Whether it is the beginning of a name, as a crash leaves it; anything else a person wrote."""
+    """Whether a text is the beginning of a checkpoint's name, as a crash may leave it."""
     if any(name.startswith(text) for name in known if name != text):
         return True
-    # A number that was cut begins with the zeros that fill it: "step-2" is a person's.
+    # a name that was cut has zeros in front of its number, so a person wrote "step-2"
     if CheckpointName.matches(text) or re.search(r"-[1-9]\d*$", text):
         return False
     wholes = ("step-00000000", "epoch-0000-step-00000000")
@@ -105,12 +106,16 @@ def _is_piece(text: str, known: Collection[str]) -> bool:
 
 
 def _is_misspelt(text: str, name: str) -> bool:
-    """Whether it has the numbers of a name and other letters: nobody means anything else by that."""
+    """Whether a text has the digits of a name and other letters, so that no other name can be meant."""
     return bool(name) and "/" not in text and re.findall(r"\d", text) == re.findall(r"\d", name)
 
 
 def write(path: Path, name: CheckpointName, *, as_edit: bool = False) -> None:
-    """Name a checkpoint, durably; `as_edit` leaves the checksum out, so that it wins at the next start."""
+    """Write a checkpoint's name durably.
+
+    Args:
+        as_edit: leave the checksum out, so that the next start resumes from this name as from an edit.
+    """
     line = str(name).encode()
     files.write_whole(path, line + b"\n" + (b"" if as_edit else _checksum(line) + b"\n"))
 

@@ -1,4 +1,4 @@
-"""Choice of the checkpoints that stay: a pure function of what is on disk.  The store deletes."""
+"""Choice of the checkpoints that stay: a pure function of the checkpoints on disk.  The store deletes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from everstep.schedule import Every, Schedule
 
 
 class Facts(NamedTuple):
-    """Facts about a checkpoint that retention needs, all from the manifest.
+    """Facts of a checkpoint's manifest, as retention needs them.
 
     Attributes:
         name: the checkpoint's name.
-        partial: whether it closed an unfinished epoch, so that its after_step twin is needed, too.
-        created: seconds since 1970.
-        metrics: those of `meta["metrics"]` that are of the checkpoint's own step, for `keep_best`.
-        best: `meta["best"]`: by metric, the name of the best weights that it speaks of.
-        kept: `meta["kept"]`: by metric, the names of all that it speaks of, the best first.
-        segment: number of the start of the run that wrote it.
-        interim: `meta["interim"]`: whether it only stands in for the checkpoint at its epoch's end.
+        partial: whether its epoch was cut short, so that the checkpoint inside that epoch is needed, too.
+        created: time of the commit, in seconds since 1970.
+        metrics: values in `meta["metrics"]` of the checkpoint's own step, for `keep_best`.
+        best: name of the best weights, by metric.
+        kept: names of all best weights that are kept, by metric, the best first.
+        segment: number of the start that wrote the checkpoint.
+        interim: whether the checkpoint only stands in for the end of its epoch.
     """
 
     name: CheckpointName
@@ -51,9 +51,9 @@ class Facts(NamedTuple):
 
 
 def kept_best(meta: Any) -> dict[str, list[str]]:
-    """By metric, the names of the best weights that a checkpoint's `meta` names, the best first.
+    """Return the names of the best weights in a checkpoint's `meta`, by metric, the best first.
 
-    What is no name of a folder below `best/` is left out.
+    Names that cannot be folders below `best/` are left out.
     """
     if not isinstance(meta, dict):
         return {}
@@ -66,28 +66,28 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
 
 
 def is_interim(body: Mapping[str, Any]) -> bool:
-    """Whether the manifest is of a checkpoint that only stands in for the one at its epoch's end.
+    """Whether the manifest is that of an interim checkpoint.
 
-    It was saved one step before that end, for the sake of the epoch's tail, and goes once a newer one is
-    there.
+    Such a checkpoint is saved one step before the end of an epoch, so that a resume can run the epoch's tail;
+    it is deleted after the next commit.
     """
     return isinstance(body["meta"], dict) and bool(body["meta"].get("interim"))
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Rules for keeping checkpoints; a checkpoint that any of the three rules wants stays.
+    """Rule that says which checkpoints stay: those that any of the three arguments wants.
 
-    An interim one counts for none of them: it stays as long as it is the newest.
+    An interim checkpoint does not count for the rule: it stays while it is the newest.
 
     Args:
         keep_last: the newest n; None keeps all.
-        keep_every: besides, an `Every`: one at each multiple of n steps or epochs, or one per n seconds.
-        keep_best: besides, (metric, "min" or "max", m): the m best by the metric's value at their own
-            step; of equal ones the older, and none without such a value.
+        keep_every: an `Every`; also one checkpoint at each multiple of n steps or epochs, or per n seconds.
+        keep_best: (metric, "min" or "max", m); also the m best by the metric's value at their own step.
+            Of equal values the older checkpoint stays; a checkpoint without a value does not count.
 
     Raises:
-        ConfigError: an argument cannot be right.
+        ConfigError: an argument has a wrong type or value.
     """
 
     keep_last: int | None = 3
@@ -116,10 +116,10 @@ def _check_best(best: Any) -> None:
 def expendable(
     policy: Retention, present: Sequence[Facts], protect: Collection[CheckpointName]
 ) -> list[CheckpointName]:
-    """The checkpoints that may go.
+    """List the checkpoints that may be deleted.
 
     Args:
-        present: the whole checkpoints, oldest first.
+        present: all whole checkpoints, oldest first.
         protect: names that stay in any case.
     """
     counted = [facts for facts in present if not facts.interim]
@@ -136,10 +136,10 @@ def expendable(
 
 
 def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
-    """Names at which a raised limit may resume inside the epoch that `closed` cut short, the best first.
+    """List names from which a raised limit can resume inside an epoch that was cut short, the best first.
 
-    At its last step, or one before; with an epoch of one step that is where the epoch before ended, and
-    with a second loop of one step it is one before the end of the first.
+    They are the last step and the step before it.  In an epoch of one step, the step before is the end of
+    the epoch before; after a second step loop of one step, it is one step before the end of the first loop.
     """
     step, epoch = closed.step, closed.epoch
     assert epoch is not None
@@ -149,7 +149,7 @@ def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
 
 def _spaced(every: Every, present: Sequence[Facts]) -> set[CheckpointName]:
     names = [facts.name for facts in present]
-    if (n := every.steps) is not None:  # of two at one step, the newer one
+    if (n := every.steps) is not None:  # of two at one step, the newer
         return set({name.step: name for name in names if name.step and name.step % n == 0}.values())
     if (n := every.epochs) is not None:
         return {name for name in names if name.epoch and name.epoch % n == 0}
