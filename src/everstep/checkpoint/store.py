@@ -1,6 +1,6 @@
-"""The checkpoints of one run directory: commit, find, set aside, retain.
+"""Store of the checkpoints in one run directory: commit, find, set aside, retain.
 
-checkpoint              which one to resume from, and a checksum by which an edit is noticed
+checkpoint              the name to resume from, and a checksum by which an edit is noticed
 checkpoints/NAME/       the checkpoints
 damaged/, superseded/   NAME.segment-N: set aside by the run's N-th start, never resumed from
 pins.json               names that retention never deletes
@@ -42,16 +42,16 @@ from everstep.untrusted_files import read_note
 
 
 class Store:
-    """The checkpoints of the run in `run_dir`, whole or absent at any instant.
+    """Checkpoints of the run in `run_dir`, each whole or absent at any instant.
 
     Its user holds the run's lock.  Methods may run on a worker thread, one at a time.  Nothing is
     created before the first commit.
 
     Args:
         run_dir: the run directory, which exists.
-        segment: number of this start of the run; goes into manifests and the names of what is set aside.
+        segment: number of this start, for manifests and for the names in damaged/ and superseded/.
         say: takes sentences for the user.
-        run: the run's id; None for who only looks, and takes what is there as the run's.
+        run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Store:
         """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
 
     def path(self, name: CheckpointName) -> Path:
-        """The folder in which checkpoint `name` is, or would be."""
+        """Folder of a checkpoint, whether it exists or not."""
         return self._folder / str(name)
 
     def best_folder(self, metric: str) -> Path:
@@ -80,13 +80,13 @@ class Store:
         return best_folder(self.run_dir, metric)
 
     def best(self) -> dict[str, Path]:
-        """Map each metric to the folder of its best weights that the newest checkpoint names, if present."""
+        """Return the folder of the best weights by metric, as the newest checkpoint names them."""
         newest = self.facts()[-1:]
         found = {m: self.best_folder(m) / name for facts in newest for m, name in facts.best.items()}
         return {metric: path for metric, path in found.items() if path.exists()}
 
     def kept_best(self) -> dict[str, list[Path]]:
-        """Map each metric to all best weights that the newest checkpoint names, the best first."""
+        """Return the folders of all kept best weights by metric, the best first."""
         newest = self.facts()[-1:]
         found = {m: (self.best_folder(m), names) for facts in newest for m, names in facts.kept.items()}
         return {
@@ -94,12 +94,12 @@ class Store:
         }
 
     def best_folders(self) -> list[Path]:
-        """All folders of best weights, also those that only an older checkpoint speaks of."""
+        """All folders of best weights, also of those that only an older checkpoint names."""
         there = (self.run_dir / "best").glob("*/*")
         return sorted(path for path in there if CheckpointName.matches(path.name))
 
     def names(self) -> list[CheckpointName]:
-        """The names on disk, oldest to newest, whole or not, without those that `continue_from` leaves."""
+        """List the names on disk, whole or not, oldest first, without those that `continue_from` leaves."""
         return [name for name in self._on_disk() if name not in self._left]
 
     def _on_disk(self) -> list[CheckpointName]:
@@ -110,7 +110,7 @@ class Store:
         return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
 
     def clean(self) -> None:
-        """Delete what dead processes left half done.  Call it before the first commit."""
+        """Delete unfinished files of dead processes; to be called before the first commit."""
         apart = [
             path.parent
             for top in ("best", "exports", "dumps")
@@ -148,13 +148,13 @@ class Store:
 
         Args:
             digest: of the whole state, by which equal checkpoints are recognised.
-            epoch, phase, partial: see `Checkpoint`.
-            meta: JSON without NaN; `meta["metrics"]` ({name: value}) is what `keep_best` looks at, as far as
-                `meta["metric_steps"]` ({name: step}) says that the value is of this step.
+            epoch, phase, partial: as in `Checkpoint`.
+            meta: JSON without NaN.  `keep_best` reads `meta["metrics"]` ({name: value}), without values of
+                other steps by `meta["metric_steps"]` ({name: step}).
             guarded: names of arrays that must be finite.
 
         Raises:
-            NonFiniteError: a guarded array holds NaN or infinity; nothing was written.
+            NonFiniteError: a guarded array has NaN or infinity; nothing was written.
             CheckpointError: the values cannot be written in this format.
             OSError: the disk failed; nothing of this checkpoint is left.
         """
@@ -180,24 +180,26 @@ class Store:
         self._point_to(name)  # after the folder is in place: the pointer names what is there
         if moved is not None and held is not None and _is_open(held):
             with contextlib.suppress(OSError):
-                files.retire(moved, top=self.run_dir)  # the same boundary, closed, has taken its place
+                files.retire(
+                    moved, top=self.run_dir
+                )  # the new checkpoint is of the same boundary, run to its end
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
         """Commit a copy of another run's checkpoint, with the best weights that it names.
 
         Args:
-            facts: of its `meta`, those that are otherwise here.
+            facts: values that replace those of the same name in its `meta`.
 
         Returns:
-            Its `meta` here.
+            `meta` of the copy.
 
         Raises:
             CheckpointError, OSError: as `commit`.
         """
         foreign: Any = checkpoint.meta
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
-        # First: a kill in between leaves no checkpoint that names weights that are not here.
+        # weights first: after a kill in between, no checkpoint here names weights that are missing
         self._adopt_best(checkpoint)
         self.commit(
             checkpoint.name,
@@ -212,7 +214,7 @@ class Store:
         return meta
 
     def _adopt_best(self, checkpoint: Checkpoint) -> None:
-        """Copy the best weights that another run's checkpoint names, as far as they are there and whole."""
+        """Copy the best weights that another run's checkpoint names, if they are there and whole."""
         top = checkpoint.path.parent.parent
         for metric, names in kept_best(checkpoint.meta).items():
             for name in names:
@@ -237,7 +239,7 @@ class Store:
                 )
 
     def _whole(self, name: CheckpointName) -> Checkpoint | None:
-        """The checkpoint that has the name, None if there is none, or it is damaged or another run's."""
+        """Read the checkpoint of a name; None if it is missing, damaged or another run's."""
         if not self.path(name).exists():
             return None
         try:
@@ -247,7 +249,7 @@ class Store:
             return None
 
     def _point_to(self, name: CheckpointName) -> None:
-        """Name the newest checkpoint; an edit by a person stays, for the next start to follow."""
+        """Write the newest name into the `checkpoint` file; an edit by a person stays for the next start."""
         found = self._pointed()
         if found.kind is PointerKind.EDITED:
             if found.text != self._said_edit:  # said once for each edit, not at each save
@@ -258,7 +260,7 @@ class Store:
             self._say(f"{self._pointer} was damaged ({found.stands!r}); it now names {name}")
         try:
             pointer.write(self._pointer, name)
-        except OSError as error:  # the newest whole checkpoint wins anyway: the commit stands
+        except OSError as error:  # the commit stands: a start finds the newest whole checkpoint anyway
             self._say(
                 f"{self._pointer} could not be written ({error.strerror}); {name} is committed all the same"
             )
@@ -271,7 +273,7 @@ class Store:
         return moved
 
     def set_aside_best(self, path: Path) -> str:
-        """Move the folder of damaged best weights away, as far as the disk lets it; where to, in words."""
+        """Move a folder of damaged best weights to `damaged/`; returns a clause that says where it is now."""
         name = f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
         try:
             return f"it is now {files.move(path, self.run_dir / 'damaged', name, top=self.run_dir)}"
@@ -304,10 +306,10 @@ class Store:
         """Read and verify one checkpoint.
 
         Raises:
-            NoCheckpointError: there is none of that name; names the nearest.
+            NoCheckpointError: no checkpoint has the name; names the nearest.
             DamagedCheckpointError: says which file is damaged, and how.
-            CheckpointVersionError: an everstep of another format wrote it.
-            ForeignCheckpointError: another run wrote it.
+            CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
+            ForeignCheckpointError: another run wrote the checkpoint.
         """
         self._require(name)
         found = format.read(self.path(name))
@@ -319,7 +321,7 @@ class Store:
         return found
 
     def _require_own(self, meta: Json, path: Path) -> None:
-        """Refuse what was copied into this run: its rows are in another journal."""
+        """Refuse a checkpoint that was copied from another run: its rows are in another journal."""
         run = meta.get("run") if isinstance(meta, dict) else None
         if self.run is not None and run is not None and run != self.run:
             raise ForeignCheckpointError(
@@ -328,32 +330,32 @@ class Store:
             )
 
     def facts(self) -> list[Facts]:
-        """Facts of the manifests, oldest to newest; each is read once; damaged ones are left out."""
+        """List the facts of all whole manifests, oldest first; each manifest is read once."""
         return [facts for name in self.names() if (facts := self._facts_of(name)) is not None]
 
     def find(
         self, which: bool | int | str | Path, *, mend: bool = True, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
-        """The checkpoint to resume from, and what the user should know about the choice.
+        """Find the checkpoint to resume from; returns it with notes on the choice, for the user.
 
-        After resuming from it, `continue_from` it: later ones must not win at the next start.
+        After a resume from it, call `continue_from`: a later checkpoint must not win at the next start.
 
         Args:
-            which: True for the one that an edited `checkpoint` file names, else the newest whole one; a
-                step (of two at one step, after_epoch); a name; or the path of a checkpoint's folder
-                anywhere.
-            mend: put right what a kill left behind; False for a run that is not this process's.
-            interim: with `which=True`, whether one may be found that only stands in for its epoch's.
+            which: True for the newest whole checkpoint, or for the name in an edited `checkpoint` file; a
+                step (of two at one step, the checkpoint after the epoch); a name; or the path of a
+                checkpoint's folder anywhere.
+            mend: repair what a kill left unfinished; False for a run of another process.
+            interim: with `which=True`, whether the checkpoint may be an interim one.
 
         Returns:
             None for the checkpoint only if the run never had one.
 
         Raises:
-            NoCheckpointError: none is as asked for; names the nearest.
-            DamagedCheckpointError: the one that was asked for is damaged.
-            CheckpointError: there are some, and all are damaged: lists what is wrong with each.
-            CheckpointVersionError: an everstep of another format wrote it.
-            ForeignCheckpointError: another run wrote it.
+            NoCheckpointError: no checkpoint has that step, name or path; names the nearest.
+            DamagedCheckpointError: the chosen checkpoint is damaged.
+            CheckpointError: all checkpoints are damaged; says how, for each.
+            CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
+            ForeignCheckpointError: another run wrote the checkpoint.
         """
         if which is False:
             raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
@@ -364,7 +366,7 @@ class Store:
         return self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which)), []
 
     def _read_chosen(self, name: CheckpointName) -> Checkpoint:
-        """Read one that a person asked for: no other one takes its place, but the error says which could."""
+        """Read the checkpoint that a person chose; an error lists the others, and none takes its place."""
         try:
             return self.read(name)
         except DamagedCheckpointError as error:
@@ -375,7 +377,7 @@ class Store:
 
     def _find_by_itself(self, mend: bool, interim: bool) -> tuple[Checkpoint | None, list[str]]:
         there, found = self.names(), self._pointed()
-        # An interim checkpoint is found where there is no other.
+        # where there is no other, an interim checkpoint is better than none
         names = [name for name in there if interim or not self._is_interim(name)] or there
         if found.kind is PointerKind.EDITED:
             return self._edited(found.text, there)
@@ -402,7 +404,7 @@ class Store:
         return pointer.read(self._pointer, [str(name) for name in self._on_disk()])
 
     def _name_in(self, text: str) -> str:
-        """The name in the `checkpoint` file's line; a person may have written the path of the folder."""
+        """Return the name in a line of the `checkpoint` file; a person may have written a folder's path."""
         folder, name = os.path.split(text.rstrip("/"))
         here = not folder or (self.run_dir / folder).resolve() == self._folder.resolve()
         return name if here else text
@@ -419,10 +421,10 @@ class Store:
         return self._read_chosen(CheckpointName.parse(text)), [note]
 
     def _held_back(self, last: str) -> Path:
-        """Find the only checkpoint where a kill during its replacement left it: in superseded/.
+        """Find the run's only checkpoint in superseded/, where a kill during its replacement left it.
 
         Raises:
-            CheckpointError: it is nowhere; to start from nothing is for a person to decide.
+            CheckpointError: the checkpoint is nowhere; a person decides whether to start from nothing.
         """
         held = list((self.run_dir / "superseded").glob(f"{last}.segment-*")) if last else []
         if not held:
@@ -458,10 +460,10 @@ class Store:
         )
 
     def newest(self) -> CheckpointName:
-        """The newest checkpoint whose manifest is whole, and which is no interim one.
+        """Name of the newest checkpoint with a whole manifest, interim checkpoints left out.
 
         Raises:
-            NoCheckpointError: there is none.
+            NoCheckpointError: the run has no such checkpoint.
         """
         whole = [facts for facts in self.facts() if not facts.interim]
         if not whole:
@@ -469,10 +471,10 @@ class Store:
         return whole[-1].name
 
     def at_step(self, step: int) -> CheckpointName:
-        """The checkpoint of a step; of two at one step, after_epoch.
+        """Name of the checkpoint of a step; of two at one step, that after the epoch.
 
         Raises:
-            NoCheckpointError: there is none; names the nearest.
+            NoCheckpointError: no checkpoint is of this step; names the nearest.
         """
         names = self.names()
         found = [name for name in names if name.step == step]
@@ -486,10 +488,10 @@ class Store:
         return found[-1]
 
     def named(self, text: str) -> CheckpointName:
-        """The checkpoint that has a name.
+        """Parse the name of a checkpoint on disk.
 
         Raises:
-            NoCheckpointError: none has; names the nearest.
+            NoCheckpointError: no checkpoint has the name; names the nearest.
         """
         known = {str(name): name for name in self.names()}
         if text not in known:
@@ -503,12 +505,12 @@ class Store:
     # ------------------------------------------------------------------------------------ setting aside
 
     def continue_from(self, checkpoint: Checkpoint | None) -> None:
-        """Leave the checkpoints after this one, or all for None: they count no more, and stay where they are.
+        """Leave later checkpoints, or all for None: they do not count any more, and `settle` moves them.
 
-        `settle` moves them.  Whatever refuses this start before that leaves the directory as it was.
+        A start that is refused before `settle` leaves the directory as it was.
 
         Args:
-            checkpoint: one of this run's, or another run's, which `settle` copies here.
+            checkpoint: a checkpoint of this run; or of another run, which `settle` copies here.
         """
         there, self._chosen = self._on_disk(), checkpoint
         if checkpoint is not None:
@@ -518,14 +520,14 @@ class Store:
 
     @property
     def settled(self) -> bool:
-        """Whether the next start finds the checkpoints that this start continues from, and no other."""
+        """Whether the next start finds exactly the checkpoints that this start continues from."""
         return self._chosen is None and not self._left
 
     def settle(self) -> None:
-        """Make the choice of `continue_from` that of later starts, too; call it before the first save.
+        """Make the choice of `continue_from` durable for later starts; called before the first save.
 
         Raises:
-            OSError, CheckpointError: the disk failed; to be called again.
+            OSError, CheckpointError: the disk failed; a second call tries again.
         """
         if self.settled:
             return
@@ -539,10 +541,10 @@ class Store:
         self._chosen, self._left = None, frozenset()
 
     def supersede_after(self, name: CheckpointName) -> None:
-        """Make `name` the one to go on from: later checkpoints move away, damaged ones to `damaged/`.
+        """Let later starts continue from `name`: later checkpoints go to superseded/, or damaged/.
 
-        Killed in the middle, the next start still resumes from `name`: until all have moved, the pointer
-        counts as edited.
+        After a kill in the middle, the next start still resumes from `name`: until all have moved, the
+        `checkpoint` file counts as edited.
         """
         self._require(name)
         later = [other for other in self._on_disk() if other > name]
@@ -550,17 +552,17 @@ class Store:
             pointer.write(self._pointer, name, as_edit=True)
         for other in reversed(later):
             self._set_aside(other, "damaged" if other in self._damaged else "superseded")
-        # Last: until all have moved, the edited pointer makes every start choose `name`.
+        # last: until all have moved, the edited pointer makes every start choose `name`
         if self._pointed()[:2] != (PointerKind.OURS, str(name)):
             pointer.write(self._pointer, name)
 
     def abandon(self, step: int, segment: int) -> None:
-        """Move away what the run's starts up to `segment` saved at `step` and later.
+        """Set aside the checkpoints of `step` and later steps that starts up to `segment` saved.
 
-        Killed in the middle, it is to be called again.
+        After a kill in the middle it is called again.
 
         Raises:
-            CheckpointError: nothing else would be left.
+            CheckpointError: no other checkpoint would be left.
         """
         gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
         if not gone:
@@ -572,16 +574,16 @@ class Store:
                 f"{self._folder}: bring one back, or start over with resume=False"
             )
         found = self._pointed()
-        # Before the moves: a pointer to a checkpoint that has moved would be reported as a loss.
+        # before the moves: a pointer to a checkpoint that has moved would be reported as a loss
         if found.kind is PointerKind.OURS and found.text in map(str, gone):
             pointer.write(self._pointer, rest[-1])
         for name in reversed(gone):
             self._set_aside(name, "superseded")
 
     def supersede_all(self) -> None:
-        """Move every checkpoint away, so that the next start begins from nothing.
+        """Set every checkpoint aside, so that the next start begins from nothing.
 
-        The pointer goes first: killed in the middle, the newest that is left wins at the next start.
+        The pointer goes first: after a kill in the middle, the next start takes the newest that is left.
         """
         if self._pointer.exists():
             files.unlink(self._pointer)
@@ -592,14 +594,13 @@ class Store:
     # ------------------------------------------------------------------------------------ retention
 
     def retain(self, policy: Retention) -> list[CheckpointName]:
-        """Delete what `policy` lets go; reads manifests only.  Call it after a commit.
+        """Delete the checkpoints that `policy` does not keep; reads manifests only; called after a commit.
 
-        Never deletes the newest whole one, the one that the `checkpoint` file names, pinned or damaged ones.
-
-        A failing disk is said, not raised: the commit before it stands.
+        The newest whole checkpoint stays, and so do the name in the `checkpoint` file, pinned and damaged
+        checkpoints.  An error of the disk is a sentence for the user, because the commit stands.
 
         Returns:
-            What was deleted, oldest first.
+            Names of the deleted checkpoints, oldest first.
         """
         deleted = []
         for name in self.expendable(policy):
@@ -614,14 +615,14 @@ class Store:
         return deleted
 
     def expendable(self, policy: Retention) -> list[CheckpointName]:
-        """List what `retain` would delete now, oldest first."""
+        """List the names that `retain` would delete now, oldest first."""
         try:
             pinned = self.pins()
         except CheckpointError as error:
             self._say(f"no old checkpoint is deleted: {error}")
             return []  # without the pins nobody knows which checkpoints must stay
         present = self.facts()
-        # A checkpoint that a person named must be there when the next start follows the edit.
+        # a checkpoint that a person named must be there when the next start follows the edit
         named = self._name_in(self._pointed().text)
         pointed = {facts.name for facts in present if str(facts.name) == named}
         return expendable(policy, present, pinned | pointed)
@@ -645,10 +646,10 @@ class Store:
         return facts is not None and facts.interim
 
     def pins(self) -> set[CheckpointName]:
-        """The pinned names.
+        """Return the pinned names.
 
         Raises:
-            CheckpointError: the file of pins is no list of names.
+            CheckpointError: the file of pins is not a list of names.
         """
         try:
             return {CheckpointName.parse(text) for text in read_note(self._pins)}
@@ -660,15 +661,15 @@ class Store:
             ) from error
 
     def pin(self, name: CheckpointName) -> None:
-        """Keep a checkpoint whatever the policy says."""
+        """Keep a checkpoint, whatever retention says."""
         self._require(name)
         self._write_pins(self.pins() | {name})
 
     def unpin(self, name: CheckpointName) -> None:
-        """Leave a checkpoint to the policy again.
+        """Let retention decide about a checkpoint again.
 
         Raises:
-            NoCheckpointError: it is not pinned.
+            NoCheckpointError: the checkpoint is not pinned.
         """
         pinned = self.pins()
         if name not in pinned:
@@ -682,7 +683,7 @@ class Store:
 
 
 def best_folder(run_dir: Path, metric: str) -> Path:
-    """Where a run keeps the best weights by `metric`."""
+    """Folder of a run's best weights by `metric`."""
     return run_dir / "best" / metric.replace("/", ".")
 
 

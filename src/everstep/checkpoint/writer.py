@@ -1,4 +1,4 @@
-"""Background thread that writes one thing at a time; its errors reach the caller's thread."""
+"""Background thread that runs one job at a time; unexpected errors reach the caller's thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUGS = {errno.EBADF, errno.EFAULT, errno.EINVAL}
 
 
 def disk_failed(error: BaseException) -> bool:
-    """Whether an error of a save means a failing, full or vanished disk (or memory), not a bug of ours."""
+    """Whether an error of a save comes from the disk or lack of memory, and not from a bug in everstep."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, OSError) and error.errno is not None and error.errno not in _BUGS
@@ -26,12 +26,12 @@ def disk_failed(error: BaseException) -> bool:
 class Writer:
     """Runs jobs in the background, one at a time; its thread starts at first use and ends in `close`.
 
-    A job that a disk error or lack of memory ends is a *failed save*: reported to its `failed`, and
-    training goes on.  Any other error is raised in the caller's thread by the next `poll`, `wait`,
-    `submit` or `close`, with its traceback.
+    A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,
+    and training continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the
+    caller's thread, with its traceback.
 
     Args:
-        say: takes the sentence about a failed save that nobody else asked to be told of.
+        say: takes a sentence about a failed save whose job has no `failed`.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class Writer:
 
         Args:
             done: called in the background thread with the job's result.
-            failed: called there with the error of a failed save; without it that is said.
+            failed: called there with the error of a failed save; None: `say` gets a sentence.
 
         Raises:
             UsageError: the writer is closed.
@@ -63,12 +63,12 @@ class Writer:
         self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
 
     def wait(self) -> None:
-        """Wait until no job is running; raises as `poll`."""
+        """Wait until no job runs, then `poll`."""
         self._idle.wait()
         self.poll()
 
     def poll(self) -> None:
-        """Raise the unexpected error of a job, once, if there is one.  Does not wait."""
+        """Raise the unexpected error of a job once, if there is one; waits for nothing."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -79,7 +79,7 @@ class Writer:
         return not self._idle.is_set()
 
     def close(self) -> None:
-        """Let the running job end, then end the thread; raises as `poll`.  May be called twice."""
+        """Let the running job end, end the thread, then `poll`; may be called twice."""
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)  # behind the running job, which ends first
