@@ -45,7 +45,7 @@ def test_names_are_parsed_and_printed(text: str) -> None:
     ["", "step-120", "step-000000120", "epoch-3-step-00000120", "step-0000012٣", ".tmp-step-00000120-7"],
 )
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="one looks like"):
+    with pytest.raises(ConfigError, match="is not a checkpoint's name; such a name is"):
         CheckpointName.parse(text)
 
 
@@ -164,7 +164,7 @@ def test_values_that_json_cannot_hold_are_refused(store: Store) -> None:
     ("version", "remedy"),
     [
         (FORMAT + 1, r"install everstep 7\.1 or newer, or resume from an older"),
-        (OLDEST - 1, r"go on with the everstep that wrote it \(7\.1\), or start anew"),
+        (OLDEST - 1, r"continue with the everstep that wrote it \(7\.1\), or begin"),
         (None, r"install everstep 7\.1"),
     ],
 )

@@ -75,7 +75,7 @@ def test_what_is_not_there_names_the_nearest(store: Store, tmp_path: Path) -> No
         store.find("step-0000020")
     with pytest.raises(NoCheckpointError, match=f"did you mean '.*{at(10)}'"):
         store.find(tmp_path / "checkpoints" / "step-00000011")
-    with pytest.raises(NoCheckpointError, match="there is none at all"):
+    with pytest.raises(NoCheckpointError, match="there is no checkpoint at all"):
         store_in(tmp_path / "other").find(12)
     with pytest.raises(ConfigError, match="which=False"):
         store.find(False)

@@ -74,7 +74,7 @@ def test_a_disk_error_is_a_failed_save_and_the_next_one_works(
 def test_a_failed_save_is_said_where_nobody_else_takes_it(writer: Writer, said: list[str]) -> None:
     writer.submit(lambda: raising(OSError(errno.ENOSPC, "No space left on device")), ignore)
     writer.wait()
-    assert said == ["a save failed, training goes on (OSError: [Errno 28] No space left on device)"]
+    assert said == ["a save failed, training continues (OSError: [Errno 28] No space left on device)"]
 
 
 @pytest.mark.parametrize(

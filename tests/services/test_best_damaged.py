@@ -82,7 +82,8 @@ def test_a_start_finds_it_moves_it_away_and_the_run_finishes_with_the_next_best(
     assert moved.name == f"best.valid_loss.{BEST}.segment-2"
     found, end = tiny.loop.ending.warnings
     assert (
-        f"best weights in valid_loss: checkpoint {BEST} is damaged" in found and f"it is now {moved}" in found
+        f"best weights in valid_loss: checkpoint {BEST} is damaged" in found
+        and f"the folder is now {moved}" in found
     )
     assert (
         "restore_at_end loaded the next best weights by valid_loss (0.3, step 12); not those of 0.2, step 8"
@@ -101,7 +102,7 @@ def test_with_one_that_is_kept_the_last_weights_stay(tmp_path: Path) -> None:
     ends = train(best_run(run), at_end=lambda: flip(run / "best" / "valid_loss" / BEST / ARRAYS))
     (warning,) = ends.loop.ending.warnings
     assert "restore_at_end restored nothing: those of 0.2, step 8: checkpoint" in warning
-    assert f"it is now {run / 'damaged'}" in warning and warning.endswith("the last weights stay")
+    assert f"the folder is now {run / 'damaged'}" in warning and warning.endswith("the last weights stay")
     assert ends.loop.ending.finished and ends.w.tobytes() == straight.w.tobytes()
     for _ in range(2):
         again = train(best_run(run))

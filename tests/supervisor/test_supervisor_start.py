@@ -214,7 +214,7 @@ def test_resume_false_starts_over_and_loses_nothing(tmp_path: Path) -> None:
 def test_resume_in_an_empty_directory_just_starts(tmp_path: Path) -> None:
     assert Tiny(tmp_path / "run", resume=False, max_epoch=1).train().loop.step == 4
     assert Tiny(tmp_path / "other", resume=True, max_epoch=1).train().loop.step == 4
-    with pytest.raises(NoCheckpointError, match="there is none at all"):
+    with pytest.raises(NoCheckpointError, match="there is no checkpoint at all"):
         Tiny(tmp_path / "third", resume=3, max_epoch=1).train()
 
 

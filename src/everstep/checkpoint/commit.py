@@ -45,9 +45,9 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise NonFiniteError(
-            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved, the previous "
-            "checkpoint is intact; resume from it with a lower learning rate, clipped gradients or other "
-            "data",
+            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; the "
+            "checkpoint before is intact: resume from that with a lower learning rate, clipped "
+            "gradients or other data",
             step=name.step,
         )
 

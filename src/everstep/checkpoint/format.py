@@ -81,7 +81,7 @@ class CheckpointName:
         name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
         if name is None or str(name) != text:
             raise ConfigError(
-                f"{text!r} is no checkpoint's name; one looks like 'step-00000120' or "
+                f"{text!r} is not a checkpoint's name; such a name is 'step-00000120' or "
                 "'epoch-0003-step-00000120'"
             )
         return name
@@ -319,7 +319,7 @@ def read_body(folder: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = parse_json(match[2])
     except ValueError as error:
-        _damaged(path, f"is no JSON ({error})", error)
+        _damaged(path, f"is not JSON ({error})", error)
     if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
         _damaged(path, "does not have the content of a manifest")
     _require_version(folder, body)
@@ -358,7 +358,7 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
     if isinstance(written, int) and OLDEST <= written <= FORMAT:
         return
     if isinstance(written, int) and written < OLDEST:
-        remedy = f"go on with the everstep that wrote it ({writer}), or start anew in another directory"
+        remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
     else:
         remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
     reads = f"{OLDEST} to {FORMAT}" if OLDEST < FORMAT else f"only {FORMAT}"
@@ -451,8 +451,8 @@ def _check_digest(path: Path, found: xxhash.xxh3_128, record: Mapping[str, Any])
     if found.hexdigest() != record["xxh3_128"]:
         _damaged(
             path,
-            f"has changed since it was written, or is another checkpoint's: checksum {record['xxh3_128']}, "
-            f"now {found.hexdigest()}",
+            f"has changed since it was written, or belongs to another checkpoint: checksum "
+            f"{record['xxh3_128']}, now {found.hexdigest()}",
         )
 
 

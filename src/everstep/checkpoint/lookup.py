@@ -52,7 +52,7 @@ def _best_in(folder: Path) -> Path:
             return path
     there = sorted(str(path.parent) for path in folder.glob(f"*/{format.MANIFEST}"))
     raise NoCheckpointError(
-        f"which of the weights in {folder} are the best is said by the newest checkpoint of the run in "
-        f"{run_dir}, and it names none that is there; give the folder of one of them: "
-        f"{', '.join(there) or 'there is none'}"
+        f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
+        f"of those that it names is there; give the folder of the weights that you want: "
+        f"{', '.join(there) or 'the folder has none'}"
     )

@@ -108,7 +108,7 @@ def _check_best(best: Any) -> None:
         isinstance(best, tuple) and len(best) == 3 and isinstance(best[0], str) and best[1] in ("min", "max")
     ):
         raise ConfigError(
-            f"keep_best={best!r}: give a metric, 'min' or 'max', and how many, as in ('valid_loss', 'min', 2)"
+            f"keep_best={best!r}: give a metric, 'min' or 'max', and a number, as in ('valid_loss', 'min', 2)"
         )
     integer("keep_best's count", best[2])
 

@@ -245,7 +245,7 @@ class Store:
         try:
             return self.read(name)
         except (DamagedCheckpointError, ForeignCheckpointError) as error:
-            self._say(f"{error}; it moves to damaged/")
+            self._say(f"{error}; the folder moves to damaged/")
             return None
 
     def _point_to(self, name: CheckpointName) -> None:
@@ -262,7 +262,7 @@ class Store:
             pointer.write(self._pointer, name)
         except OSError as error:  # the commit stands: a start finds the newest whole checkpoint anyway
             self._say(
-                f"{self._pointer} could not be written ({error.strerror}); {name} is committed all the same"
+                f"{self._pointer} could not be written ({error.strerror}); {name} is committed nevertheless"
             )
 
     def _set_aside(self, name: CheckpointName, where: str) -> Path:
@@ -276,9 +276,9 @@ class Store:
         """Move a folder of damaged best weights to `damaged/`; returns a clause that says where it is now."""
         name = f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
         try:
-            return f"it is now {files.move(path, self.run_dir / 'damaged', name, top=self.run_dir)}"
+            return f"the folder is now {files.move(path, self.run_dir / 'damaged', name, top=self.run_dir)}"
         except OSError as error:
-            return f"it cannot be moved to damaged/ ({error.strerror})"
+            return f"the folder cannot be moved to damaged/ ({error.strerror})"
 
     def check_best(self) -> list[str]:
         """Read every byte of the best weights.
@@ -325,8 +325,8 @@ class Store:
         run = meta.get("run") if isinstance(meta, dict) else None
         if self.run is not None and run is not None and run != self.run:
             raise ForeignCheckpointError(
-                f"{path} belongs to the run {run}, not to {self.run} in {self.run_dir}: move it away; to go "
-                "on from it here, give resume= its new path, or init_from= for its weights alone"
+                f"{path} belongs to the run {run}, not to {self.run} in {self.run_dir}: move it away; to "
+                "continue from it here, give resume= its new path, or init_from= for its weights alone"
             )
 
     def facts(self) -> list[Facts]:
@@ -372,7 +372,7 @@ class Store:
         except DamagedCheckpointError as error:
             others = ", ".join(str(other) for other in self.names() if other != name)
             raise DamagedCheckpointError(
-                f"{error}; choose another one: {others or 'there is none'}"
+                f"{error}; choose another one: {others or 'there is no other'}"
             ) from error
 
     def _find_by_itself(self, mend: bool, interim: bool) -> tuple[Checkpoint | None, list[str]]:
@@ -429,8 +429,8 @@ class Store:
         held = list((self.run_dir / "superseded").glob(f"{last}.segment-*")) if last else []
         if not held:
             raise CheckpointError(
-                f"{self._pointer} names {last!r}, but there is no checkpoint in {self._folder}: bring it "
-                f"back, or delete {self._pointer} to start from nothing"
+                f"{self._pointer} names {last!r}, but there is no checkpoint in {self._folder}: bring that "
+                f"checkpoint back, or delete {self._pointer} to start from nothing"
             )
         return max(held, key=lambda path: path.stat().st_ctime_ns)  # a rename sets ctime: the last one moved
 
@@ -440,7 +440,9 @@ class Store:
             require_no_link(each, self.run_dir)
         files.rename(held, self.path(name))
         files.fsync_folder(self._folder)
-        notes.append(f"checkpoint {last} was about to be replaced when the run was killed; it is back")
+        notes.append(
+            f"checkpoint {last} was about to be replaced when the run was killed; its folder is back"
+        )
         return name
 
     def _newest_whole(self, names: list[CheckpointName], notes: list[str]) -> Checkpoint:
@@ -467,7 +469,7 @@ class Store:
         """
         whole = [facts for facts in self.facts() if not facts.interim]
         if not whole:
-            raise NoCheckpointError(f"there is no whole checkpoint in {self._folder}; train first")
+            raise NoCheckpointError(f"{self._folder} has no whole checkpoint; train first")
         return whole[-1].name
 
     def at_step(self, step: int) -> CheckpointName:
@@ -480,7 +482,7 @@ class Store:
         found = [name for name in names if name.step == step]
         if not found:
             near = min(names, key=lambda name: abs(name.step - step), default=None)
-            hint = "there is none at all" if near is None else f"the nearest is {near}"
+            hint = "there is no checkpoint at all" if near is None else f"the nearest is {near}"
             raise NoCheckpointError(
                 f"no checkpoint of step {step} in {self._folder}: {hint}; "
                 f"known: {', '.join(map(str, names)) or 'none'}"
@@ -570,8 +572,8 @@ class Store:
         rest = [name for name in self.names() if name not in gone]
         if not rest:
             raise CheckpointError(
-                f"the run goes back to before step {step}, and no checkpoint of that time is in "
-                f"{self._folder}: bring one back, or start over with resume=False"
+                f"the run goes back to before step {step}, and {self._folder} has no checkpoint of that "
+                f"time: bring one back, or start over with resume=False"
             )
         found = self._pointed()
         # before the moves: a pointer to a checkpoint that has moved would be reported as a loss
@@ -657,7 +659,7 @@ class Store:
             return set()
         except (ValueError, TypeError, OSError) as error:
             raise CheckpointError(
-                f"{self._pins} is no JSON list of checkpoint names ({error}): correct or delete it"
+                f"{self._pins} is not a JSON list of checkpoint names ({error}): correct or delete it"
             ) from error
 
     def pin(self, name: CheckpointName) -> None:

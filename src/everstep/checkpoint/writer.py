@@ -109,4 +109,4 @@ class Writer:
             done(result)
 
     def _say_failed(self, error: OSError | MemoryError) -> None:
-        self._say(f"a save failed, training goes on ({type(error).__name__}: {error})")
+        self._say(f"a save failed, training continues ({type(error).__name__}: {error})")
