@@ -29,7 +29,7 @@ def get(name: str) -> Backend:
     """Return the backend called `name`; imports its framework.
 
     Raises:
-        ConfigError: no such backend, or its framework is not installed.
+        ConfigError: the name is unknown, or the framework is not installed.
     """
     backend = _loaded.get(name)
     if backend is None:
@@ -48,7 +48,7 @@ def get(name: str) -> Backend:
 
 
 def of(value: Any) -> Backend | None:
-    """Return the backend that has the type of `value` among its array types; None if there is none."""
+    """Return the backend with the type of `value` among its array types; None for other types."""
     kind = type(value)
     try:
         return _by_type[kind]

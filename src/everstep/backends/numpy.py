@@ -152,7 +152,7 @@ class NumpyBackend:
         return {"numpy": np.__version__}
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
-        """Return NumPy's version, its BLAS and that one's threads, and the processor's features."""
+        """Return NumPy's version, its BLAS with the number of threads, and the processor's features."""
         built: Any = np.show_config(mode="dicts")
         blas = built.get("Build Dependencies", {}).get("blas", {})
         return {

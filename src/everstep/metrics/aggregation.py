@@ -148,7 +148,7 @@ class Aggregate:
     Means, sums and spreads are weighted (a batch's mean by its samples); quantiles take each value once.
 
     Args:
-        names: the requested statistics, besides the mean, from `checked_statistics`.
+        names: the requested statistics, from `checked_statistics`; the mean is always there.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:

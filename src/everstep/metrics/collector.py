@@ -1,7 +1,7 @@
-"""Path of a metric: from the collected values to the rows of the record and every consumer's window.
+"""Collector of metrics: values become rows of the record, and fill the windows of every consumer.
 
-Inside steps a value is only appended to a list; all values are read together (on a device: with one
-transfer) when something is due.  The content of a window does not depend on the time of reading.
+Inside steps a value is only appended to a list.  When something is due, all values are read together, on a
+device with one transfer.  The content of a window does not depend on the time of reading.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROGRAM = ("head", "step", "tail", "epoch")
 
 @lru_cache(maxsize=1024)  # the names of a run are the same at each boundary
 def is_wall(name: str) -> bool:
-    """Whether a metric is seconds of the clock: the last word of its name is time or timer.
+    """Whether a metric counts seconds of the clock: the last word of its name is time or timer.
 
     Words end at "_", "/" or a space: `step_time`, `valid/timer`; not `runtime`.
     """
@@ -235,10 +235,10 @@ class Collector:
         The ordinal `seq` tells apart rows of the same phase, name, epoch and step.
 
         Args:
-            wall: whether the value depends on the clock though its name does not say so; such a value is
-                recorded, but not saved in a window, and no service decides by it.
+            wall: whether the value depends on the clock although its name does not say so.  Such a value is
+                recorded, but no window of the state holds it, and no service decides by it.
         """
-        self.read()  # first: the windows take values in the order of collection
+        self.read()  # first: windows take values in the order of collection
         number = value if type(value) is float else resolve([value])[0]
         for reader in self._readers.values():
             if not (wall and reader.saved):
@@ -305,7 +305,7 @@ class Collector:
             self._close_rows(self.open_step)
 
     def _taken(self) -> list[Column]:
-        """Take the pending values, by name."""
+        """Take the pending values out, as columns by name; on a device they are read here."""
         items = self.pending[:]
         self.pending.clear()
         found: dict[str, tuple[list[int], list[Any]]] = {}
@@ -322,7 +322,7 @@ class Collector:
         return columns
 
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
-        """Fold values to a row per step; the last row stays open: its step may collect the name again."""
+        """Fold values into a row per step; the last row stays open: its step may collect again."""
         previous = self.open_rows.pop(name, None)
         if previous is None and len(set(steps)) == len(steps):
             done, means, counts = steps[:-1], values[:-1], [1] * (len(steps) - 1)
@@ -367,7 +367,7 @@ class Collector:
             self.read()
         finally:
             self.open_step = 0
-            self.open_rows.clear()  # a service that reads at the exit would write them as a step's
+            self.open_rows.clear()  # else a service that reads at the exit would write them as rows of a step
 
     def end_epoch(self, step: int) -> None:
         """Emit each name's mean over the epoch's steps, and begin a new epoch."""

@@ -145,7 +145,11 @@ def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 class _Encoder:
-    """Encoder of one tree.  Loops over values that are the same in JSON call no function of Python."""
+    """Encoder of one tree.
+
+    A state has hundreds of plain values, and a call of Python for each would be most of the time of a save:
+    loops test with functions in C whether a value is the same in JSON.
+    """
 
     def __init__(self, kept: Mapping[str, HostArray]) -> None:
         self.kept = kept
@@ -266,7 +270,7 @@ _SAME: dict[type, Callable[[Any], bool]] = {
     int: _JSON_INTEGERS.__contains__,
     float: math.isfinite,
 }
-"""Tests by exact type, in C for speed: a value that passes is the same in JSON, and needs no encoder."""
+"""Tests by exact type, all in C: a value that passes is the same in JSON, and needs no encoder."""
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)}
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
     type(None): lambda e, v, p: v,

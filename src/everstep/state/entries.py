@@ -19,7 +19,7 @@ from everstep.state.codec import PLAIN, SAVEABLE
 class Slot:
     """Holder of a value that is replaced instead of mutated: a number, a tuple, a JAX pytree.
 
-    A value that the program never replaces and changes in place (a deque, a list, a dict, a set, an
+    A value that the program changes in place and never replaces (a deque, a list, a dict, a set, an
     array) is restored in place, so that the program's other names for the value stay right.
     """
 
@@ -90,7 +90,7 @@ def make_entry(name: str, obj: Any) -> Entry:
 
 
 def _entry(obj: Any) -> Entry | None:
-    """Make the entry of an object that can be restored in place; None for other values."""
+    """Make the entry of an object that can be restored in place; None for other objects."""
     if type(obj) in _BARE or isinstance(obj, type):
         return None
     for backend in backends.active():
@@ -129,9 +129,9 @@ class StatefulEntry(Entry):
 class SlotEntry(Entry):
     """Entry of a `Slot`: its value, and whether the program has replaced the first value.
 
-    The first value may have other names in the program, for which it is restored in place.  A first value
-    that was replaced is left alone, because the other names then belong to something else.  A value that the
-    program assigns again, in lines that a resume runs again, is restored in place, too.
+    The first value may have other names in the program, so it is restored in place.  A first value that was
+    replaced is left alone, because the other names then belong to something else.  A value that the program
+    assigns in lines that a resume runs again is restored in place, too.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -213,7 +213,7 @@ class ContainerEntry(Entry):
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """Note the objects of now, and what each of them expects; returns a function that compares a tree."""
+        """Note the present objects and their expectations; returns a function that compares a tree."""
         kind = type(self.container)
         objects = [(key, type(entry) is ContainerEntry, entry.expects()) for key, entry in self.inner()]
 
@@ -260,12 +260,12 @@ class ContainerEntry(Entry):
                 yield key, entry
 
     def enter(self) -> None:
-        """Let each object inside note what is given."""
+        """Let each object inside note its given values."""
         for _, entry in self.inner():
             entry.enter()
 
     def leave(self) -> None:
-        """Let each object inside note what training has left."""
+        """Let each object inside note the values that training has left."""
         for _, entry in self.inner():
             entry.leave()
 

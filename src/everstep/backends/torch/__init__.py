@@ -1,1 +1,1 @@
-"""PyTorch.  What users need of it is `everstep.torch`."""
+"""PyTorch; the names for users are in `everstep.torch`."""

@@ -343,7 +343,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Return a tensor without its graph, and the facts besides dtype and shape from which to remake it."""
+    """Return a tensor without its graph, and further facts, beside dtype and shape, for `from_host`."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         refuse_sharded(tensor, "a tensor")
         remedy = (
@@ -392,7 +392,7 @@ def _allocate(size: int, pinned: bool) -> NDArray[np.uint8]:
 
 
 def _elements(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """View bytes as a tensor; an empty tensor is made anew, as empty bytes cannot be viewed."""
+    """View bytes as a tensor; an empty tensor is made, because empty bytes cannot be viewed."""
     return torch.from_numpy(data).view(dtype).view(shape) if data.size else torch.empty(shape, dtype=dtype)
 
 

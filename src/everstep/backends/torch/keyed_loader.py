@@ -46,7 +46,7 @@ def loader(
     Samples are fetched singly, because each has random state of its own (`__getitems__` is not used).
     Randomness must come from the global generators of Python, NumPy or torch on the CPU: a generator that
     the dataset keeps for itself is not keyed.  A resume restores such a generator if it is an attribute of
-    the dataset and there are no workers; with workers, the resume says that it is not restored.  In the
+    the dataset and there are no workers; with workers, the resume warns that it is not restored.  In the
     main process the global states are restored after each batch.
 
     Args:
@@ -104,7 +104,7 @@ class Loader(SampledStream):
         super().__init__(sampling)
         self._dataset, self._collate, self._options = dataset, collate, options
         self.generators = data_rng.held_by([dataset, collate])
-        # Made for its checks alone: a bad combination of options is an error here, not at the first pass.
+        # made for its checks alone: a bad combination of options is an error here, not at the first pass
         DataLoader(dataset, **options)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> LoaderCursor:
@@ -166,7 +166,7 @@ class _Batches:
         return len(self._plan)
 
     def __getitem__(self, batch: int) -> Any:
-        # A worker's global states are nobody else's, and need not be restored.
+        # nothing else draws from a worker's global states, so they need not be restored
         if get_worker_info() is not None:
             return self._make(batch)
         kept = data_rng.get_state()

@@ -42,7 +42,7 @@ def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatc
 
     Args:
         loader: the DataLoader; its `worker_init_fn` still runs, after ours.
-        what: the data in words, for messages.
+        what: name of the data in messages.
         dataset: value of `get_worker_info().dataset` in the workers; None leaves it as it is.
     """
     init = loader.worker_init_fn
@@ -93,7 +93,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def _die_with_parent() -> None:
     if not sys.platform.startswith("linux"):
         return
-    # Asked for before the parent is looked at: a parent that dies in between is noticed either way.
+    # before the look at the parent: a parent that dies in between is noticed either way
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
@@ -136,13 +136,13 @@ class WorkerBatches:
             self.fetching = False
 
     def dead(self) -> list[Any]:
-        """List the workers that ended badly before they were told to end."""
+        """List the workers that failed or were killed before the iterator ended them."""
         if getattr(self._batches, "_shutdown", False):
             return []
         return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
 
     def death(self) -> DataError:
-        """Make the error that says which workers died, and how."""
+        """Make the error that names the dead workers and the reasons."""
         how = ", ".join(f"pid {worker.pid} {_ending(worker.exitcode)}" for worker in self.dead())
         return DataError(
             f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
@@ -198,7 +198,7 @@ class _Watch:
         except RuntimeError as raised:
             error = raised
         struck = [batches for batches in self._open if batches.dead()]
-        # All are marked before one is raised: the others tell of theirs at their next fetch.
+        # all are marked before an error is raised: the others raise theirs at their next fetch
         for batches in struck:
             batches.died = True
         for batches in struck:

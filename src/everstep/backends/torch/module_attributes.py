@@ -1,7 +1,7 @@
 """State in plain attributes of modules, which torch's `state_dict` leaves out.
 
 Examples are a counter, a temperature that falls, a hidden state, and the values that torchmetrics collects:
-if they began anew, a resumed training would take another course.  Plain values are numbers, strings, None,
+without them, a resumed training would take another course.  Plain values are numbers, strings, None,
 tensors without a graph, NumPy arrays, and lists, tuples, sets, deques and dicts of those.  An attribute is
 saved if it differs from its given value; a setting that the program changes between two starts is therefore
 used as given.
@@ -37,8 +37,8 @@ _DICTS = (dict, OrderedDict)
 _LARGE = 1 << 20
 """Bytes above which an array is not copied."""
 _MANY = 10_000
-"""Items above which a change inside a list or dict that holds tensors is not seen: only another length, or
-another object in its place, is."""
+"""Items of a list or dict with tensors above which changes inside are not seen; another length, or another
+object in its place, is seen at any size."""
 _NONE = object()
 _GROWING = "torchmetrics.wrappers.tracker.MetricTracker"
 """Class whose `increment()` adds a metric."""
@@ -58,7 +58,7 @@ class _Given(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether a large array, of which there is no copy, has changed in place."""
+        """Whether a large array, which was not copied, has changed in place."""
         return any(not _same(_mark(array), mark) for array, mark in self.large)
 
 
@@ -72,7 +72,7 @@ def enter(root: Module) -> None:
     for _, module in _keeping(root):
         before, left = _given.get(module, {}), _left.get(module, {})
         marks = _marks(module)
-        # A value that is as the last loop left it is not given anew: the value before that loop counts.
+        # a value that is as the last loop left it was not given since: the value before that loop counts
         _given[module] = {
             name: before[name]
             if name in before and name in left and _same(left[name], mark)
@@ -82,7 +82,7 @@ def enter(root: Module) -> None:
 
 
 def leave(root: Module) -> None:
-    """Mark the values of now as made by training, not given; called when a loop is left."""
+    """Mark the present values as made by training, not given; called when a loop is left."""
     for _, module in _keeping(root):
         _left[module] = _marks(module)
 

@@ -56,9 +56,9 @@ def given(obj: Optimizer | LRScheduler) -> Any:
 
 
 def told(obj: Optimizer | LRScheduler) -> dict[str, str]:
-    """Return the given options as strings; those of an optimizer's groups are named "1.lr" if several.
+    """Return the given options as strings; in an optimizer with several groups they are named "1.lr".
 
-    The strings are made once for what is given, because each save asks for them.
+    The strings are made once for each given value, because each save asks for them.
     """
     found = given(obj)
     obj = _itself(obj)
@@ -77,7 +77,7 @@ def _of_groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
-    """Return the innermost optimizer for all of its wrappers: a scheduler may hold any of them."""
+    """Return the innermost optimizer of a wrapper: a scheduler may hold any of the wrappers."""
     return innermost(obj) if isinstance(obj, Optimizer) else obj
 
 
@@ -152,7 +152,7 @@ def _of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
 def replay(scheduler: Any) -> None:
     """Bring a scheduler with its given options to where it stands now, by as many steps as it has made.
 
-    A scheduler that follows a metric cannot be brought there: it begins anew.
+    A scheduler that follows a metric cannot be brought there: its schedule begins again.
     """
     # Counted first: loading the given state sets the counter back.
     count = _steps(scheduler)

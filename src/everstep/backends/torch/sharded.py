@@ -1,4 +1,4 @@
-"""Refusal of tensors that are divided among several processes: everstep trains in one process."""
+"""Refusal of tensors that are divided among processes: everstep saves the tensors of one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def refuse_sharded(tensor: Tensor, what: str) -> None:
     Raises:
         StateError: the tensor is a DTensor; names `what`.
     """
-    # Importing the module takes a second; if the program has not, there are no DTensors.
+    # importing the module takes a second; a program that has not imported it has no DTensor
     home = sys.modules.get("torch.distributed.tensor")
     if home is not None and isinstance(tensor, home.DTensor):
         raise StateError(

@@ -38,8 +38,8 @@ class Task(tasks.Task):
                 x, y = batch
                 return {"loss": cross_entropy(self.model(x), y)}
 
-    A task with a step of its own overrides `train_step` and uses what it needs of `to_device`, `precision`,
-    `backward` and `update`.  A task with several optimizers returns them from `state`, or as a dictionary
+    A task with a step of its own overrides `train_step`, and may call `to_device`, `precision`, `backward`
+    and `update`.  A task with several optimizers returns them from `state`, or as a dictionary
     from `build_optimizer`, and steps them itself (examples/gan.py).  Accumulation, clipping, float16, the
     average and the schedule are for one optimizer; wrap several in `ClipOptimizer` and `MinibatchOptimizer`
     yourself.
@@ -288,7 +288,7 @@ class Task(tasks.Task):
             finally:
                 self.model = live
 
-    # ------------------------------------------------------------------------------ for one's own
+    # ---------------------------------------------------------------------- for your own train_step
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return a context for a forward pass, with autocast if asked for."""

@@ -45,7 +45,7 @@ def optimizer(
     """Make the optimizer that `optimizer_params` describe.
 
     Args:
-        arguments: arguments besides the parameters, such as the learning rate.
+        arguments: further arguments, such as the learning rate.
         inner: makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.
         clip: False to use `inner` without the wrapper; or the arguments of `Clip`.
         names: as for `_trained`.

@@ -52,8 +52,7 @@ class ModuleEntry(Entry):
     """Entry of a module: its `state_dict`, the buffers and plain attributes missing there, and its flags.
 
     Flags are restored only if the program made the module with the same flags as before: other flags are
-        meant
-    to change the training, and stay.
+    meant to change the training, and stay.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -86,7 +85,7 @@ class ModuleEntry(Entry):
         return self.expects()(tree)
 
     def expects(self) -> Callable[[Any], Mismatch]:
-        """Note the names, shapes and dtypes of now; returns a function that compares a tree with them."""
+        """Note the present names, shapes and dtypes; returns a function that compares a tree with them."""
         kind = type(self.module).__name__
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
         foreign = module_attributes.foreign(self.module)
@@ -148,8 +147,7 @@ class ModuleEntry(Entry):
 class OptimizerEntry(Entry):
     """Entry of an optimizer: its class, its groups' options and the state of each parameter.
 
-    A wrapper around an optimizer has the class and state of the wrapped one, and options and state of its own
-    besides.
+    A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -230,7 +228,7 @@ class SchedulerEntry(Entry):
         return self.scheduler.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Hand it the saved state."""
+        """Hand the saved state to the scheduler."""
         self.scheduler.load_state_dict(tree)
 
     def options(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Search for modules that training changes and that the state does not save: a metric, averaged weights.
 
-Such a module begins anew at a resume inside an epoch, and what the epoch's tail reads from it lacks the
-steps before.  No step reads the module, so a comparison of steps cannot find that out.
+After a resume inside an epoch such a module lacks the steps before, and the epoch's tail reads other values
+from it.  No step reads the module, so a comparison of steps cannot notice that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 _FIRST = 3
-"""Step of a start after which modules are searched: by then the first steps have made theirs."""
+"""Step of a start after which modules are searched: the first steps may still make some."""
 
 
 class TorchOutsideWatch:
@@ -83,7 +83,7 @@ def _held(value: Any, depth: int = 4) -> Iterator[Module]:
 
 
 def _alive() -> Iterable[Module]:
-    """List every module of this process; filters in C, for there may be a million other objects."""
+    """List every module of this process; the filter is in C, as there may be a million other objects."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}
     found = compress(objects, map(kinds.__contains__, map(type, objects)))

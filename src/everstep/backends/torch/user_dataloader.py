@@ -8,7 +8,7 @@ unchanged:
   function;
 - for a map-style dataset without workers, only the sampler is advanced, and no sample is fetched;
 - with workers, or an `IterableDataset`, batches are drawn and discarded, because the workers' random
-  state (or the dataset's place) follows from what was loaded; the cursor's note says how many;
+  state (or the dataset's place) follows from what was loaded; the cursor's note gives their number;
 - a `StatefulDataLoader` without workers, whose dataset has state, is restored by its own `state_dict`;
 - a user's sampler with a state_dict is refused: only its author knows whether its state means the start
   of a pass or a place inside the pass.
@@ -70,7 +70,7 @@ class DataLoaderStream(Stream):
 
     @property
     def keeps_place(self) -> Any:
-        """Object with a single place for all iterators: the loader, or its dataset; None if there is none."""
+        """Object with one place for all iterators: the loader or its dataset; None if neither has one."""
         loader = self.loader
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
@@ -79,7 +79,7 @@ class DataLoaderStream(Stream):
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:
-        """Restore a dataset's state after the block, so that what the block draws is drawn again."""
+        """Restore a dataset's state after the block: the batches that the block draws are drawn again."""
         dataset: Any = self.loader.dataset
         if not is_stateful(dataset):
             yield
@@ -101,9 +101,9 @@ class DataLoaderStream(Stream):
 
     @property
     def carries_over(self) -> bool:  # type: ignore[override]
-        """Whether the next pass depends on what this one leaves behind.
+        """Whether the next pass depends on the end of this pass.
 
-        Then a resume between two passes opens the last position of the pass before, closes it, and
+        Then a resume between two passes opens the last position of the earlier pass, closes it, and
         opens the next pass from there.
         """
         loader = self.loader
@@ -310,7 +310,7 @@ class DataLoaderCursor(PassCursor):
                 if isinstance(source, WorkerBatches):
                     source.close()
                 raise
-        # After the advance, which draws: what other passes drew from the generators counts, too.
+        # last, because the advance draws: the generators stand where other passes have left them, too
         _set_all(self._generators, saved.now)
         return source
 
@@ -346,7 +346,7 @@ class DataLoaderCursor(PassCursor):
 
     @property
     def _is_left(self) -> bool:
-        """Whether the pass is over, and the next pass begins anew whatever its dataset's state is."""
+        """Whether the pass is over, and the next pass does not depend on the dataset's state."""
         return self.ended and begins_anew(self._loader.dataset)
 
     def position(self) -> dict[str, Any]:
@@ -365,6 +365,6 @@ class DataLoaderCursor(PassCursor):
     def _own(self) -> Any:
         opened = self._opened
         if opened is not None and opened.own is not None and (self.done, self.ended) == opened.place:
-            # Some datasets go to their place only at the next batch, and until then tell the start.
+            # some datasets go to their place only at the next batch, and until then return the start
             return opened.own
         return _own_state(self._loader)
