@@ -184,7 +184,7 @@ def test_what_cannot_be_exact_is_said(
     for steps in (3, 1):
         with pytest.raises(Killed):
             start(steps)
-    assert "cannot go on exactly" in capsys.readouterr().out
+    assert "cannot resume exactly" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------- lines that a resume runs again

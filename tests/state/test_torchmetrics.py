@@ -150,7 +150,7 @@ def test_a_large_attribute_that_cannot_go_back_in_one_process_is_named(make: Any
         count(model, tmp_path / str(len(model.table)), 3)
     count(small, tmp_path / "1024", 2, resume=0)
     assert small.table[0] == 2
-    with pytest.raises(RestoreError, match=r"Table.table was changed in place .* make the model anew"):
+    with pytest.raises(RestoreError, match=r"Table.table was changed in place .* make a new model"):
         count(large, tmp_path / "524288", 2, resume=0)
     anew = count(Table(make(1 << 19)), tmp_path / "524288", 2, resume=0)
     assert anew.table[0] == 2

@@ -345,9 +345,9 @@ def test_evaluations_neither_wanted_nor_scheduled(tmp_path: Path, value: Any) ->
 
 
 def test_options_that_torch_does_not_take(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainable='\(' is no regular expression \(missing \)"):
+    with pytest.raises(ConfigError, match=r"trainable='\(' is not a regular expression \(missing \)"):
         Fit(trainable="(")
-    with pytest.raises(ConfigError, match="device='bogus' is none of torch; give"):
+    with pytest.raises(ConfigError, match="device='bogus' is not a device of torch; give"):
         Fit(device="bogus")
     with pytest.raises(ConfigError, match=r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""):
         door(tmp_path, Fit(device="cuda:99"))

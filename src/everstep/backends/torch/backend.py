@@ -70,8 +70,8 @@ class TorchBackend:
             torch.cuda.set_rng_state(device_state, index)
         if len(devices) > here:
             warnings.warn(
-                f"the random state of {len(devices)} CUDA devices is saved and {here} are here: the run goes "
-                "on, but draws other random numbers; start it on as many devices for the same ones",
+                f"the random state of {len(devices)} CUDA devices is saved and {here} are here: the run "
+                "continues, but draws other random numbers; for the same ones, start it on as many devices",
                 stacklevel=2,
             )
 

@@ -123,8 +123,8 @@ class Loader(SampledStream):
         cursor = LoaderCursor(source, self._dataset, plan, first)
         if first and self.generators and source.num_workers > 0:
             cursor.note = (
-                f"{cursor.what} cannot go on exactly: its dataset keeps a generator of its own, whose copies "
-                "in the workers are not saved; draw from the global generators, or give num_workers=0"
+                f"{cursor.what} cannot resume exactly: its dataset keeps a generator of its own, whose "
+                "copies in the workers are not saved; draw from the global generators, or give num_workers=0"
             )
         return cursor
 

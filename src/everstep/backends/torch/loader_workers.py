@@ -147,7 +147,7 @@ class WorkerBatches:
         return DataError(
             f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
             "when memory runs out: give a smaller num_workers or prefetch_factor, then start the run again: "
-            "it goes on at this batch"
+            "the run continues at this batch"
         )
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def load(root: Module, saved: dict[str, dict[str, Any]]) -> None:
             if module in _left and given[name].is_lost:
                 raise RestoreError(
                     f"{type(module).__name__}.{name} was changed in place by a loop of this process, and is "
-                    f"too large ({_LARGE >> 20} MiB or more) to be kept twice: make the model anew, or keep "
+                    f"too large ({_LARGE >> 20} MiB or more) to be kept twice: make a new model, or keep "
                     "it in a buffer (register_buffer)"
                 )
             if given[name].value is not _NONE:

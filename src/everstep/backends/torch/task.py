@@ -80,13 +80,13 @@ class Task(tasks.Task):
             self.device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
-                f'device={device!r} is none of torch; give "cpu", "cuda", "cuda:1" ...'
+                f'device={device!r} is not a device of torch; give "cpu", "cuda", "cuda:1" ...'
             ) from error
         try:
             re.compile(trainable or "")
         except (re.error, TypeError) as error:
             raise ConfigError(
-                f'trainable={trainable!r} is no regular expression ({error}); give one, such as r"^head\\."'
+                f'trainable={trainable!r} is not a regular expression ({error}); give one like r"^head\\."'
             ) from error
         dtype = _PRECISIONS.get(str(autocast).removeprefix("torch."))
         if dtype is None and autocast is not None:
@@ -260,8 +260,8 @@ class Task(tasks.Task):
         for name, part in {"scaler": self._scaler, "ema": self._ema}.items():
             if part is not None and id(part) not in held:
                 raise StateError(
-                    f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin that "
-                    "anew; return {**super().state(), ...} from state"
+                    f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin "
+                    "without it; return {**super().state(), ...} from state"
                 )
 
     def train_loop_end(self) -> Mapping[str, Any] | None:

@@ -324,8 +324,8 @@ class DataLoaderCursor(PassCursor):
         for before, after, now in zip(early, _states(self._generators), saved.now, strict=True):
             if not same_state(before, after) and not same_state(after, now):
                 self.note = (
-                    f"{what} cannot go on exactly: it draws as it goes from a generator from which something "
-                    "else drew during this pass, so what is left of the pass may differ; give each its own"
+                    f"{what} cannot resume exactly: during the pass it draws from a generator from which "
+                    "something else drew, too, so the rest of the pass may differ; give each its own one"
                 )
 
     def _noting(self, batches: Iterator[Any], early: list[Any]) -> Iterator[Any]:
