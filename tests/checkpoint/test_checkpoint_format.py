@@ -45,7 +45,7 @@ def test_names_are_parsed_and_printed(text: str) -> None:
     ["", "step-120", "step-000000120", "epoch-3-step-00000120", "step-0000012٣", ".tmp-step-00000120-7"],
 )
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a checkpoint's name; such a name is"):
+    with pytest.raises(ConfigError, match="is not a checkpoint's name; give one such as"):
         CheckpointName.parse(text)
 
 

@@ -81,7 +81,7 @@ class CheckpointName:
         name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
         if name is None or str(name) != text:
             raise ConfigError(
-                f"{text!r} is not a checkpoint's name; such a name is 'step-00000120' or "
+                f"{text!r} is not a checkpoint's name; give one such as 'step-00000120' or "
                 "'epoch-0003-step-00000120'"
             )
         return name
