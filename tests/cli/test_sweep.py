@@ -20,7 +20,7 @@ from everstep.errors import ConfigError
 from everstep.experiment import as_yaml, open_config, open_run
 from everstep.experiment.config_layers import layered
 from everstep.experiment.optuna_sweep import Search
-from everstep.experiment.sweep import Base, Between, trials
+from everstep.experiment.sweep import Base, Between, spaces, trials
 from everstep.record import RunJournal
 
 SMALL = ("tiny.yaml", "trainer.max_epoch=1")
@@ -322,6 +322,18 @@ def test_every_value_arrives_as_it_is_in_a_run_of_its_own(here: Path) -> None:
     for path in ("optimizer.lr", "profiles.other.lr", "seed", "profiles.other.seed"):
         (trial,) = trials(Base([here / "tiny.yaml"]), grid=[f"{path}=[1]"])
         assert trial.run_dir.name == f"tiny-{path if path.startswith('profiles') else path.split('.')[-1]}-1"
+
+
+def test_the_order_of_the_options_makes_no_other_trials(here: Path) -> None:
+    base = Base([here / "tiny.yaml"])
+    grid = ["seed=[1,2]", "optimizer.lr=[0.1,0.2]", "profiles.other.x=[[1], a-b]"]
+    draws = ["streams.train.count={low: 2, high: 90}", "optimizer.decay={low: 0.5, high: 0.9}"]
+    there, back = (
+        {trial.run_dir for trial in trials(base, grid=grid[::way], draws=draws[::way], count=3)}
+        for way in (1, -1)
+    )
+    assert there == back and len(there) == 24
+    assert list(spaces(draws)) == list(spaces(draws[::-1]))
 
 
 @pytest.mark.parametrize(

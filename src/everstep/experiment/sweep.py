@@ -72,7 +72,9 @@ class Base:
         given = [*self.overrides, *(_override(path, value) for path, value in settings.items())]
         config = resolve(ExperimentConfig, self.files, given, profile=self.profile).config
         base = self.run_dir or Path(config.run_dir or f"runs/{config.name or Path(self.files[-1]).stem}")
-        name = _name(settings, self._words(settings))
+        # Sorted: the same settings are the same trial, whatever the order of the options was.
+        sorted_settings = dict(sorted(settings.items()))
+        name = _name(sorted_settings, self._words(sorted_settings))
         # `.` and `..` have no name to extend: the run directory lies inside.
         if base.name in ("", ".."):
             return Trial(settings, base / name)
@@ -142,9 +144,9 @@ def trials(
 ) -> list[Trial]:
     """List a sweep's trials, one for each draw and combination; every config is checked.
 
-    The same arguments give the same trials: a run directory is named by its settings, so that a sweep
-    that was interrupted, or has got more values, continues with the trials that are missing.  Some trials
-    may be equal: see `distinct`.
+    The same arguments, in any order, give the same trials: a run directory is named by its settings, so
+    that a sweep that was interrupted, or has got more values, continues with the trials that are missing.
+    Some trials may be equal: see `distinct`.
 
     Args:
         grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
@@ -157,7 +159,8 @@ def trials(
     """
     listed = [_axis("--grid", text) for text in grid]
     drawn = [_space("--random", text) for text in draws]
-    axes, spaces = dict(listed), dict(drawn)
+    # Sorted, as each draw takes the next random numbers.
+    axes, spaces = dict(listed), dict(sorted(drawn))
     _require_once([path for path, _ in (*listed, *drawn)])
     if not axes and not spaces:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
@@ -178,7 +181,7 @@ def spaces(texts: Iterable[str]) -> dict[str, Space]:
     """
     found = [_space("--optuna", text) for text in texts]
     _require_once([path for path, _ in found])
-    return dict(found)
+    return dict(sorted(found))
 
 
 def fitting(
