@@ -90,6 +90,22 @@ def test_what_has_no_state_dict_is_none_and_refused_where_a_run_refuses_it() -> 
         assert found.word is None and found.run.kept is kept
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": float("nan"), "b": [1, 2]},
+        {"w": np.zeros(3)},
+        {},
+        np.zeros(3),
+        torch.nn.Sequential(torch.nn.Linear(2, 2)),
+    ],
+    ids=lambda state: type(state).__name__,
+)
+def test_what_gives_no_batches_is_state_though_it_can_be_iterated_over(state: Any) -> None:
+    found = check(state)
+    assert (found.kind, found.run.kept) == ("state", True)
+
+
 def test_the_command_says_the_verdict_and_has_it_as_its_exit_status(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everstep import backends
 from everstep.contracts.data import Stream
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
@@ -48,9 +49,10 @@ def _said(verdict: Verdict) -> str:
 def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
     """Try whether an object comes back from what it saves; copies are tried, and the object stays as it is.
 
-    Data (from which a loop can take batches) is read: batches, a position, two more batches; a second copy,
-    opened at that position, must give the same two.  Any other object is state: a copy is changed and saved;
-    another copy, which is given what was saved, must do the same as the first copy from then on.
+    Data (from which a loop can take batches; no dictionary, array or module) is read: batches, a position,
+    two more batches; a second copy, opened at that position, must give the same two.  Any other object is
+    state: a copy is changed and saved; another copy, which is given what was saved, must do the same as the
+    first copy from then on.
 
     Args:
         obj: the object as a program makes it, not yet used.
@@ -61,9 +63,14 @@ def check(obj: Any, change: Callable[[Any], Any] | None = None) -> Checked:
     Returns:
         The verdicts; `str` makes lines of them for people.
     """
-    if change is None and (hasattr(obj, "__iter__") or is_stream(obj)):
+    if change is None and (hasattr(obj, "__iter__") or is_stream(obj)) and not _is_state(obj):
         return _check_data(obj)
     return _check_state(obj, change)
+
+
+def _is_state(obj: Any) -> bool:
+    """Whether an object that can be iterated over gives no batches: a dictionary, an array, a module."""
+    return isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
 
 
 def _check_data(data: Any) -> Checked:
