@@ -38,7 +38,8 @@ def make(**options):
 
 
 def test_laws():
-    check_stream(make)
+    check_stream(make, shares=False)
+    check_stream(lambda: loader(Augmented(), 3, shuffle=True))
 
 
 def test_laws_with_workers():

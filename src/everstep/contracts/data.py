@@ -9,10 +9,83 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+from everstep.errors import ConfigError, DataError, nearest
 
 Resumes: TypeAlias = Literal["state", "replay"]
 """Way in which data reaches a place inside a pass: by its state, or by drawing and discarding batches."""
+
+Uneven: TypeAlias = Literal["weight", "drop", "pad"]
+"""Rule for batches whose samples the number of ranks does not divide; see `Share`."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of each batch, among the ranks that train together.
+
+    The parts of a batch are contiguous, in the order of ranks; of n samples the first n % `size` ranks have
+    one more than the others.
+
+    Attributes:
+        rank: number of the rank, 0 to `size` - 1.
+        size: number of ranks, 1 or more.
+        uneven: rule for a batch that `size` does not divide.  None: refused.  "weight": the parts differ by
+            one sample, and `Cursor.weight` makes the mean over ranks the mean over the batch.  "drop": the
+            batch's last n % `size` samples are left out.  "pad": as "weight", and a rank without a sample is
+            handed the batch's last sample with weight 0; for evaluations.
+    """
+
+    rank: int = 0
+    size: int = 1
+    uneven: Uneven | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank={self.rank}, size={self.size}: give a rank from 0 to size - 1")
+        if self.uneven is not None and self.uneven not in get_args(Uneven):
+            raise ConfigError(f"uneven={self.uneven!r}: give one; {nearest(self.uneven, get_args(Uneven))}")
+
+    def of(self, count: int) -> tuple[range, float]:
+        """Return the places of this rank's samples in a batch of `count`, and the weight of their mean."""
+        shared = count - count % self.size if self.uneven == "drop" else count
+        each, more = divmod(shared, self.size)
+        first = self.rank * each + min(self.rank, more)
+        own = range(first, first + each + (self.rank < more))
+        if own:
+            return own, len(own) * self.size / shared
+        return range(count - 1, count), 0.0
+
+    def leaves_out(self, count: int) -> bool:
+        """Whether no rank is handed anything of a batch of `count` samples."""
+        return self.uneven == "drop" and count < self.size
+
+    def require(self, count: int, what: str) -> None:
+        """Require that a batch of `count` samples can be split by the rule.
+
+        Args:
+            what: the data in words, for the message.
+
+        Raises:
+            DataError: the batch cannot be split; says what to give.
+        """
+        if self.uneven is None and count % self.size:
+            raise DataError(
+                f"{what}: a batch of {count} samples does not divide among {self.size} ranks, so the mean "
+                'over ranks is not the mean over the batch; give uneven="weight" and multiply the loss by '
+                'batch_weight, or uneven="drop" to leave out the last samples of such a batch, or a batch '
+                f"size that {self.size} divides, with drop_last=True"
+            )
+        if self.uneven == "weight" and count < self.size:
+            raise DataError(
+                f"{what}: a batch of {count} samples has none for some of {self.size} ranks; give "
+                'drop_last=True where this is the last batch, or uneven="drop", or a larger batch size'
+            )
+
+
+WHOLE = Share()
+"""Share of the only rank: each batch as a whole."""
 
 
 class Cursor(ABC):
@@ -28,6 +101,8 @@ class Cursor(ABC):
         on_word: whether the position is the data's own word, which a start tries out on copies.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
+        weight: factor for the mean over the batch handed out last.  With it the mean over ranks is the mean
+            over the batch as a whole; 1.0 on one process, 0.0 for a batch that is padding.
     """
 
     done: int | None = None
@@ -37,6 +112,7 @@ class Cursor(ABC):
     on_word: bool = True
     fetch_error_may_be_signal: bool = False
     skipped: int = 0
+    weight: float = 1.0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -82,6 +158,8 @@ class Stream(ABC):
         place_words: keys of positions that also say how a place was reached; these keys are saved, but are
             not part of the run's digest.
         no_thread: why no other thread may draw from the stream, in words; None where a thread may.
+        rank_keys: keys of positions whose values are a rank's own; what is under other keys is the same on
+            all ranks.
     """
 
     generators: Sequence[Any] = ()
@@ -95,6 +173,7 @@ class Stream(ABC):
     resumes: Resumes | None = None
     place_words: Collection[str] = ()
     no_thread: str | None = None
+    rank_keys: Collection[str] = ()
 
     @abstractmethod
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
@@ -137,6 +216,23 @@ class Stream(ABC):
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int] | None:
         """Return the numbers of the samples in one batch of a pass; None where the stream cannot tell."""
         return None
+
+    def split(self, share: Share) -> Stream:
+        """Return the stream of one rank's part of each batch.
+
+        Passes, positions and the description are those of the stream as a whole, so a position that was
+        taken with one number of ranks opens with any other.
+
+        Raises:
+            DataError: the stream cannot be split, or `share` has no rule for a batch that does not divide.
+        """
+        if share.size == 1:
+            return self
+        raise DataError(
+            f"a {self.kind} cannot be split: each of {share.size} ranks would be handed the same batches; "
+            "use everstep.data.arrays, everstep.data.loader or a DataLoader with a DistributedSampler, or "
+            "give the stream a method split(share)"
+        )
 
     def place_kept(self) -> AbstractContextManager[object]:
         """Return a context that puts the data back to its place, whatever the block draws."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from everstep.arguments import checked_keywords
-from everstep.data.cursor import PassCursor, SampledStream
+from everstep.data.cursor import SampledCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
 
@@ -31,7 +31,7 @@ def arrays(
 
     Args:
         *arrays: NumPy arrays or torch tensors of shape (samples, ...), all with the same number of samples.
-        batch_size: samples in a batch; the last batch may be smaller.
+        batch_size: samples in a batch, on all ranks together; the last batch may be smaller.
         shuffle: draw a new order each pass, a pure function of (seed, purpose, pass).
         seed: seed of the order; None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
@@ -73,9 +73,10 @@ class Arrays(SampledStream):
         super().__init__(sampling)
         self._arrays = arrays
 
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> ArraysCursor:
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> SampledCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
-        return ArraysCursor(self._arrays, plan, 0 if position is None else position["batches"])
+        start = 0 if position is None else position["batches"]
+        return SampledCursor(plan, _batches(self._arrays, plan, start), start)
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe what decides the batches in a run of this seed."""
@@ -85,18 +86,8 @@ class Arrays(SampledStream):
         return f"arrays({len(self._arrays)} of {self._sampling.length} samples)"
 
 
-class ArraysCursor(PassCursor):
-    """Cursor of one pass over arrays."""
-
-    def __init__(self, arrays: tuple[Any, ...], plan: Plan, start: int) -> None:
-        super().__init__(f"data {plan.purpose!r}", _batches(arrays, plan, start), done=start, total=len(plan))
-
-    def position(self) -> dict[str, Any]:
-        return {"batches": self.done}
-
-
 def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:
     for batch in range(start, len(plan)):
-        indices = plan.indices(batch)
+        _, indices = plan.part(batch)
         # An index array, not a slice: indexing with it copies, even where the samples are adjacent.
         yield tuple(array[indices] for array in arrays)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from everstep.arguments import checked_keywords, integer
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
 from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, DataError, nearest
@@ -44,7 +44,7 @@ def checked(
     Args:
         data: anything that `as_stream` takes.
         sources: for batches that are mappings: the keys that the step uses; None checks no keys.
-        fixed_batch_size: length of each part, 1 or more; None: any length.
+        fixed_batch_size: length of each part, 1 or more, on all ranks together; None: any length.
         empty_batch: policy for a batch without parts, or with parts that all have length 0.
         empty_stream: policy for a pass without any batch.  If it is not "error", such an epoch has no step,
             and such an evaluation has no metric.  It is an error all the same where the run would never end:
@@ -86,6 +86,20 @@ class _Checks:
         """Whether some batches may not be handed out."""
         asked = _LEFT_OUT if self.size is not None else _LEFT_OUT[:1]
         return any(self.policies[kind] != "error" for kind in asked)
+
+    def of(self, share: Share) -> _Checks:
+        """Return the checks of one rank's part of each batch.
+
+        Raises:
+            DataError: some ranks could leave out a batch that others are handed.
+        """
+        if share.size > 1 and self.leaves_out:
+            raise DataError(
+                f"checked(...) may leave out a batch on one of {share.size} ranks alone, and the others "
+                'would wait for it; give empty_batch="error" and wrong_size="error"'
+            )
+        size = None if self.size is None else len(share.of(self.size)[0])
+        return _Checks(self.sources, size, self.policies)
 
     def passes(self, batch: Any, where: str) -> bool:
         """Whether the batch is handed out.
@@ -171,6 +185,10 @@ class CheckedStream(StreamWrapper):
         if position is not None and cursor.done is None:
             what += " from the resume on"
         return CheckedCursor(cursor, self._checks, what, fresh=position is None)
+
+    def split(self, share: Share) -> Stream:
+        """Return checks of one rank's part of the other stream."""
+        return CheckedStream(self.stream.split(share), self._checks.of(share))
 
 
 class CheckedCursor(CursorWrapper):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self
 
-from everstep.contracts.data import Cursor, Stream
-from everstep.data.order import Sampling
+from everstep.contracts.data import Cursor, Share, Stream
+from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError, UsageError
 
 
@@ -97,6 +99,29 @@ class PassCursor(Cursor):
         return f"{type(self).__name__}({self.what}, batches={self._count})"
 
 
+class SampledCursor(PassCursor):
+    """Cursor over the batches of a plan, from batch `start` on."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        batches: Iterator[Any],
+        start: int,
+        *,
+        closer: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(f"data {plan.purpose!r}", batches, done=start, total=len(plan), closer=closer)
+        self._plan = plan
+
+    @property
+    def weight(self) -> float:  # type: ignore[override]
+        """Weight of the mean over the batch handed out last; computed when it is asked for."""
+        return self._plan.weight(self._count - 1) if self._count else 1.0
+
+    def position(self) -> dict[str, Any]:
+        return {"batches": self.done}
+
+
 class SampledStream(Stream):
     """Stream over samples.  Immutable.
 
@@ -114,8 +139,14 @@ class SampledStream(Stream):
         """Describe what decides the batches in a run of this seed."""
         return self._sampling.describe(seed)
 
+    def split(self, share: Share) -> Self:
+        """Return the stream of one rank's part of each batch."""
+        part = copy(self)
+        part._sampling = replace(self._sampling, share=share)
+        return part
+
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int]:
-        """List the numbers of the samples in one batch of a pass."""
+        """List the numbers of the samples in one batch of a pass, those of all ranks."""
         samples: list[int] = self._sampling.plan(purpose, pass_index, seed).indices(index).tolist()
         return samples
 

@@ -1,7 +1,8 @@
 """Order of samples in batches, and the random key of each sample, as pure functions.
 
 Everything here depends on (seed, purpose, pass, position) and on nothing else: not on workers, not
-on prefetching, not on where a resume starts, not on the versions of Python or NumPy.
+on prefetching, not on where a resume starts, not on the versions of Python or NumPy.  Positions are places
+in the pass of all ranks together, so that the number of ranks decides who reads a sample, and no more.
 
 - A *pass key* is xxh3 of the JSON string `["everstep", USE, SEED, PURPOSE, PASS]`.
 - A *sample key* is xxh3 of the position (8 bytes, little endian), seeded with the pass key.
@@ -20,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from everstep.arguments import integer
+from everstep.contracts.data import WHOLE, Share
 from everstep.errors import DataError
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -63,6 +65,7 @@ class Sampling:
         seed: seed of the order and the keys; None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
         keyed: the samples themselves depend on the seed (augmentation), even unshuffled.
+        share: the part of each batch that this rank is handed.
     """
 
     kind: str
@@ -72,18 +75,40 @@ class Sampling:
     seed: int | None
     drop_last: bool
     keyed: bool = False
+    share: Share = WHOLE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_size", integer("batch_size", self.batch_size))
         object.__setattr__(self, "seed", integer("seed", self.seed, None, none="for the run's seed"))
         if self.length == 0:
             raise DataError("the data holds 0 samples; give it at least one")
+        if self.share.size > 1:
+            self._require_parts()
+
+    def _require_parts(self) -> None:
+        """Require that each batch of a pass has a part for each rank."""
+        whole, rest = self._counts()
+        for count in [self.batch_size] * (whole > 0) + [rest] * (rest > 0):
+            self.share.require(count, self.kind)
+        if (whole or rest) and not self.batches:
+            raise DataError(
+                f"{self.kind}: no batch is left of {self.length} samples in batches of {self.batch_size} "
+                f"among {self.share.size} ranks; give more samples and a batch size of {self.share.size} or "
+                "more"
+            )
 
     @property
     def batches(self) -> int:
-        """Number of batches in a pass."""
+        """Number of batches in a pass, the same on all ranks."""
+        whole, rest = self._counts()
+        return whole * (not self.share.leaves_out(self.batch_size)) + (
+            rest > 0 and not self.share.leaves_out(rest)
+        )
+
+    def _counts(self) -> tuple[int, int]:
+        """Return the number of full batches, and the samples of the last batch if it is smaller, else 0."""
         whole, rest = divmod(self.length, self.batch_size)
-        return whole + (1 if rest and not self.drop_last else 0)
+        return whole, 0 if self.drop_last else rest
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe what decides the samples of each batch in a run of this seed."""
@@ -106,11 +131,11 @@ class Sampling:
 
 
 class Plan:
-    """Batches of one pass, by index."""
+    """Batches of one pass, by index, and this rank's part of each."""
 
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
-        self.batch_size = int(sampling.batch_size)
+        self.batch_size, self.share = int(sampling.batch_size), sampling.share
         self._batches = sampling.batches
         self._order = (
             permutation(sampling.length, self.seed, purpose, pass_index)
@@ -123,6 +148,16 @@ class Plan:
         return self._batches
 
     def indices(self, batch: int) -> Indices:
-        """Return the samples of a batch: int64, shape (batch size,) or shorter for the last batch."""
+        """Return the samples of a batch, of all ranks: int64, shape (batch size,), the last maybe shorter."""
         start = batch * self.batch_size
         return self._order[start : start + self.batch_size]
+
+    def part(self, batch: int) -> tuple[int, Indices]:
+        """Return this rank's part of a batch: the place of its first sample in the pass, and its samples."""
+        samples = self.indices(batch)
+        own, _ = self.share.of(len(samples))
+        return batch * self.batch_size + own.start, samples[own.start : own.stop]
+
+    def weight(self, batch: int) -> float:
+        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
+        return self.share.of(len(self.indices(batch)))[1]

@@ -63,6 +63,7 @@ class Prefetched(StreamWrapper):
 class _Made(NamedTuple):
     batch: Any
     position: Any  # the position after the batch, or the NotResumableError that asking for it raised
+    weight: float = 1.0
     error: BaseException | None = None  # the end of the pass (StopIteration) or an error of the source
 
 
@@ -106,11 +107,11 @@ def _produce(cursor: Cursor, buffer: _Buffer) -> None:
     try:
         for batch in cursor:
             # The position goes with its batch: the cursor runs ahead of the batches handed out.
-            if not buffer.put(_Made(batch, _position(cursor))):
+            if not buffer.put(_Made(batch, _position(cursor), cursor.weight)):
                 return
-        buffer.put(_Made(None, _position(cursor), StopIteration()))
+        buffer.put(_Made(None, _position(cursor), error=StopIteration()))
     except BaseException as error:  # any error belongs to the thread that asks for the batch
-        buffer.put(_Made(None, None, error))
+        buffer.put(_Made(None, None, error=error))
 
 
 class PrefetchCursor(PassCursor):
@@ -124,6 +125,7 @@ class PrefetchCursor(PassCursor):
         counts = cursor.done is not None
         super().__init__(what, self._take(), done=done, total=total, counts=counts, closer=self._stop)
         self.note, self.fetch_error_may_be_signal = cursor.note, cursor.fetch_error_may_be_signal
+        self.weight = cursor.weight
         self._thread = threading.Thread(
             target=_produce, args=(cursor, self._buffer), name=f"everstep prefetch {what}", daemon=True
         )
@@ -139,7 +141,7 @@ class PrefetchCursor(PassCursor):
                 return
             if made.error is not None:
                 raise made.error
-            self._position = made.position
+            self._position, self.weight = made.position, made.weight
             yield made.batch
 
     def position(self) -> Any:

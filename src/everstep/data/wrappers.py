@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any, TypeVar
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 
 _Kind = TypeVar("_Kind", bound=type)
 _MISSING = object()
@@ -47,6 +48,12 @@ class StreamWrapper(Stream):
 
     kind = Stream.kind  # not forwarded: the wrapper is part of what the run reads
 
+    def split(self, share: Share) -> Stream:
+        """Return this wrapper around one rank's part of the other stream."""
+        part = copy(self)
+        part.stream = self.stream.split(share)
+        return part
+
 
 @forwarding_to("cursor")
 class CursorWrapper(Cursor):
@@ -72,6 +79,14 @@ class AdaptedStream(Stream):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self.given.open(purpose, pass_index, position, seed=seed)
         return cursor if isinstance(cursor, Cursor) else AdaptedCursor(cursor)
+
+    def split(self, share: Share) -> Stream:
+        """Return the part that the object's own `split` returns; refused where it has none."""
+        own = getattr(self.given, "split", None)
+        if own is None:
+            return super().split(share)
+        part = own(share)
+        return part if isinstance(part, Stream) else AdaptedStream(part)
 
     @property
     def kind(self) -> str:

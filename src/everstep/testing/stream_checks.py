@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
+from everstep.data.adapt import as_stream
+from everstep.errors import DataError
 from everstep.supervisor.checks.stream_trial import comparable
 
 _PURPOSE = "train"
 _PASSES = 3
+_RANKS = (2, 3)
 
 
-def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0) -> None:
+def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bool = True) -> None:
     """Check a stream against the laws that concern data.
 
     1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
@@ -27,10 +32,15 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0) -> None:
     2. Asking for positions changes nothing.
     3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
     4. Neither a thread nor a process is left after `close`.
+    5. The parts of several ranks, for a stream that can be split: equally many batches and the same
+       positions on all ranks as on one process; the parts of a batch, without padding, are the batch; their
+       weights are right; a position that was taken on one process opens on each rank.
 
     Args:
         make_stream: makes the stream as a new process would make it; called many times.
         seed: the run's seed, and the seed of the global generators.
+        shares: whether law 5 is checked; False for a stream whose batches hold values that are drawn for a
+            batch, which each rank draws for its part.
 
     Raises:
         AssertionError: names the broken law, the pass and the batch.
@@ -41,6 +51,8 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0) -> None:
     _equal(whole, _run(make_stream, seed, watched=False), "asking for positions changed what followed")
     for snapshot in whole.snapshots:
         _check_resume(make_stream, whole, snapshot, seed)
+    for size in _RANKS if shares else ():
+        _check_shares(make_stream, size, seed)
 
 
 class _Snapshot(NamedTuple):
@@ -128,6 +140,84 @@ def _check_resume(make_stream: Callable[[], Stream], whole: _Trace, at: _Snapsho
         _drain(cursor, pass_index, events)
         _close(cursor, str(at))
         _equal_events(whole.passes[pass_index], events, f"resumed at {at}, then pass {pass_index}")
+
+
+class _Drawn(NamedTuple):
+    """Batch of a pass, with the position after it."""
+
+    samples: dict[str, list[Any]]
+    """Samples, made comparable, in each part of the batch."""
+    weight: float
+    position: Any
+    place: Any
+    """What all ranks have of the position, made comparable."""
+
+
+def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
+    whole = _drawn(make_stream, Share(), seed)
+    shares = [Share(rank, size, "pad") for rank in range(size)]
+    try:
+        as_stream(make_stream()).split(shares[0])
+    except DataError:
+        return
+    for start in sorted({0, len(whole) // 2}):
+        position = whole[start - 1].position if start else None
+        ranks = [_drawn(make_stream, share, seed, position) for share in shares]
+        _check_parts(whole[start:], ranks, f"{size} ranks, opened after {start} batches")
+
+
+def _check_parts(whole: list[_Drawn], ranks: list[list[_Drawn]], where: str) -> None:
+    counts = [len(drawn) for drawn in ranks]
+    assert set(counts) == {len(whole)}, f"{where}: {counts} batches came instead of {len(whole)} each"
+    for index, (batch, *parts) in enumerate(zip(whole, *ranks, strict=True)):
+        here = f"{where}: batch {index} from there"
+        together: dict[str, list[Any]] = {name: [] for name in batch.samples}
+        for rank, part in enumerate(parts):
+            assert part.place == batch.place, f"{here}: rank {rank} has a position of its own"
+            _add(together, part, here)
+        assert together == batch.samples, f"{here}: the parts of the ranks are not the batch"
+        for part in parts:
+            _check_weight(part, batch, len(ranks), here)
+
+
+def _add(together: dict[str, list[Any]], part: _Drawn, where: str) -> None:
+    assert part.samples.keys() == together.keys(), f"{where}: a rank's batch has other parts"
+    for name, samples in part.samples.items():
+        together[name] += samples if part.weight else []
+
+
+def _check_weight(part: _Drawn, batch: _Drawn, size: int, where: str) -> None:
+    for name, samples in part.samples.items():
+        right = len(samples) * size / len(batch.samples[name])
+        assert part.weight == 0 or math.isclose(part.weight, right), (
+            f"{where}: the weight is {part.weight}, {right} would make the mean over ranks the mean"
+        )
+
+
+def _drawn(make_stream: Callable[[], Stream], share: Share, seed: int, position: Any = None) -> list[_Drawn]:
+    _seed_globals(seed)
+    stream = as_stream(make_stream()).split(share)
+    with closing(stream.open(_PURPOSE, 0, position, seed=seed)) as cursor:
+        return [_noted(stream, cursor, batch) for batch in cursor]
+
+
+def _noted(stream: Stream, cursor: Cursor, batch: Any) -> _Drawn:
+    position = place = cursor.position()
+    if stream.rank_keys:
+        place = {key: value for key, value in position.items() if key not in stream.rank_keys}
+    return _Drawn(dict(_samples(batch)), cursor.weight, position, fingerprint(place))
+
+
+def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the samples in each part of a batch; values without a length belong to no sample."""
+    if isinstance(batch, Mapping):
+        for key, part in batch.items():
+            yield from _samples(part, f"{name}.{key}")
+    elif isinstance(batch, tuple) or (isinstance(batch, list) and all(hasattr(p, "shape") for p in batch)):
+        for number, part in enumerate(batch):
+            yield from _samples(part, f"{name}.{number}")
+    elif hasattr(batch, "__len__") and getattr(batch, "shape", 1) != ():
+        yield name, [fingerprint(sample) for sample in batch]
 
 
 def _close(cursor: Cursor, where: str) -> None:

@@ -102,6 +102,8 @@ class Tap(StreamWrapper):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _TapCursor(self, self._shared, purpose, pass_index, position, seed)
 
+    split = Stream.split  # refused on several ranks: a batch is read here for all runs
+
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the shared stream, which the run would read itself if it were alone."""
         return describe(self.stream, seed)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from everstep.arguments import checked_keywords
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.loader_workers import WorkerInit, start
-from everstep.data.cursor import PassCursor, SampledStream
+from everstep.data.cursor import SampledCursor, SampledStream
 from everstep.data.order import Plan, Sampling, key_at, pass_key
 from everstep.errors import DataError
 
@@ -51,13 +51,13 @@ def loader(
 
     Args:
         dataset: a map-style torch Dataset, or anything with `__len__` and `__getitem__`.
-        batch_size: samples in a batch; the last batch may be smaller.
+        batch_size: samples in a batch, on all ranks together; the last batch may be smaller.
         shuffle: a new order each pass, a pure function of (seed, purpose, pass).
         seed: None takes the run's seed.
         drop_last: leave out a last batch that is smaller.
         num_workers: processes that make batches; 0 makes them in the main process.
         collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.  Its random
-            state is keyed by the batch.
+            state is keyed by the batch and, on several ranks, by the rank.
         prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as for torch's
             DataLoader.  `timeout` is in seconds, 0 for none.
 
@@ -133,20 +133,16 @@ class Loader(SampledStream):
         return f"loader({type(self._dataset).__name__}, num_workers={workers})"
 
 
-class LoaderCursor(PassCursor):
+class LoaderCursor(SampledCursor):
     """Pass of a loader."""
 
     def __init__(self, source: DataLoader[Any], dataset: Any, plan: Plan, first: int) -> None:
-        what = f"data {plan.purpose!r}"
         self.fetch_error_may_be_signal = source.num_workers > 0
         if source.num_workers > 0:
-            batches = start(source, what, dataset)
-            super().__init__(what, batches, done=first, total=len(plan), closer=batches.close)
+            batches = start(source, f"data {plan.purpose!r}", dataset)
+            super().__init__(plan, batches, first, closer=batches.close)
         else:
-            super().__init__(what, iter(source), done=first, total=len(plan))
-
-    def position(self) -> dict[str, Any]:
-        return {"batches": self.done}
+            super().__init__(plan, iter(source), first)
 
 
 def _as_is(batch: Any) -> Any:
@@ -161,6 +157,7 @@ class _Batches:
         pass_of = (plan.seed, plan.purpose, plan.pass_index)
         self._sample_key = pass_key("sample", *pass_of)
         self._collate_key = pass_key("collate", *pass_of)
+        """Key of the collate function, by batch, and by rank where there are several."""
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -176,10 +173,12 @@ class _Batches:
             data_rng.set_state(kept)
 
     def _make(self, batch: int) -> Any:
-        first = batch * self._plan.batch_size
+        first, indices = self._plan.part(batch)
         samples = []
-        for position, index in enumerate(self._plan.indices(batch).tolist(), first):
+        for position, index in enumerate(indices.tolist(), first):
             data_rng.seed_all(key_at(self._sample_key, position))
             samples.append(self._dataset[index])
-        data_rng.seed_all(key_at(self._collate_key, batch))
+        key, share = key_at(self._collate_key, batch), self._plan.share
+        # Ranks draw different numbers; one process has the key that it had before there were ranks.
+        data_rng.seed_all(key if share.size == 1 else key_at(key, share.rank))
         return self._collate(samples)

@@ -1,0 +1,304 @@
+"""Parts of each batch on several ranks: together they are the batches that one process reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep import data
+from everstep.contracts.data import WHOLE, Cursor, Share, Stream
+from everstep.data import arrays, as_stream, checked, prefetch
+from everstep.errors import ConfigError, DataError
+from everstep.record import Batch
+from everstep.supervisor.streams.run_streams import Streams
+from everstep.testing import check_stream
+
+SIZES = st.integers(1, 6)
+PASSES = st.builds(
+    dict,
+    length=st.integers(1, 40),
+    batch_size=st.integers(1, 12),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+examples = settings(max_examples=60, deadline=None)
+
+
+def numbers(length: int, **options: Any) -> Stream:
+    return arrays(np.arange(length), **options)
+
+
+def drawn(stream: Stream, share: Share, position: Any = None, pass_index: int = 1) -> list[tuple[Any, float]]:
+    """The batches of a pass, each with its weight."""
+    cursor = stream.split(share).open("train", pass_index, position, seed=3)
+    return [(batch[0], cursor.weight) for batch in cursor]
+
+
+def ranks(
+    stream: Stream, size: int, uneven: Any, position: Any = None
+) -> list[tuple[tuple[Any, float], ...]]:
+    """By batch, the parts of all ranks; fails where some rank is handed more batches than another."""
+    return list(zip(*(drawn(stream, Share(r, size, uneven), position) for r in range(size)), strict=True))
+
+
+@given(PASSES, SIZES)
+@examples
+def test_the_parts_are_the_batch_in_order_and_the_mean_of_means_is_the_mean(options: Any, size: int) -> None:
+    stream = numbers(**options)
+    whole = drawn(stream, Share())
+    together = ranks(stream, size, "pad")
+    assert len(together) == len(whole)
+    for (batch, weight), parts in zip(whole, together, strict=True):
+        assert weight == 1.0
+        assert np.concatenate([part for part, weight in parts if weight]).tolist() == batch.tolist()
+        assert {len(part) for part, _ in parts} <= {len(batch) // size, len(batch) // size + 1, 1}
+        means = [weight * part.mean() for part, weight in parts]
+        assert np.mean(means) == pytest.approx(batch.mean())
+
+
+@given(PASSES, SIZES)
+@examples
+def test_without_padding_the_weighted_parts_are_the_same_or_are_refused(options: Any, size: int) -> None:
+    stream = numbers(**options)
+    short = any(len(batch) < size for batch, _ in drawn(stream, Share()))
+    uneven = any(len(batch) % size for batch, _ in drawn(stream, Share()))
+    if short:
+        with pytest.raises(DataError, match=f"has none for some of {size} ranks; give"):
+            stream.split(Share(0, size, "weight"))
+    elif drawn(stream, Share()):
+        padded = [[(part.tolist(), weight) for part, weight in b] for b in ranks(stream, size, "pad")]
+        weighted = [[(part.tolist(), weight) for part, weight in b] for b in ranks(stream, size, "weight")]
+        assert weighted == padded
+        assert all(weight == 1.0 for parts in weighted for _, weight in parts) == (not uneven)
+    if uneven:
+        with pytest.raises(DataError, match=f'does not divide among {size} ranks.*uneven="weight"'):
+            stream.split(Share(0, size))
+    elif drawn(stream, Share()):
+        assert [len(parts) for parts in ranks(stream, size, None)] == [size] * len(stream)  # type: ignore[arg-type]
+
+
+@given(PASSES, SIZES)
+@examples
+def test_dropping_leaves_out_the_last_samples_of_a_batch_and_all_parts_are_alike(
+    options: Any, size: int
+) -> None:
+    stream = numbers(**options)
+    kept = [batch[: len(batch) - len(batch) % size] for batch, _ in drawn(stream, Share())]
+    kept = [batch.tolist() for batch in kept if len(batch)]
+    if not kept and len(stream):  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"no batch is left.*give more samples"):
+            stream.split(Share(0, size, "drop"))
+        return
+    together = ranks(stream, size, "drop")
+    assert [np.concatenate([part for part, _ in parts]).tolist() for parts in together] == kept
+    assert all(weight == 1.0 for parts in together for _, weight in parts)
+    assert all(len({len(part) for part, _ in parts}) == 1 for parts in together)
+
+
+@given(PASSES, SIZES, SIZES, st.data())
+@examples
+def test_a_place_that_one_number_of_ranks_took_opens_with_another(
+    options: Any, before: int, after: int, draw: Any
+) -> None:
+    stream = numbers(**options)
+    cursors = [stream.split(Share(r, before, "pad")).open("train", 1, seed=3) for r in range(before)]
+    steps = draw.draw(st.integers(0, len(stream)), label="steps")  # type: ignore[arg-type]
+    for _ in range(steps):
+        for cursor in cursors:
+            next(cursor)
+    [position] = {str(cursor.position()): cursor.position() for cursor in cursors}.values()
+    rest = [
+        np.concatenate([part for part, weight in parts if weight]).tolist()
+        for parts in ranks(stream, after, "pad", position)
+    ]
+    assert rest == [batch.tolist() for batch, _ in drawn(stream, Share())[steps:]]
+    assert {str(stream.split(Share(0, n, "pad")).describe(3)) for n in (before, after)} == {
+        str(stream.describe(3))
+    }
+
+
+def test_a_rank_without_a_sample_is_handed_padding_of_weight_zero() -> None:
+    [(first, second, third)] = ranks(numbers(1, batch_size=4), 3, "pad")
+    assert (first[0].tolist(), first[1]) == ([0], 3.0)
+    assert (second[0].tolist(), second[1]) == (third[0].tolist(), third[1]) == ([0], 0.0)
+
+
+class Noisy:
+    """Samples with noise from a global generator."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, torch.rand(()).item()])
+
+
+def noisy_collate(samples: list[Any]) -> Any:
+    return torch.stack(samples), torch.rand(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_of_a_loader_have_the_noise_that_they_have_on_one_process(workers: int) -> None:
+    def loader(workers: int) -> Stream:
+        return data.loader(Noisy(), 4, shuffle=True, num_workers=workers, collate_fn=noisy_collate)
+
+    whole = drawn(loader(0), Share())
+    together = ranks(loader(workers), 3, "pad", {"batches": 1})
+    for (batch, _), parts in zip(whole[1:], together, strict=True):
+        assert torch.equal(torch.cat([part for part, weight in parts if weight]), batch)
+
+
+def test_what_a_collate_function_draws_is_keyed_by_the_rank() -> None:
+    stream = data.loader(Noisy(), 5, collate_fn=lambda samples: (torch.rand(2),))
+    (first, _), (second, _) = ranks(stream, 2, "weight")[0]
+    (again, _), _ = ranks(stream, 2, "weight")[0]
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    assert not torch.equal(first, drawn(stream, Share())[0][0])
+
+
+@pytest.mark.parametrize("wrap", [prefetch, checked, lambda stream: prefetch(checked(stream))])
+def test_wrappers_pass_the_part_and_its_weight_on(wrap: Any) -> None:
+    stream = numbers(11, batch_size=4, shuffle=True)
+    for share in (Share(0, 3, "weight"), Share(2, 3, "weight")):
+        inside = [(part.tolist(), weight) for part, weight in drawn(stream, share)]
+        assert [(part.tolist(), weight) for part, weight in drawn(wrap(stream), share)] == inside
+        opened = [(part.tolist(), w) for part, w in drawn(wrap(stream), share, {"batches": 2})]
+        assert opened == inside[2:]
+    check_stream(lambda: wrap(stream))
+
+
+def test_checked_knows_the_size_of_a_part_and_leaves_no_batch_out() -> None:
+    stream = checked(numbers(12, batch_size=6), fixed_batch_size=6)
+    assert [[len(part) for part, _ in parts] for parts in ranks(stream, 4, "weight")] == [[2, 2, 1, 1]] * 2
+    with pytest.raises(DataError, match="the sizes are '0': 1, not 2"):
+        drawn(checked(numbers(10, batch_size=6), fixed_batch_size=6), Share(0, 4, "weight"))
+    with pytest.raises(DataError, match=r"leave out a batch on one of 2 ranks alone.*wrong_size=\"error\""):
+        checked(numbers(12, batch_size=6), fixed_batch_size=6, wrong_size="warn").split(Share(0, 2))
+
+
+def test_a_quarantined_batch_takes_its_weight_along() -> None:
+    streams = Streams(3, print, quarantined=[Batch("train", 0, 1, None)])
+    slot = streams.bind(numbers(11, batch_size=4).split(Share(0, 3, "weight")), "train")
+    seen = []
+    for _ in range(2):
+        seen.append((next(slot.open())[0].tolist(), slot.open().weight))
+    assert seen == [([0, 1], 1.5), ([8], 1.0)]
+    streams.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [([1, 2], "SequenceStream"), (iter([1]), "IterableStream"), (data.replay(range(3)), "IterableStream")],
+)
+def test_data_that_all_ranks_would_read_alike_is_refused_by_name(given: Any, kind: str) -> None:
+    stream = as_stream(given)
+    assert stream.split(Share(0, 1)) is stream
+    with pytest.raises(
+        DataError, match=f"a {kind} cannot be split: each of 2 ranks.*use everstep.data.arrays"
+    ):
+        stream.split(Share(1, 2))
+
+
+def test_a_share_that_is_none_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="rank=2, size=2: give a rank"):
+        Share(2, 2)
+    with pytest.raises(ConfigError, match="did you mean 'weight'"):
+        Share(0, 2, "weigh")  # type: ignore[arg-type]
+
+
+class Numbers(Stream):
+    """Stream of a user's own that can be split; each batch has four samples."""
+
+    def __init__(self, share: Share = WHOLE) -> None:
+        self.share = share
+
+    def split(self, share: Share) -> Numbers:
+        return type(self)(share)
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        return NumbersCursor(self, position or 0)
+
+    def part(self, at: int) -> Any:
+        own, _ = self.share.of(4)
+        return [10 * at + place for place in own]
+
+    def weight(self) -> float:
+        return self.share.of(4)[1]
+
+
+class NumbersCursor(Cursor):
+    def __init__(self, stream: Numbers, at: int) -> None:
+        self.stream, self.at = stream, at
+
+    def __next__(self) -> Any:
+        if self.at == 3:
+            raise StopIteration
+        self.at += 1
+        self.weight = self.stream.weight()
+        return self.stream.part(self.at)
+
+    def position(self) -> Any:
+        return self.at
+
+
+class Overlapping(Numbers):
+    def part(self, at: int) -> Any:
+        return [10 * at, 10 * at + 1] if self.share.size > 1 else super().part(at)
+
+
+class Unweighted(Numbers):
+    def weight(self) -> float:
+        return 1.0
+
+
+class OwnPlaces(Numbers):
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        return Counting(self, 0 if position is None else position["batches"])
+
+
+class Counting(NumbersCursor):
+    def position(self) -> Any:
+        return {"batches": self.at, "rank": self.stream.share.rank}
+
+
+class Starving(Numbers):
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        return NumbersCursor(self, max(position or 0, self.share.rank))
+
+
+class Unrelated:
+    """The same, derived from no class of ours."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.open = stream.open
+        self.split = lambda share: Unrelated(stream.split(share))
+
+
+def test_a_stream_of_ones_own_that_splits() -> None:
+    check_stream(Numbers)
+    unrelated = as_stream(Unrelated(Numbers()))
+    check_stream(lambda: unrelated)
+    cursor = unrelated.split(Share(1, 3, "weight")).open("train", 0, seed=0)
+    assert (list(cursor), cursor.weight) == ([[12], [22], [32]], 0.75)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            Overlapping,
+            "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
+        ),
+        (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
+        (OwnPlaces, "rank 1 has a position of its own"),
+        (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
+    ],
+)
+def test_each_fault_of_splitting_is_found(kind: type[Numbers], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_stream(kind)
