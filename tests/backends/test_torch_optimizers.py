@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import everstep
+from everstep.backends.torch.optimizers import layers
 from everstep.errors import ConfigError, NonFiniteError, StateError
 from everstep.proof.compare import compare_runs
 from everstep.torch import Clip, ClipOptimizer, MinibatchOptimizer
@@ -277,6 +278,14 @@ def test_the_rate_is_set_and_options_are_compared_as_those_of_the_optimizer(tmp_
     with pytest.raises(ConfigError, match=r"clip: stored Clip\(value=1\.0\), given Clip\(value=2"):
         start(2.0)
     start(2.0, on_change="override")
+
+
+def test_an_optimizer_that_holds_itself_is_one_layer() -> None:
+    optimizer: Any = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    optimizer.optimizer = optimizer
+    assert layers(optimizer) == [optimizer]
+    clipped = ClipOptimizer(optimizer)
+    assert layers(clipped) == [clipped, optimizer]
 
 
 @pytest.mark.parametrize("made_for", ["outermost", "innermost"])
