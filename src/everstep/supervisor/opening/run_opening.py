@@ -383,8 +383,9 @@ class Opening:
             seed, self._voice.say, override=override, quarantined=quarantined, same_data=same_data
         )
         heads = self._journal.heads(recovered.step)
-        with reading(self.run_dir.checkpoints / (recovered.checkpoint or ""), "streams"):
-            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads)
+        where = self.run_dir.checkpoints / (recovered.checkpoint or "")
+        with reading(where, "streams"):
+            streams.load(recovered.streams, recovered.wall.get("streams", {}), heads, where)
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:

@@ -196,16 +196,23 @@ class Streams:
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
-    def load(self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, dict[str, Any]]) -> None:
+    def load(
+        self,
+        tree: dict[str, Any],
+        words: dict[str, Any],
+        heads: Mapping[str, dict[str, Any]],
+        where: object,
+    ) -> None:
         """Load what `tree` returned; the program binds the streams later.
 
         Args:
             words: the values saved beside the branch.
             heads: by stream, what the next head did when it ran before; empty if it did not run.
+            where: the checkpoint, for messages.
         """
         for name, saved in tree.items():
             slot = self._slots.setdefault(name, self._new(name))
-            slot.load(saved, words.get(name, {}))
+            slot.load(saved, words.get(name, {}), where)
             slot.head.recorded = heads.get(name)
 
     def open_bound(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import describe
-from everstep.errors import DataError, NotResumableError
+from everstep.errors import DataError, NotResumableError, RestoreError
 from everstep.state import isolated, make_entry
 from everstep.supervisor.checks.stream_trial import KNOWN, SLOWEST, Verdict, pristine, try_stream
 from everstep.supervisor.streams import reused_data
@@ -59,6 +59,8 @@ class StreamSlot:
         """Copy of a stream that is taken at its word, or the reason why there is none, until the trial."""
         self._refusal: str | None = None
         """Reason why no position inside a pass can be saved; None if one can."""
+        self._where: object = ""
+        """Checkpoint that the slot was loaded from, for messages."""
         self._saved_words: Collection[str] = ()
         """`Stream.place_words` of the checkpoint's data."""
 
@@ -177,8 +179,16 @@ class StreamSlot:
 
     def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
-        with isolated():
-            cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
+        try:
+            with isolated():
+                cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)
+            _require_inside(cursor)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise RestoreError(
+                f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
+                f"checkpoint {self._where} ({type(error).__name__}: {error}); mend the data if the error is "
+                "its own, or resume from another checkpoint: another program or version has written this"
+            ) from error
         if cursor.note:
             self._say(f"stream {self.name!r}: {cursor.note}")
         return cursor
@@ -254,8 +264,15 @@ class StreamSlot:
     def _place_words(self) -> Collection[str]:
         return self._saved_words if self.stream is None else self.stream.place_words
 
-    def load(self, tree: dict[str, Any], words: dict[str, Any]) -> None:
-        """Load what `tree` returned; takes effect at the next `open`."""
+    def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
+        """Load what `tree` returned; takes effect at the next `open`.
+
+        Args:
+            where: the checkpoint, for messages.
+        """
+        if not _is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
+            raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
+        self._where = where
         self.pass_index = tree["pass"]
         self._saved = _joined(tree["position"], words.get("position"))
         self._left = _joined(tree["left"], words.get("left"))
@@ -306,6 +323,17 @@ class StreamSlot:
         if inside and self._refusal:
             raise NotResumableError(self._refusal)
         return cursor.position()
+
+
+def _require_inside(cursor: Cursor) -> None:
+    """Refuse a position before the first batch of a pass, which would read other batches in silence."""
+    if cursor.done is not None and not _is_count(cursor.done):
+        cursor.close()
+        raise ValueError(f"there is no batch {cursor.done}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
