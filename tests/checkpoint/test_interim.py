@@ -76,7 +76,7 @@ def test_killed_in_the_tail_the_run_goes_on_from_it_and_the_list_says_so(tmp_pat
         tiny(tmp_path / "run").train(tail=boom_at(2))
     listed = CliRunner().invoke(commands, ["checkpoints", str(tmp_path / "run")])
     assert "step-00000005 " not in listed.stdout
-    assert "a start goes on from step-00000005, which stands in for" in listed.stderr
+    assert "a start resumes from step-00000005, which stands in for" in listed.stderr
     assert "step-00000005" in [one["name"] for one in asked("checkpoints", tmp_path / "run", "verify")]
     again = tiny(tmp_path / "run").train()
     assert again.loop.ending.resumed_from == "step-00000005"

@@ -460,13 +460,13 @@ def test_a_run_that_moved_away_is_gone_until_it_is_found_or_forgotten(here: Path
     shutil.rmtree(here / "runs" / "long")
     assert names(as_json("runs", "status=gone", cwd=here)) == ["good", "long"]
     told, _ = everstep("show", "good", cwd=here)
-    assert re.match(r"good-\w{6}  gone.*\n  its directory is not there any more: everstep sync", told)
+    assert re.match(r"good-\w{6}  gone.*\n  its directory is gone: everstep sync", told)
     assert train(here / "later" / "good", 3) == 0
     everstep("sync", "later", cwd=here)
     (good,) = as_json("runs", "name=good", cwd=here)
     assert (good["status"], good["step"], good["path"]) == ("finished", 12, str(here / "later" / "good"))
     told, _ = everstep("sync", "runs", cwd=here)
-    assert re.search(r"\nforgotten: long-\w{6}, whose directory .*long is not there any more\n$", told)
+    assert re.search(r"\nforgotten: long-\w{6}, whose directory .*long is gone\n$", told)
     assert as_json("sync", "runs", cwd=here)["forgotten"] == []
     assert sorted(names(as_json("runs", cwd=here))) == ["failed", "good", "killed", "stopped"]
 

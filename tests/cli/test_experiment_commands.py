@@ -227,9 +227,9 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
         (
             ["train", "tiny.yaml", "optimizer"],
             2,
-            "'optimizer' is not a file, and not a setting (PATH=VALUE",
+            "'optimizer' is neither a file nor a setting (PATH=VALUE",
         ),
-        (["train", "tiny.yaml", "optimizer.lr", "3"], 2, "'optimizer.lr' is not a file, and not a setting"),
+        (["train", "tiny.yaml", "optimizer.lr", "3"], 2, "'optimizer.lr' is neither a file nor a setting"),
         (
             ["train", "tiny.yaml", "--lr=3"],
             2,

@@ -97,7 +97,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(trained: Path) -> None:
     (trained / "mine").mkdir()
     (trained / "mine" / "notes.txt").write_text("keep")
     _, said = everstep("export", "small", "--out", "mine", cwd=trained, status=2)
-    assert "is there and no export" in said
+    assert "exists and is not an export" in said
     assert [path.name for path in (trained / "mine").iterdir()] == ["notes.txt"]
 
 

@@ -36,7 +36,7 @@ def test_it_only_says_what_would_go(here: Path) -> None:
     before = there(here)
     said, _ = everstep("prune", "status=failed", cwd=here)
     assert "failed-" in said and "good" not in said
-    assert said.endswith("1 run would go; pass --delete to delete\n")
+    assert said.endswith("1 run would be deleted; pass --delete to delete\n")
     assert there(here) == before
 
 
@@ -50,7 +50,7 @@ def test_it_deletes_what_was_chosen_and_the_index_forgets_it(here: Path) -> None
     said, _ = everstep("prune", "--where", '{"status": "killed"}', "--delete", cwd=here)
     assert "1 run deleted" in said
     assert there(here) == before - {"failed", "killed"}
-    assert everstep("prune", "status=killed", cwd=here)[0].startswith("0 runs would go")
+    assert everstep("prune", "status=killed", cwd=here)[0].startswith("0 runs would be deleted")
 
 
 def test_by_name_and_by_directory(here: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     lock.release()
     (here / "runs" / "failed" / "run.json").unlink()
     (here / "runs" / "failed" / ".run.json").unlink()
-    assert "is not there any more" in everstep("prune", "failed", "--delete", cwd=here, status=1)[1]
+    assert "is gone" in everstep("prune", "failed", "--delete", cwd=here, status=1)[1]
     assert there(here) == {"notes", "good", "long", "stopped", "failed", "killed"}
     assert "1 run deleted" in everstep("prune", "stopped", "--delete", cwd=here)[0]
 
@@ -156,7 +156,7 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        ([], 2, "say which: RUNs, CONDITIONS such as 'epoch<1', or --where JSON"),
+        ([], 2, "give RUNs, CONDITIONS such as 'epoch<1', or --where JSON"),
         (["good", "epoch<1"], 2, "not both"),
         (["goood"], 2, "did you mean 'good-"),
         (["epcoh<1"], 2, "did you mean 'epoch'"),
@@ -179,7 +179,7 @@ def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_pat
     assert train(run_dir, 1) == 0
     assert as_json("prune", "status=failed", "--delete", cwd=tmp_path) == []
     said = everstep("prune", old["name"], "--delete", cwd=tmp_path, status=1)[1]
-    assert "its directory is not there any more" in said
+    assert "its directory is gone" in said
     found = find(old["name"], str(tmp_path / "runs"))
     with pytest.raises(ConfigError, match=f"in {run_dir} is a-"):
         _ = found.path

@@ -169,9 +169,9 @@ def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
     ("command", "said"),
     [
         (["--minimize", "valid/loss"], "nothing varies"),
-        (["--optuna", "seed=[1]"], "say what --optuna is to reach"),
-        (["--optuna", "seed=[1]", "--minimize", "a", "--maximize", "b"], "say what --optuna is to reach"),
-        (["--optuna", "seed=[1]", "--minimize", "a", "--grid", "seed=[1]"], "leave --grid and --random out"),
+        (["--optuna", "seed=[1]"], "--optuna needs a goal"),
+        (["--optuna", "seed=[1]", "--minimize", "a", "--maximize", "b"], "--optuna needs a goal"),
+        (["--optuna", "seed=[1]", "--minimize", "a", "--grid", "seed=[1]"], "leave out --grid and --random"),
         (["--optuna", "seed=1", "--minimize", "a"], "--optuna 'seed=1': 1 is no list of values"),
         (["--optuna", "seed={low: 1}", "--minimize", "a"], "--optuna 'seed={low: 1}': give a range"),
         (["--optuna", "seed=[1]", "--optuna", "seed=[2]", "--minimize", "a"], "seed varies twice"),
@@ -249,7 +249,7 @@ def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, st
     _, first, second = told.splitlines()
     assert "stopped by SIGTERM" in first
     assert second.split()[:4] == ["runs/tiny-seed-2", "2", "not", "begun"]
-    assert "note: the same line goes on where each of them stands\n" in beside
+    assert "note: the same command again resumes every run\n" in beside
     assert runs(here) == {"tiny-seed-1"}
     assert as_json("show", "runs/tiny-seed-1", cwd=here)["status"] == "stopped"
 

@@ -1,8 +1,8 @@
 """The command `everstep`: it owns no logic of training.
 
-Exit status: 0 done; 1 something was found wrong or went wrong; 2 wrong usage (an unknown command, run,
-metric or option, a filter that is not a comparison, a config that cannot be right); of training also 3 the
-time budget is used up, 4 a requirement is not met, 128 + its number a signal: after 3 and signals it resumes.
+Exit status: 0 done; 1 something is wrong or failed; 2 wrong usage (an unknown command, run, metric or
+option, a filter that is not a comparison, a config with a mistake).  Training also has: 3 the time budget is
+used up, 4 a requirement is not met, 128 + N it was ended by signal N.  After 3 or a signal it can be resumed.
 """
 
 from __future__ import annotations

@@ -13,15 +13,20 @@ from everstep.record import accept
 @click.command("accept")
 @run_argument
 @click.option(
-    "--divergence", metavar="STEP", type=int, required=True, help="The step, as everstep show has it."
+    "--divergence",
+    metavar="STEP",
+    type=int,
+    required=True,
+    help="Step of the divergence; everstep show prints it.",
 )
 @index_option
 def command(run: str, divergence: int, index: str | None) -> None:
-    """Take a divergence of RUN as it is: the mark goes, and what follows it is the run's.
+    """Accept a divergence of RUN: remove the mark, and count the later steps as the run's own.
 
-    A resume whose steps found something else than the first time marks the run as diverged at the first such
-    step.  Find out why before (everstep drill).  After this, starts do not compare that step, and later ones,
-    with the executions before.  The decision lies in the journal; no process may hold the run.
+    A resume executes some steps again.  If a step then gives another result than the first time, the run is
+    marked as diverged at that step.  Find the cause first (everstep drill).  Later starts do not compare that
+    step and the steps after it with earlier executions.  The decision is written to the journal; no process
+    may hold the run.
     """
     found = find(run, index)
     accept(found.path, divergence)

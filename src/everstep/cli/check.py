@@ -17,14 +17,19 @@ from everstep.experiment.import_paths import imported
 
 @click.command("check")
 @click.argument("spec", metavar="OBJECT")
-@click.option("--change", metavar="FUNCTION", help="What training does to it; then it is checked as state.")
+@click.option(
+    "--change",
+    metavar="FUNCTION",
+    help="Function that changes OBJECT as training does; OBJECT is then checked as state.",
+)
 @json_option
 def command(spec: str, change: str | None, as_json: bool) -> None:
-    """Does what an object saves bring it back?  Copies of it are tried.
+    """Test whether OBJECT comes back from what it saves.  The test works on copies.
 
-    OBJECT is MODULE:NAME or FILE.py:NAME: data (a loader, a dataset, any iterable of batches), or state (with
-    --change, a function of the same form that is given the object); a function or class is called without
-    arguments.  The module or file is imported.  Exit status 1 if a run would not bring it back.
+    OBJECT is MODULE:NAME or FILE.py:NAME.  It is data (a loader, a dataset, any iterable of batches), or
+    state if --change names a function (in the same form) that is called with the object.  A function or
+    class is called without arguments.  The module or file is imported.  Exit status 1 if a run could not
+    restore OBJECT.
     """
     obj = _named(spec)
     if isinstance(obj, type) or type(obj).__name__ == "function":

@@ -25,10 +25,16 @@ _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "nex
 @click.argument("action", type=click.Choice(["list", "verify", "pin", "unpin", "prune"]), default="list")
 @click.argument("names", nargs=-1)
 @click.option(
-    "--keep-last", type=click.IntRange(min=1), default=3, show_default=True, help="prune: the newest."
+    "--keep-last",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="prune: number of newest checkpoints to keep.",
 )
-@click.option("--keep-best", metavar="METRIC:min|max:N", help="prune: besides, the best by a metric.")
-@click.option("--delete", is_flag=True, help="prune: do it; without, only say what would go.")
+@click.option("--keep-best", metavar="METRIC:min|max:N", help="prune: also keep the N best by a metric.")
+@click.option(
+    "--delete", is_flag=True, help="prune: delete; without --delete, only list what would be deleted."
+)
 @index_option
 @json_option
 def command(
@@ -41,14 +47,18 @@ def command(
     index: str | None,
     as_json: bool,
 ) -> None:
-    """The checkpoints of a RUN.  A NAME is a checkpoint's name, a step, or "latest", the newest whole one.
+    """List, verify, pin or prune the checkpoints of RUN.
+
+    A NAME is the name of a checkpoint, a step, or "latest" for the newest undamaged checkpoint.
 
     \b
-    list          what there is; "next" is what a start goes on from; and the best weights
-    verify        read every byte, those of the best weights too; exit status 1 if one is damaged
-    pin NAME...   never delete these; unpin NAME...
-    prune         say which are not needed, by the same rules as a run; --delete deletes them.
-                  Pinned, pointed-to and damaged ones stay; a run that is running is left alone.
+    list            list the checkpoints and the best weights; a start resumes from "next"
+    verify          read every byte, of the best weights too; exit status 1 if one is damaged
+    pin NAME...     never delete these checkpoints
+    unpin NAME...   remove the pin
+    prune           list the checkpoints that are not needed, by the rules of a run; --delete
+                    deletes them.  Checkpoints that are pinned, damaged or "next" stay.  A run
+                    that is running is not pruned.
     """
     run_dir = find(run, index).path
     RunDir.open(run_dir, create=False)
@@ -82,9 +92,9 @@ def command(
 
 
 def _listed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All but the interim ones; if a start goes on from one of these, that is said."""
+    """Leave interim checkpoints out; print a note if a start resumes from an interim checkpoint."""
     note(
-        f"a start goes on from {row['name']}, which stands in for the checkpoint at its epoch's end"
+        f"a start resumes from {row['name']}, which stands in for the checkpoint at its epoch's end"
         for row in rows[-1:]
         if row not in asked_for(rows)
     )
@@ -92,7 +102,7 @@ def _listed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parse(run_dir: Path, text: str) -> CheckpointName:
-    """The checkpoint that a NAME means."""
+    """Find the checkpoint that a NAME means."""
     store = store_of(run_dir)
     try:
         if text == "latest":
@@ -103,7 +113,7 @@ def _parse(run_dir: Path, text: str) -> CheckpointName:
 
 
 def _best_folders(run_dir: Path) -> list[dict[str, Any]]:
-    """The folders of best weights as rows of the table."""
+    """Return the folders of best weights as rows of the table."""
     paths = store_of(run_dir).best_folders()
     return [{"name": str(path.relative_to(run_dir)), "path": str(path), "whole": True} for path in paths]
 
@@ -118,9 +128,7 @@ def _verified(row: dict[str, Any]) -> dict[str, Any]:
 
 def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, Any]]:
     if not names:
-        raise ConfigError(
-            f"{action} what? give the names of checkpoints; everstep checkpoints RUN lists them"
-        )
+        raise ConfigError(f"{action} needs the names of checkpoints; everstep checkpoints RUN lists them")
     store = store_of(run_dir)
     for name in [_parse(run_dir, text) for text in names]:
         store.pin(name) if action == "pin" else store.unpin(name)
@@ -128,7 +136,7 @@ def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, A
 
 
 def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any]]:
-    """Delete what was listed before."""
+    """Return the rows of the checkpoints that retention does not keep; delete these if `delete`."""
     before = {row["name"]: row for row in checkpoints_of(run_dir)}
     store = store_of(run_dir, lambda text: note([text]))
     require_no_link(run_dir / "checkpoints", run_dir)
@@ -142,12 +150,12 @@ def _prune(run_dir: Path, policy: Retention, delete: bool) -> list[dict[str, Any
         return [before[str(name)] for name in store.retain(policy)]
     finally:
         lock.release()
-        if dead is not None:  # by which a killed run is told from one that failed
+        if dead is not None:  # a run that was killed is told from a failed run by this file
             write_whole(holder, dead, "lock.json")
 
 
 def _best(text: str | None, store: Store) -> tuple[str, str, int] | None:
-    """What --keep-best says, of a metric that the checkpoints know: a slip would delete the best ones."""
+    """Parse --keep-best; refuse a metric without values, since a typing error would delete the best."""
     if text is None:
         return None
     parts = text.rsplit(":", 2)
@@ -163,4 +171,4 @@ def _best(text: str | None, store: Store) -> tuple[str, str, int] | None:
 
 def _say_pruned(rows: list[dict[str, Any]], deleted: bool) -> None:
     count = f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}"
-    say(f"{count} deleted" if deleted else f"{count} would go; pass --delete to delete")
+    say(f"{count} deleted" if deleted else f"{count} would be deleted; pass --delete to delete")

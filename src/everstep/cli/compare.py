@@ -15,22 +15,22 @@ from everstep.record.trust import MARK
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 _WIDEST = 48
-"""Characters of a table's cell; --json has all."""
+"""Most characters in a cell of the table; --json cuts nothing."""
 
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, shell_complete=complete_run)
-@click.option("--all", "show_all", is_flag=True, help="Also facts that are equal.")
+@click.option("--all", "show_all", is_flag=True, help="Show facts that are equal, too.")
 @index_option
 @json_option
 def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: bool) -> None:
-    """Compare RUNS: the facts in which they differ, the last and the best value of each metric.
+    """Compare RUNS: the facts that differ, and the last and best value of each metric.
 
-    Among the facts are the config of the newest start (config.optimizer.lr), and the options that
-    optimizers and the like were made with (optimizer.lr), as the newest checkpoint has them, and that
-    checkpoint's digest: where it is equal, so is the state, to the bit.  Long values are cut in the
-    table; --json has all.
-    Best is given where the metric's name tells which way is better (..._loss, ..._acc, ..._accuracy).
+    Facts include the config of the newest start (config.optimizer.lr), and two facts from the newest
+    checkpoint: the options of optimizers and schedulers (optimizer.lr), and its digest.  Runs with equal
+    digests have equal states, to the bit.  Long values are cut in the table; --json prints them whole.  The
+    best value is known if the name of the metric says which direction is better (..._loss, ..._acc,
+    ..._accuracy).
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")
@@ -54,7 +54,7 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
 
 
 def _titles(given: tuple[str, ...], found: list[Found]) -> list[str]:
-    """The runs' names; two copies of one run are told apart by what was given."""
+    """Return the names of the runs, or the given strings where names are equal, as of copies of a run."""
     names = [str(run.facts["name"]) for run in found]
     return names if len(set(names)) == len(names) else list(given)
 
@@ -73,7 +73,7 @@ def _facts(run: Found) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"git": {"commit": 1}} as {"git.commit": 1}, and lists of such, as an override writes the places."""
+    """Turn {"git": {"commit": 1}} into {"git.commit": 1}, and lists of mappings likewise."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, list) and any(isinstance(part, dict) for part in value):
@@ -86,7 +86,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _metrics(run: Found) -> dict[str, Any]:
-    """ "PHASE/NAME last" and "PHASE/NAME best" -> value."""
+    """Return "PHASE/NAME last" and "PHASE/NAME best" -> value."""
     told: dict[str, Any] = {}
     with run.database.read() as connection:
         best = best_values(connection, run.id)

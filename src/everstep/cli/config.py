@@ -16,10 +16,10 @@ from everstep.cli.output import print_json
 @index_option
 @json_option
 def command(arguments: tuple[str, ...], profile: str | None, index: str | None, as_json: bool) -> None:
-    """Print the config of FILEs or of a RUN as it counts: checked, and every default filled in.
+    """Check the config of FILEs or of a RUN, and print it with every default filled in.
 
-    What is printed is a config file of the same experiment.  That of a RUN is what it has recorded: nothing
-    that it names is imported, so PATH=VALUE is laid over it without a look at what is called.
+    The output is a config file of the same experiment.  For a RUN it is the config that the run recorded:
+    nothing that it names is imported, so the arguments of calls in PATH=VALUE are not checked.
     """
     files, overrides = experiment_commands.split(arguments)
     from everstep.experiment import as_yaml, open_config

@@ -30,7 +30,7 @@ _ASK = "import sys, pathlib, everstep.record as r; print(r.is_held(pathlib.Path(
 
 
 class Finding(NamedTuple):
-    """One thing examined; `ok` is False for what must be mended, None for what is only told."""
+    """Result of an examination; `ok` is False for a fault that must be mended, None for information."""
 
     name: str
     found: str
@@ -41,12 +41,12 @@ class Finding(NamedTuple):
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 @json_option
 def command(folder: Path, as_json: bool) -> None:
-    """Examine this machine, and FOLDER, in which runs are to lie (default: here); or one run.
+    """Check this machine, and FOLDER for runs (default: the current folder).
 
-    Of a run directory it says, too, what its newest start has taken at its word: whose state_dict was
-    tried, and did or did not bring its object back, and what was not tried, and why.
+    If FOLDER is a run directory, also list what its newest start tried of your objects: which objects came
+    back from their state_dict, which did not, and which were not tried, with the reason.
 
-    Exit status 1 if something there would keep a run from being exact or safe.
+    Exit status 1 if a run there would not be exact or safe.
     """
     findings = [*_disk(folder), *_environment(), *_determinism(), *_trials(folder)]
     if as_json:
@@ -105,7 +105,7 @@ def _determinism() -> Iterator[Finding]:
         yield Finding("determinism", "on the CPU, the same program gives the same bits", True)
     seed = os.environ.get("PYTHONHASHSEED")
     fixed = seed is not None and seed != "random"
-    told = f"PYTHONHASHSEED={seed}" if fixed else "the order of a set of texts differs from start to start"
+    told = f"PYTHONHASHSEED={seed}" if fixed else "the order of a set of strings differs from start to start"
     yield Finding("hash seed", told)
 
 
@@ -116,7 +116,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
             yield _guarded("fsync", lambda: _fsync_time(Path(place)))
             yield _guarded("locks", lambda: _locks(Path(place)))
     except OSError as error:
-        yield Finding("folder", f"{folder} cannot be written: {error.strerror}; choose another", False)
+        yield Finding("folder", f"{folder} cannot be written: {error.strerror}; choose another folder", False)
     free = os.statvfs(folder)
     yield Finding("free space", size(free.f_bavail * free.f_frsize))
 
@@ -125,7 +125,7 @@ def _guarded(name: str, examine: Callable[[], Finding]) -> Finding:
     try:
         return examine()
     except OSError as error:
-        return Finding(name, f"{error.strerror or error}; see to the disk, or choose another", False)
+        return Finding(name, f"{error.strerror or error}; check the disk, or choose another folder", False)
 
 
 def _write_speed(place: Path) -> Finding:
@@ -153,7 +153,7 @@ def _fsync_time(place: Path) -> Finding:
 
 
 def _locks(place: Path) -> Finding:
-    """Whether another process sees a lock that this one holds."""
+    """Test whether another process sees a lock that this process holds."""
     lock = RunLock(place)
     lock.acquire()
     try:
@@ -165,5 +165,5 @@ def _locks(place: Path) -> Finding:
     if done.stdout.strip() == "True":
         return Finding("locks", "seen by other processes", True)
     return Finding(
-        "locks", "other processes do not see them; two could train into one run: choose another", False
+        "locks", "other processes do not see them, so two could train one run: choose another folder", False
     )

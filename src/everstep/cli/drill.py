@@ -1,4 +1,4 @@
-"""`everstep drill`: kill my own script at every hazard; is its resume exact?"""
+"""`everstep drill`: test whether a script resumes exactly, by killing it at every hazard."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import click
 from everstep.cli.exit_signals import leave_in_order
 from everstep.cli.output import say
 
-HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with the run never stopped.
+HELP = """Kill SCRIPT at every hazard, resume it each time, and compare with a run that nobody killed.
 
-SCRIPT may be a config file, which `everstep train` takes.  First it runs undisturbed, twice; if those two
-differ, that is reported and nothing is killed.  Then it is killed at random instants, during start-up, inside
-a checkpoint's commit, in the tail of an epoch, at an epoch's last step, in the head of the next one, during
-shutdown, three times in a row during resume, by SIGTERM, by SIGINT, by SIGTERM and SIGKILL, and its disk
-fills.  Its run directories are moved into a folder of the drill's own.
+SCRIPT is a Python script, or a config file for `everstep train`.  First it runs undisturbed, twice; if these
+two runs differ, the difference is reported and nothing is killed.  Then it is killed: at random instants,
+during start-up, inside the commit of a checkpoint, in the tail of an epoch, at the last step of an epoch,
+in the head of the next epoch, during shutdown, three times in a row during resume, by SIGTERM, by SIGINT,
+and by SIGKILL shortly after SIGTERM.  Last, its disk is made full.  All runs are written to a folder of the
+drill.
 
 \b
 Exit status:
   0  every resume was exact
-  1  a resume differs, or fails
+  1  a resume was not exact, or failed
   2  wrong usage
-  3  two undisturbed runs differ
+  3  the two undisturbed runs differ
   4  the script cannot be drilled: it fails by itself, opens no run, or takes too long
 """
 
@@ -32,14 +33,28 @@ Exit status:
 @click.command("drill", help=HELP, context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--kills", type=click.IntRange(0), default=3, show_default=True, help="At random instants.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Aims the same kills again.")
-@click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+@click.option(
+    "--kills",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Number of kills at random instants.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the instants; the same seed aims the same kills.",
+)
+@click.option("--hazard", "hazards", multiple=True, metavar="NAME", help="Only this hazard; may be repeated.")
 @click.option(
     "--timeout", type=float, default=600.0, show_default=True, help="Seconds that one start may take."
 )
-@click.option("--keep", type=click.Path(path_type=Path), help="New folder that keeps runs and logs.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report there, too.")
+@click.option("--keep", type=click.Path(path_type=Path), help="New folder to keep the runs and logs in.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="File to write the report to, as JSON."
+)
 def command(
     script: Path,
     args: tuple[str, ...],

@@ -13,7 +13,7 @@ from everstep.cli.output import print_json
 @click.command("eval")
 @run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated.")
 @experiment_commands.weights_option
 @experiment_commands.profile_option
 @experiment_commands.trust_option
@@ -29,11 +29,9 @@ def command(
     index: str | None,
     as_json: bool,
 ) -> None:
-    """Evaluate the newest checkpoint of RUN, or other --weights.
+    """Evaluate the newest checkpoint of RUN, or other --weights, on the streams of its Evaluate services.
 
-    The streams are those that its Evaluate services name.
-
-    The config is the run's, with its profile "eval" laid over it if it has one, and PATH=VALUE over that.
+    The config is that of the run; its profile "eval", if there is one, changes it first, then PATH=VALUE.
     The result is recorded beside the run.
     """
     from everstep.experiment import open_run

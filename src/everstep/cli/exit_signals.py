@@ -6,7 +6,7 @@ import signal
 
 
 def leave_in_order() -> None:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does: what it has started is ended on the way out."""
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, so that it ends what it has started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _leave)

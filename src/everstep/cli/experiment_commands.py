@@ -1,4 +1,4 @@
-"""Parts shared by the commands on experiments: config files with overrides, and runs that have a config."""
+"""Parts shared by the commands on experiments: options, config files with overrides, training."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def training_options(function: F) -> F:
-    """What `train` and `resume` may be told."""
+    """Add the options of `train`, `resume` and `sweep`."""
     for option in (
-        click.option("--schedule", default="train", show_default=True, help="A schedule of Experiment."),
+        click.option(
+            "--schedule", default="train", show_default=True, help="Schedule of the Experiment to run."
+        ),
         click.option(
             "--on-change",
             type=click.Choice(["error", "keep", "override", "fork"]),
             default="error",
             show_default=True,
-            help="Where this config and that of the run differ in what touches training: refuse, go on with "
-            "the run's, go on with this one, or go on with this one in a run of its own.",
+            help="If this config and that of the run differ in what changes training: error refuses, keep "
+            "resumes with the run's config, override resumes with this config, fork continues with this "
+            "config in a new run.",
         ),
-        click.option("--dry-run", is_flag=True, help="Make everything, run nothing, leave nothing."),
+        click.option(
+            "--dry-run", is_flag=True, help="Make all objects, but train nothing and leave no files."
+        ),
         click.option("--strict-git", is_flag=True, help="Refuse code that is not committed and pushed."),
-        click.option("--skip-check", is_flag=True, help="Do not look at git."),
+        click.option("--skip-check", is_flag=True, help="Do not check git."),
         trust_option,
         index_option,
     ):
@@ -43,37 +48,39 @@ def training_options(function: F) -> F:
 
 
 def ship_to(index: str | None) -> None:
-    """Have what this process and its children train shipped to the index that --index names."""
+    """Ship the runs of this process and its children to the index that --index names."""
     if index is not None:
         os.environ[INDEX_VARIABLE] = str(index_place(index))
 
 
 def trust_option(function: F) -> F:
-    """The option --trust."""
+    """Add the option --trust."""
     return click.option(
-        "--trust", is_flag=True, help="Import and call what the run names, though it is not marked as yours."
+        "--trust",
+        is_flag=True,
+        help="Import and call the code that the run names, though the run is not marked as yours.",
     )(function)
 
 
 def profile_option(function: F) -> F:
-    """The option --profile."""
-    return click.option("--profile", metavar="NAME", help="Of the config's profiles, laid over it.")(function)
+    """Add the option --profile."""
+    return click.option("--profile", metavar="NAME", help="Profile of the config to apply.")(function)
 
 
 def weights_option(function: F) -> F:
-    """The option --weights."""
+    """Add the option --weights."""
     return click.option(
         "--weights",
         metavar="best|best/METRIC|CHECKPOINT",
-        help="Which of the run's weights, or a path; default: the newest checkpoint.",
+        help="Weights of the run, or a path; default: the newest checkpoint.",
     )(function)
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Config files, and overrides: arguments with a "=" that are not files.
+    """Split arguments into config files and overrides: arguments with a "=" that are not files.
 
     Raises:
-        UsageError: there is no file, or something that is neither.
+        UsageError: there is no file, or an argument is neither a file nor an override.
     """
     files = [Path(each) for each in arguments if "=" not in each or Path(each).exists()]
     if not files:
@@ -81,13 +88,13 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     for file in files[1:]:  # the first one may be a run
         if file.suffix not in (".yaml", ".yml") and not file.exists():
             raise click.UsageError(
-                f"{str(file)!r} is not a file, and not a setting (PATH=VALUE, as in optimizer.lr=0.1)"
+                f"{str(file)!r} is neither a file nor a setting (PATH=VALUE, as in optimizer.lr=0.1)"
             )
     return files, [each for each in arguments if Path(each) not in files]
 
 
 def train(experiment: Any, schedule: str, dry_run: bool, *, resumed: bool = False) -> None:
-    """Run a schedule, or say what would be run; `resumed`: of a run that was named, not of config files."""
+    """Run a schedule, or only describe it; `resumed`: the experiment is that of a named run."""
     with _choices(resumed):
         if dry_run:
             _describe(experiment, schedule)
@@ -97,7 +104,7 @@ def train(experiment: Any, schedule: str, dry_run: bool, *, resumed: bool = Fals
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:
-    """Print what was evaluated, if anything was."""
+    """Print metrics in one line, if there are any."""
     if metrics:
         say(values_line(metrics))
 
@@ -109,8 +116,8 @@ def _choices(resumed: bool) -> Iterator[None]:
     except ChangedError as error:
         last = "" if resumed else "; or give another --run-dir"
         raise ConfigError(
-            f"{error.differences}use --on-change keep (go on with what is stored), override (with what is "
-            f"given) or fork (with that, in a run directory of its own){last}"
+            f"{error.differences}use --on-change keep (resume with the run's config), override (resume with "
+            f"the given config) or fork (continue with the given config in a new run directory){last}"
         ) from None
 
 

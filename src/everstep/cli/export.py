@@ -21,25 +21,31 @@ from everstep.state import array_name
 
 @click.command("export")
 @run_argument
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Made whole.")
-@click.option("--best", metavar="METRIC", help="The best weights by it; without, the newest checkpoint.")
-@click.option("--entry", default="model", show_default=True, help="Of the run's state, such as ema.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder to write; whole or not at all.",
+)
+@click.option("--best", metavar="METRIC", help="Best weights by this metric; default: the newest checkpoint.")
+@click.option("--entry", default="model", show_default=True, help="Entry of the run's state, such as ema.")
 @index_option
 def command(run: str, out: Path, best: str | None, entry: str, index: str | None) -> None:
-    """Write the weights of RUN into FOLDER, for programs that know nothing of everstep.
+    """Write the weights of RUN into FOLDER, for programs without everstep.
 
     \b
       everstep export digits --best valid_loss --out digits-weights
 
-    model.safetensors has the arrays by the names of the model's own state_dict, export.json says which
-    run, step and metrics they are of.  Of an average of weights it is the averaged model.  An earlier
-    export in FOLDER is replaced; anything else there is not.
+    model.safetensors has the arrays by the names of the model's state_dict; export.json has the run, the
+    step and the metrics.  If the entry is an average of weights, the averaged model is written.  An earlier
+    export in FOLDER is replaced; a folder with anything else is refused.
     """
     found = find(run, index)
     checkpoint = _chosen(found.path, best)
     arrays = _arrays(checkpoint, entry)
     if out.exists() and export.about_export(out) is None:
-        raise ConfigError(f"{out} is there and no export; give a folder that is not there yet")
+        raise ConfigError(f"{out} exists and is not an export; give a folder that does not exist")
     about = export.description(
         arrays,
         _metrics(checkpoint),
@@ -68,7 +74,7 @@ def _chosen(run_dir: Path, metric: str | None) -> Checkpoint:
 
 
 def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
-    """An entry's arrays by their names in it, as the service `Export` names those of a live object."""
+    """Return the arrays of an entry by name, as the service `Export` names the arrays of a live object."""
     structure: Any = checkpoint.structure
     entries = structure["user"]
     if entry not in entries:
@@ -87,7 +93,7 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """The names of the arrays in an encoded tree, in its order."""
+    """Yield the names of the arrays in an encoded tree, in its order."""
     if isinstance(node, dict) and isinstance(node.get("$array"), str):
         yield node["$array"]
     elif isinstance(node, dict | list):

@@ -20,7 +20,7 @@ from everstep.index.shipping import gone_runs, id_at, run_dirs, ship
 
 
 def open_index(index: str | None) -> Database:
-    """The index, brought up to what the journals beside it say; what is wrong with those is noted.
+    """Open the index, updated from the journals beside it; print their faults as notes.
 
     Raises:
         RunIndexError: there is neither an index nor a run.
@@ -41,13 +41,13 @@ class Searched(NamedTuple):
 def search(
     index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
 ) -> Searched:
-    """The runs of which the comparisons and the filter hold, the newest start last.
+    """Find the runs that fulfil the comparisons and the filter, the newest start last.
 
     Args:
-        wanted: further names that each run is to have, if it can.
+        wanted: further names to add to each run that has them.
 
     Raises:
-        ConfigError: the question is not a comparison or a filter, or no run can match it: see `index.sense`.
+        ConfigError: the question is not a comparison or a filter, or no run can match (`index.query_checks`).
         RunIndexError: there is neither an index nor a run.
     """
     asked, filtered = parse(" ".join(conditions)), _filter(filter_text)
@@ -89,53 +89,51 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Found(NamedTuple):
-    """A run, and the index that knows it: `facts` has its `id` there."""
+    """A run, and the index that has it: `facts` includes its `id` there."""
 
     database: Database
     facts: dict[str, Any]
 
     @property
     def id(self) -> int:
-        """Its key in the index."""
+        """Key of the run in the index."""
         return int(self.facts["id"])
 
     @property
     def path(self) -> Path:
-        """Its directory.
+        """Directory of the run.
 
         Raises:
-            ConfigError: it is not there any more, or is another run's now.
+            ConfigError: the directory is gone, or is now that of another run.
         """
         path, name = self.facts["path"], self.facts["name"]
         there = id_at(path)
         if there not in (None, name):
-            raise ConfigError(
-                f"the directory of {name} is not there any more: in {path} is {there}; give that"
-            )
+            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {there}; give {there}")
         if self.is_gone:
-            raise ConfigError(f"the directory of {name}, {path}, is not there any more; give another run")
+            raise ConfigError(f"the directory of {name}, {path}, is gone; give another run")
         return Path(path)
 
     @property
     def is_gone(self) -> bool:
-        """Whether its directory is not there any more."""
+        """Whether the directory of the run is gone."""
         return bool(self.facts["status"] == GONE)
 
 
 def find(text: str, index: str | None) -> Found:
-    """The run that RUN means: see `find_all`."""
+    """Find the run that RUN means: see `find_all`."""
     return find_all([text], index)[0]
 
 
 def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) -> list[Found]:
-    """The runs that are meant: directories, read from their journals alone, or names in the index.
+    """Find runs by directory (read from the journal alone) or by name in the index.
 
     Args:
-        exactly: do not take the beginning of a name for it.
+        exactly: refuse the beginning of a name.
 
     Raises:
-        ConfigError: there is no such run.
-        RunDirError, JournalError, RunIndexError: it cannot be read.
+        ConfigError: a run is unknown.
+        RunDirError, JournalError, RunIndexError: a run cannot be read.
     """
     named = [text for text in texts if not _is_run_dir(text)]
     database = open_index(index) if named else None
@@ -158,12 +156,12 @@ def _is_run_dir(text: str) -> bool:
     if folder.is_dir() and run_dirs(folder) == [folder]:
         return True
     if folder.is_dir() and os.sep in text:
-        raise ConfigError(f"{text} is not a run directory: run.json is missing; give one that has")
+        raise ConfigError(f"{text} is not a run directory: it has no run.json; give a run directory")
     return False
 
 
 def _read_alone(run_dir: Path) -> Found:
-    """A run as its journal has it, in an index of its own."""
+    """Read a run from its journal, into an index in memory."""
     database = Database(None)
     note(ship(database, run_dir).problems)
     with database.read() as connection:
@@ -171,7 +169,7 @@ def _read_alone(run_dir: Path) -> Found:
 
 
 def names_beginning(text: str, index: str | None) -> list[str]:
-    """The names of runs in the index that begin with a text, sorted; none where there is no index."""
+    """Return the names in the index that begin with a string, sorted; empty if there is no index."""
     try:
         database = Database(query.index_place(index))
         with database.read() as connection:

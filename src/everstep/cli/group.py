@@ -1,4 +1,4 @@
-"""The list of commands.  Each lies in a module of its name, which is imported when it is called."""
+"""List of the commands.  Each is in a module of its name, imported when the command is called."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from click.shell_completion import CompletionItem
 from everstep.errors import EverstepError, RunDirError, nearest
 
 COMMANDS = {
-    "train": "Train what a config file says, or go on with it.",
+    "train": "Train a config file, or resume its run.",
     "sweep": "Train a config with many settings, several at once.",
-    "resume": "Go on with a run, by the config that it has recorded.",
-    "eval": "Evaluate a run: its newest checkpoint, or its best.",
-    "predict": "Write what a run predicts: its newest checkpoint, or its best.",
-    "config": "Print a config as it counts, checked.",
-    "data": "Look at the first batches of a stream.",
+    "resume": "Resume a run with the config that it recorded.",
+    "eval": "Evaluate the newest checkpoint of a run, or its best weights.",
+    "predict": "Write the predictions of the newest checkpoint of a run, or of its best weights.",
+    "config": "Check a config, and print it with every default filled in.",
+    "data": "Print the first batches of a stream.",
     "runs": "List runs: filter, sort, choose columns.",
-    "show": "Show one run: facts, starts, metrics, best, checkpoints.",
-    "compare": "Differences of facts and of last and best metrics.",
-    "plot": "Draw a metric of one or more runs.",
+    "show": "Show one run: facts, starts, metrics, best weights, checkpoints.",
+    "compare": "Compare runs: facts that differ, last and best metrics.",
+    "plot": "Plot a metric of one or more runs.",
     "checkpoints": "List, verify, pin or prune the checkpoints of a run.",
     "export": "Write the weights of a run for programs without everstep.",
-    "accept": "Take a divergence of a run as it is.",
-    "prune": "Delete runs that are not needed any more.",
-    "drill": "Kill a script at every hazard: is its resume exact?",
-    "check": "Does what an object saves bring it back?",
-    "sync": "Bring the index up to what the journals say.",
-    "doctor": "Examine this machine: devices, determinism, disk, locks.",
+    "accept": "Accept a divergence of a run.",
+    "prune": "Delete runs.",
+    "drill": "Test whether a script resumes exactly: kill it at every hazard.",
+    "check": "Test whether an object comes back from what it saves.",
+    "sync": "Update the index from the journals, or make it.",
+    "doctor": "Check this machine: devices, determinism, disk, locks.",
 }
-"""Name -> what it does.  `everstep.cli.NAME` has it as `command`."""
+"""Name -> help in one line.  The module `everstep.cli.NAME` has the command as `command`."""
 
 
 _LOOKING = ("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "sync", "config")
@@ -50,11 +50,11 @@ _ODD = (
     TypeError,
     ValueError,
 )
-"""What comes of values that are not what they should be."""
+"""Errors that damaged values in a file can cause."""
 
 
 class _Commands(click.Group):
-    """Knows its commands without importing them."""
+    """Group that lists its commands without importing them."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -68,7 +68,7 @@ class _Commands(click.Group):
         except _ODD as error:
             if ctx.invoked_subcommand not in _LOOKING:
                 raise
-            raise RunDirError(f"what was read there is not as everstep writes it: {_told(error)}") from error
+            raise RunDirError(f"a file was not written by everstep, or is damaged: {_told(error)}") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -101,18 +101,18 @@ class _Commands(click.Group):
 
 
 def _told(error: Exception) -> str:
-    """An error in one line, and where it arose."""
+    """Describe an error in one line, with the place where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}); check the run's files"
     )
 
 
-@click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong, 2 wrong usage.")
+@click.command(cls=_Commands, epilog="Exit status: 0 done, 1 something is wrong or failed, 2 wrong usage.")
 @click.version_option(package_name="everstep", prog_name="everstep")
 def commands(**_: Any) -> None:
-    """Trains from config files, looks at runs of everstep, and proves their promise.
+    """Train from config files, look at runs of everstep, and prove that they resume exactly.
 
-    A RUN is a run directory, or the name of a run in the index (its beginning is enough).  The index
-    is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.
+    A RUN is a run directory, or the name of a run in the index (the beginning of the name is enough).  The
+    index is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.
     """

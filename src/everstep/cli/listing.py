@@ -18,18 +18,18 @@ from everstep.index.run_queries import metric_names, metric_rows
 from everstep.services.best import direction
 
 BEST = ("metric", "rank", "value", "step", "epoch", "path")
-"""What tables show of best weights."""
+"""Columns of a table of best weights."""
 
 
 def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
-    """The run's checkpoints, to look at: nothing is made."""
+    """Return the checkpoints of a run, for reading: no folder is made."""
     return Store(run_dir, 0, say)
 
 
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     """List a dictionary per checkpoint, oldest first, from the manifests alone.
 
-    An interim one ("interim" is true) is there for the next start alone: tables leave it out.
+    Tables leave out interim checkpoints ("interim" is true): only the next start needs these.
     """
     store = store_of(run_dir)
     try:
@@ -77,7 +77,7 @@ def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def digest_of(run_dir: Path) -> str | None:
-    """The digest of the newest whole checkpoint, as `Ending.digest`: equal ones are equal states."""
+    """Return the digest of the newest whole checkpoint, as `Ending.digest`; None if there is none."""
     whole = (one["digest"] for one in reversed(asked_for(checkpoints_of(run_dir))) if one["whole"])
     return next(whole, None)
 
@@ -85,7 +85,7 @@ def digest_of(run_dir: Path) -> str | None:
 def best_weights(run_dir: Path) -> list[dict[str, Any]]:
     """List the folders of best weights: metric, rank, value, step, epoch and path, as far as known.
 
-    The rank is that of the run's newest checkpoint, 1 is the best; None for one of an older checkpoint.
+    The rank is that in the newest checkpoint, 1 is the best; None for weights that only an older one knows.
     """
     found = []
     ranks = {
@@ -114,9 +114,9 @@ def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 def best_values(connection: Connection, run: int) -> dict[tuple[str, str], tuple[float, int]]:
-    """(phase, name) -> the best finite value and its step, of metrics whose name tells which way is better.
+    """Return (phase, name) -> best finite value and its step, if the name says which direction is better.
 
-    Those of single steps are left out: they do not measure a run.
+    Metrics of single steps are left out: they do not measure a run.
     """
     found = {}
     for phase, name in metric_names(connection, run):

@@ -17,7 +17,7 @@ import click
 from everstep.redaction import redacted
 
 _NARROWEST, _READABLE = 8, 20
-"""Characters that texts keep, and should keep, in a table that is too wide."""
+"""Characters that a string keeps at least, and should keep, in a table that is too wide."""
 TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
 """Names of values that are seconds since 1970."""
 
@@ -25,11 +25,11 @@ TIMES = {"created", "started", "heartbeat", "time", "last_seen"}
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that move the cursor, change colours or the direction of what follows, or are none."""
+"""Characters that move the cursor, change colours or the writing direction, or are not valid."""
 
 
 def shown(text: str) -> str:
-    """A text for a terminal, whoever wrote it: control characters, but line ends and tabs, are escaped."""
+    """Escape control characters, except line ends and tabs, so that any string is safe in a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -44,7 +44,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print strict JSON: "nan", "inf" and "-inf" as texts, which every language can read back."""
+    """Print strict JSON: "nan", "inf" and "-inf" are strings, which every language can read back."""
     click.echo(json.dumps(_strict(value), indent=1))
 
 
@@ -59,7 +59,7 @@ def _strict(value: Any) -> Any:
 
 
 def cell(name: str, value: Any) -> str:
-    """A value as a person reads it."""
+    """Format a value for people."""
     if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
         return "-"
     if name in TIMES and isinstance(value, int | float):
@@ -70,7 +70,7 @@ def cell(name: str, value: Any) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Format a number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -81,11 +81,10 @@ def size(count: float) -> str:
 def print_table(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "", spare: Sequence[str] = ()
 ) -> None:
-    """Print rows in columns: numbers to the right, texts to the left.
+    """Print rows in columns: numbers to the right, strings to the left.
 
-    In a terminal, or where COLUMNS says how wide it is, a table that is too wide lacks `spare` columns, the
-    first of them first, and long texts lose their middle; numbers and times are whole.  In a pipe nothing
-    is cut.
+    In a terminal, or if COLUMNS gives a width, a table that is too wide loses the columns `spare`, in this
+    order, and long strings lose their middle; numbers and times stay whole.  In a pipe nothing is cut.
     """
     rows = list(rows)
     room = _room()
@@ -110,13 +109,13 @@ class _TextTable:
             max((len(line[at]) for line in self._cells), default=0) if right or name in TIMES else 0
             for at, (name, right) in enumerate(zip(columns, self._right, strict=True))
         ]
-        """How wide each column's numbers and times are."""
+        """Width of the numbers and times in each column."""
         self._widths = [
             max([len(name), *(len(line[at]) for line in self._cells)]) for at, name in enumerate(columns)
         ]
 
     def least(self, text: int) -> int:
-        """Width of the table whose texts have at most `n` characters."""
+        """Width of the table if its strings are cut to `text` characters."""
         return sum(self._floors(text)) + 2 * (len(self._widths) - 1)
 
     def _floors(self, text: int) -> list[int]:
@@ -141,7 +140,7 @@ class _TextTable:
 
 
 def _room() -> int | None:
-    """Columns of the terminal, None for no limit."""
+    """Return the width of the terminal in characters; None for no limit."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
@@ -160,12 +159,12 @@ def _is_number_column(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def note(problems: Iterable[str]) -> None:
-    """Say what is wrong with journals, beside the answer."""
+    """Print the faults of journals to stderr."""
     for problem in problems:
         say(f"note: {in_line(redacted(problem))}", err=True)
 
 
 def status_of(run: Mapping[str, Any]) -> str:
-    """The status of a run, and the step at which it diverged, if it did."""
+    """Return the status of a run, with the step of its divergence if it has diverged."""
     diverged = run.get("diverged")
     return str(run["status"]) if diverged is None else f"{run['status']}, diverged at {diverged}"

@@ -30,16 +30,16 @@ class _Line(NamedTuple):
     "runs_and_metric", nargs=-1, required=True, metavar="RUN... METRIC", shell_complete=complete_run
 )
 @click.option(
-    "--phase", help="Of which phase (head, step, tail, epoch, eval/STREAM), where there are several."
+    "--phase", help="Phase of the metric (head, step, tail, epoch, eval/STREAM), if it has several."
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a .png or .svg file instead of drawing in the terminal.",
+    help="A .png or .svg file to write; default: draw in the terminal.",
 )
 @index_option
 def command(runs_and_metric: tuple[str, ...], phase: str | None, out: Path | None, index: str | None) -> None:
-    """Draw a METRIC of one or more RUNs over the steps, in the terminal or into a file."""
+    """Plot a METRIC of one or more RUNs over the steps, in the terminal or to a file."""
     *runs, metric = runs_and_metric
     if not runs:
         raise click.UsageError("give at least one RUN, and the METRIC after it")

@@ -15,11 +15,14 @@ from everstep.cli.output import say
 @click.command("predict")
 @run_argument
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
-@click.option("--stream", required=True, metavar="NAME", help="Which data.")
+@click.option("--stream", required=True, metavar="NAME", help="Stream to predict for.")
 @click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npy, .npz or .jsonl"
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write: .npy, .npz or .jsonl.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the file, if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @experiment_commands.weights_option
 @experiment_commands.profile_option
 @experiment_commands.trust_option
@@ -35,14 +38,16 @@ def command(
     trust: bool,
     index: str | None,
 ) -> None:
-    """Write what the newest checkpoint of RUN, or other --weights, predict: `inference_step` of each batch.
+    """Write the predictions of the newest checkpoint of RUN, or of other --weights.
+
+    They are the results of the task's `inference_step` for each batch.
 
     \b
     FILE.npy    an array, all batches one after another
-    FILE.npz    arrays by name, where a batch's predictions are a mapping; else "predictions"
-    FILE.jsonl  a line for each sample
+    FILE.npz    arrays by name if a batch's predictions are a mapping, else "predictions"
+    FILE.jsonl  one line per sample
 
-    The config is the run's, with its profile "predict" laid over it if it has one, and PATH=VALUE over that.
+    The config is that of the run; its profile "predict", if there is one, changes it first, then PATH=VALUE.
     """
     from everstep.experiment import open_run
     from everstep.experiment.predictions import check, write

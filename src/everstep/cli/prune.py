@@ -25,28 +25,29 @@ _COLUMNS = ("name", "status", "step", "epoch", "started", "bytes", "path")
 @click.command("prune")
 @click.argument("chosen", nargs=-1, metavar="RUN...|CONDITION...", shell_complete=complete_run)
 @where_option
-@click.option("--delete", is_flag=True, help="Do it; without, only say what would go.")
+@click.option("--delete", is_flag=True, help="Delete; without --delete, only list what would be deleted.")
 @index_option
 @json_option
 def command(
     chosen: tuple[str, ...], filter_text: str | None, delete: bool, index: str | None, as_json: bool
 ) -> None:
-    """Delete RUNs, or those of which all CONDITIONS hold, as in `everstep runs`.
+    """Delete RUNs, or the runs that fulfil all CONDITIONS (as in `everstep runs`).
 
     \b
-      everstep prune 'epoch<1'                # say what would go
+      everstep prune 'epoch<1'                # list what would be deleted
       everstep prune status=failed --delete
 
-    RUN is a directory or a whole name, with or without its six digits: no beginning of one.
+    RUN is a directory or a whole name, with or without its six digits; the beginning of a name is not
+    enough.
 
-    Only run directories go, each as a whole.  A run that is running stays, as does what is not a run.
-    The exit status is 1 if a RUN that was named stays.
+    Only run directories are deleted, each as a whole.  A run that is running stays.  Exit status 1 if a named
+    RUN stays.
     """
     conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
     names = [each for each in chosen if each not in conditions]
     searched = bool(conditions or filter_text)
     if not names and not searched:
-        raise click.UsageError("say which: RUNs, CONDITIONS such as 'epoch<1', or --where JSON")
+        raise click.UsageError("give RUNs, CONDITIONS such as 'epoch<1', or --where JSON")
     if names and searched:
         raise click.UsageError("give RUNs, or CONDITIONS and --where, not both")
     found: Sequence[tuple[Database, Mapping[str, Any]]] = (
@@ -68,14 +69,14 @@ def command(
 def _searched(
     index: str | None, conditions: Sequence[str], filter_text: str | None
 ) -> list[tuple[Database, Mapping[str, Any]]]:
-    """List the runs there; evaluations go with their run."""
+    """Find the runs whose directories exist; records of evaluations are deleted with their run."""
     searched = search(index, conditions, filter_text)
     there = [run for run in searched.runs if run["status"] != GONE]
     return [(searched.database, run) for run in there if Path(run["path"]).name != "evaluations"]
 
 
 def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[str, Any]:
-    """A run, why it stays if it does, and whether it was deleted."""
+    """Delete a run if `delete`; return its row, with the reason if it stays."""
     path = Path(run["path"])
     row = {name: run.get(name) for name in _COLUMNS} | {"stays": _why_stays(database, run), "deleted": False}
     if row["stays"]:
@@ -93,7 +94,7 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool) -> dict[st
 
 def _why_stays(database: Database, run: Mapping[str, Any]) -> str:
     if run["status"] == GONE:
-        return "its directory is not there any more; everstep sync forgets it"
+        return "its directory is gone; everstep sync removes it from the index"
     if not is_here(database, run["host"]):
         return f"it is on {run['host']}"
     if run["status"] == "running":
@@ -105,4 +106,4 @@ def _say(rows: list[dict[str, Any]], delete: bool) -> None:
     if rows:
         print_table(rows, _COLUMNS)
     gone = f"{len(rows)} run{'s' * (len(rows) != 1)}"
-    say(f"{gone} deleted" if delete else f"{gone} would go; pass --delete to delete")
+    say(f"{gone} deleted" if delete else f"{gone} would be deleted; pass --delete to delete")

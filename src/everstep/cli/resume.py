@@ -26,7 +26,7 @@ def command(
     trust: bool,
     index: str | None,
 ) -> None:
-    """Go on with RUN, by the config that it has recorded; PATH=VALUE changes it.
+    """Resume RUN with the config that it recorded; PATH=VALUE changes the config.
 
     \b
       everstep resume digits trainer.max_epoch=80

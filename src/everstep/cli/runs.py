@@ -16,9 +16,9 @@ COLUMNS = ("name", "status", "step", "epoch", "started")
 @click.command("runs")
 @click.argument("conditions", nargs=-1)
 @where_option
-@click.option("--sort", metavar="NAME", help="Sort by a fact or metric; -NAME: the largest first.")
-@click.option("--columns", metavar="A,B,...", help=f"What to show; default {','.join(COLUMNS)}.")
-@click.option("--limit", type=click.IntRange(min=1), help="Show the first so many.")
+@click.option("--sort", metavar="NAME", help="Fact or metric to sort by; -NAME for the largest first.")
+@click.option("--columns", metavar="A,B,...", help=f"Columns to show; default: {','.join(COLUMNS)}.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show the first N runs.")
 @index_option
 @json_option
 def command(
@@ -33,11 +33,11 @@ def command(
     """List runs, the newest start last.
 
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
-    (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric, whose last
-    value counts (valid_loss, or step/loss for one phase), or a path into what was recorded of the newest
-    start (git.commit, packages.torch).  name=digits means the runs of that name, with or without its six
-    digits, and none that only begins so.
-    Status is running, finished, stopped, failed, killed, or gone (its directory is not there any more).
+    (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric (valid_loss, or
+    step/loss for one phase; its last value is compared), or a path into the record of the newest start
+    (git.commit, packages.torch).  name=digits finds runs of that name, with or without the six digits; the
+    beginning of a name is not enough.  The status is running, finished, stopped, failed, killed, or gone (the
+    directory does not exist any more).
     """
     shown = [part.strip() for part in columns.split(",") if part.strip()] if columns else list(COLUMNS)
     by = sort.removeprefix("-") if sort else None

@@ -24,14 +24,14 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
 @click.command("show")
 @run_argument
-@click.option("--metric", metavar="NAME", help="Print the rows of one metric: NAME, or PHASE/NAME.")
+@click.option("--metric", metavar="NAME", help="Print the rows of this metric: NAME, or PHASE/NAME.")
 @click.option("--phase", help="Only rows of this phase (head, step, tail, epoch, eval/STREAM).")
 @index_option
 @json_option
 def command(run: str, metric: str | None, phase: str | None, index: str | None, as_json: bool) -> None:
-    """Show one RUN: facts, starts, metrics, best, checkpoints, evaluations outside its loop.
+    """Show one RUN: facts, starts, metrics, best weights, checkpoints, and evaluations by other programs.
 
-    A directory is read from its journal alone: no index is needed, nothing is written.
+    If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
     found = find(run, index)
     with found.database.read() as connection:
@@ -50,7 +50,7 @@ def command(run: str, metric: str | None, phase: str | None, index: str | None, 
 
 
 def describe(connection: Connection, found: Found) -> dict[str, Any]:
-    """Everything about a run but its rows, as JSON."""
+    """Return everything about a run except its rows, as JSON."""
     begun = starts(connection, found.id)
     best = best_values(connection, found.id)
     metrics = [
@@ -87,7 +87,7 @@ def _rollback(one: Rollback) -> dict[str, Any]:
 
 
 def _start(start: dict[str, Any], silent: str) -> dict[str, Any]:
-    """One start of the run; `silent` is the status of one that did not say how it ended."""
+    """Return a start of the run; `silent` is its status if it did not record how it ended."""
     told = {name: value for name, value in start.items() if name != "facts"}
     return {"from": start["facts"].get("resumed_from"), **told, "status": start["status"] or silent}
 
@@ -102,12 +102,12 @@ def _print(run: dict[str, Any]) -> None:
     reason = in_line(f": {run['reason']}") if run["reason"] else ""
     say(f"{in_line(run['name'])}  {status_of(run)}{reason}")
     if run["status"] == GONE:
-        say("  its directory is not there any more: everstep sync FOLDER finds it where it lies now")
+        say("  its directory is gone: everstep sync FOLDER finds the run in its new place")
     facts = run["facts"]
     git = facts.get("git") or {}
     if run["diverged"] is not None:
         accept = f"everstep accept {run['name']} --divergence {run['diverged']}"
-        say(f"  steps that were executed again found something else: drill the script, or {accept}")
+        say(f"  steps that were executed again gave other results: drill the script, or {accept}")
     lines = {
         "directory": run["path"],
         "stands at": f"step {run['step']}" + (f", epoch {run['epoch']}" if run["epoch"] else ""),

@@ -29,37 +29,59 @@ if TYPE_CHECKING:
 _STATUS = {0: "finished", 3: "out of time", 4: "requirement not met"}
 _DRY, _WAITS = "not run (--dry-run)", "not begun"
 _TAIL = 2000
-"""Characters of what a failed training printed last."""
+"""Characters shown from the end of a failed training's output."""
 
 
 @click.command("sweep")
 @click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
-@click.option("--grid", multiple=True, metavar="PATH=[VALUE,...]", help="Every combination of these.")
+@click.option(
+    "--grid", multiple=True, metavar="PATH=[VALUE,...]", help="Values; every combination is trained."
+)
 @click.option(
     "--random",
     "draws",
     multiple=True,
     metavar="PATH=[VALUE,...]|{low: A, high: B, log: true}",
-    help="Drawn from these.",
+    help="Values or a range to draw from.",
 )
 @click.option(
     "--optuna",
     "searched",
     multiple=True,
     metavar="PATH=[VALUE,...]|{low: A, high: B, log: true}",
-    help="Chosen by Optuna, by what those before came to.",
+    help="Values or a range in which Optuna chooses, by the results of earlier trials.",
 )
-@click.option("--minimize", metavar="METRIC", help="What --optuna is to make small.")
-@click.option("--maximize", metavar="METRIC", help="What --optuna is to make large.")
+@click.option("--minimize", metavar="METRIC", help="Metric for --optuna to minimize.")
+@click.option("--maximize", metavar="METRIC", help="Metric for --optuna to maximize.")
 @click.option(
-    "-n", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How often to draw."
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Number of settings to draw or choose.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws.")
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings at once."
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of trainings at once.",
 )
-@click.option("--show", "shown", multiple=True, metavar="METRIC", help="Its last value in the table, too.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
+@click.option(
+    "--show",
+    "shown",
+    multiple=True,
+    metavar="METRIC",
+    help="Metric whose last value the table shows; may be repeated.",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Beginning of the run directories, instead of the config's run_dir.",
+)
 @experiment_commands.profile_option
 @experiment_commands.training_options
 @json_option
@@ -95,12 +117,12 @@ def command(
 
     --show valid/loss adds the last value of a metric to the final table; so do --minimize and --maximize.
 
-    Every config is checked before it is trained, those of a grid or of draws before the first training.  A
-    run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same line again goes on where
-    each of them stands.  A failed run does not stop the others; the exit status is 1 then.
+    Every config is checked before it is trained; those of a grid or of draws, before the first training.  A
+    run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same command again resumes every
+    run.  A failed run does not stop the others; the exit status is then 1.
 
-    Optuna chooses as many settings as there are --jobs, and the next when these are trained, so that the
-    same line chooses the same.
+    Optuna chooses as many settings at once as there are --jobs, and the next when these are trained; so the
+    same command chooses the same settings.
     """
     files, overrides = experiment_commands.split(arguments)
     experiment_commands.ship_to(index)
@@ -112,9 +134,9 @@ def command(
         from everstep.experiment.optuna_sweep import Search
 
         if grid or draws:
-            raise click.UsageError("--optuna chooses all that varies; leave --grid and --random out")
+            raise click.UsageError("--optuna chooses all settings that vary; leave out --grid and --random")
         if (minimize is None) == (maximize is None):
-            raise click.UsageError("say what --optuna is to reach: --minimize METRIC or --maximize METRIC")
+            raise click.UsageError("--optuna needs a goal: give --minimize METRIC or --maximize METRIC")
         goal = minimize or maximize or ""
         search = Search(base, spaces(searched), goal, maximize=minimize is None, seed=seed)
         found = search.ask(min(jobs, count))
@@ -140,7 +162,7 @@ def command(
         except (KeyboardInterrupt, SystemExit):
             with suppress(OSError):  # the terminal may be gone
                 _print(trainings.standing(), shown, as_json)
-                note(["the same line goes on where each of them stands"])
+                note(["the same command again resumes every run"])
             raise
     _print(rows, shown, as_json)
     if any(row["status"] not in ("finished", _DRY) for row in rows):
@@ -158,7 +180,7 @@ def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> N
 
 
 def _add(rows: list[dict[str, Any]], metric: str) -> None:
-    """The last value of a metric in each row, as far as the run has it."""
+    """Add the last value of a metric to each row; None where the run has no value."""
     from everstep.experiment.optuna_sweep import last_value
 
     missing = []
@@ -173,7 +195,7 @@ def _add(rows: list[dict[str, Any]], metric: str) -> None:
 
 
 def _searched(search: Search, asked: list[Trial], trainings: _Trainings, count: int) -> list[dict[str, Any]]:
-    """Train what a search chooses, as many at once as were asked for first; in the order of choosing."""
+    """Train the settings that a search chooses, in rounds of len(asked); return rows in that order."""
     from everstep.experiment.sweep import distinct
 
     rows: list[dict[str, Any]] = []
@@ -201,12 +223,12 @@ def _told(code: int) -> str:
 
 
 class _Trainings:
-    """Trainings in processes of their own; if this one is to end, they are told to, which saves them.
+    """Trainings, each in a process; if this process is interrupted, it terminates them, and each saves.
 
     Args:
-        options: of `everstep train`, the same for all.
-        jobs: how many at once.
-        total: how many there will be, for the lines that tell how it goes.
+        options: options of `everstep train`, the same for all.
+        jobs: number of trainings at once.
+        total: number of trainings, for the lines of progress.
     """
 
     def __init__(self, options: Sequence[str], jobs: int, total: int) -> None:
@@ -218,7 +240,7 @@ class _Trainings:
         self._stopping = False
 
     def run(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
-        """Train some; each with its exit status, in their order."""
+        """Train trials; return each with its exit status, in their order."""
         self._asked |= {trial.run_dir: trial for trial in trials}
         pool = ThreadPoolExecutor(self._jobs)
         try:
@@ -236,15 +258,17 @@ class _Trainings:
             pool.shutdown(cancel_futures=True)
 
     def standing(self) -> list[dict[str, Any]]:
-        """A row for each that was to be trained so far, in their order."""
+        """Return a row for each trial asked for so far, in their order."""
         return [
             _row(trial, _told(self._codes[path]) if path in self._codes else _WAITS)
             for path, trial in self._asked.items()
         ]
 
     def _train(self, trial: Trial) -> tuple[int, str]:
-        """Its exit status, and the end of what it printed."""
-        here = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]  # as this process looks for modules
+        """Train a trial; return its exit status, and the end of its output if it failed."""
+        here = (
+            [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+        )  # the child looks for modules where this process does
         line = [sys.executable, *here, "-m", "everstep", "train", *self._options, *trial.overrides]
         with tempfile.TemporaryFile() as printed:
             with self._lock:
@@ -255,7 +279,7 @@ class _Trainings:
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which tells the others
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
                 )
                 self._running.add(process)
             code = process.wait()

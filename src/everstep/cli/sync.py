@@ -19,13 +19,13 @@ from everstep.index.shipping import forget_gone, sync
 @index_option
 @json_option
 def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None:
-    """Bring the index up to what the journals say, or make it anew.
+    """Update the index from the journals, or make it.
 
-    FOLDERS are run directories or folders of them; default: the folder that the index lies in; with a
-    database ./runs, or else here.  Runs copied from another machine are merged, and a run whose directory
-    moved there is known by its new place.  Runs of this machine below FOLDERS whose directories are not
-    there any more are forgotten, and said.  A torn last record is
-    dropped, and said; what is damaged in the middle is reported, with its place, and the rest indexed.
+    FOLDERS are run directories or folders of them.  Default: the folder of the index; for a database ./runs,
+    or else the current folder.  Runs that were copied from another machine are added; a run that was moved
+    gets its new path.  Runs of this machine below FOLDERS whose directories are gone are removed from the
+    index.  A torn last record is dropped; damage in the middle of a journal is reported with its place, and
+    the rest is indexed.  All of this is printed.
     """
     place = index_place(index)
     meant = index is not None or is_said()
@@ -41,4 +41,4 @@ def command(folders: tuple[Path, ...], index: str | None, as_json: bool) -> None
     note(found.problems)
     say(f"{database.name}: {found.runs} runs, {found.rows} new rows")
     for name, where in forgotten.items():
-        say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is not there any more")
+        say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")

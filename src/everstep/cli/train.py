@@ -12,7 +12,9 @@ from everstep.cli import experiment_commands
 
 @click.command("train")
 @click.argument("arguments", nargs=-1, metavar="FILE... [PATH=VALUE...]")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Instead of the config's.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Run directory, instead of the config's run_dir."
+)
 @experiment_commands.profile_option
 @experiment_commands.training_options
 def command(
@@ -27,12 +29,14 @@ def command(
     trust: bool,
     index: str | None,
 ) -> None:
-    """Train what config FILEs say, later ones laid over earlier ones, and PATH=VALUE over all.
+    """Train the experiment of config FILEs.
+
+    A later file overrides earlier files, and PATH=VALUE overrides all.
 
     \b
       everstep train digits.yaml optimizer.lr=3e-4 'services.0.Evaluate.every={steps: 100}'
 
-    Stop it anywhere, by Ctrl-C or kill -9: the same line again goes on, and ends with the same bits.
+    Stop it at any point, by Ctrl-C or kill -9: the same command resumes it, and ends with the same bits.
     """
     files, overrides = experiment_commands.split(arguments)
     experiment_commands.ship_to(index)

@@ -1,4 +1,4 @@
-"""The fourth door: typed configs, and experiments that are run by them (extra `experiment`)."""
+"""Fourth door: typed configs, and the experiments that they describe (extra `experiment`)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""proof."""
+"""Proof that two runs are equal."""
