@@ -332,7 +332,7 @@ REMEDY = re.compile(
     r"encode|enter|free|give|hold|initialise|install|is there after|known:|leave|looks like|loop with|"
     r"lower|make|move|nearest|one epoch loop|one step loop|pass|put|raise|reduce|resume|return|"
     r"see to|set|submit|upgrade|use)\b"
-    r"|([:;] |, or | and )(ask|bring|delete|drill|open|record|register|run|save|start|sync|train)\b",
+    r"|([:;] |, or | and )(ask|bring|delete|drill|open|record|register|restore|run|save|start|sync|train)\b",
     re.IGNORECASE,
 )
 """Words of advice; those that a fault is told in, too, count where advice begins."""

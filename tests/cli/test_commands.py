@@ -74,7 +74,7 @@ def test_help_imports_nothing_heavy() -> None:
     [
         (["rusn"], "did you mean 'runs'"),
         (["runs", "valid_los<1"], "did you mean 'valid_loss'"),
-        (["runs", "valid_loss"], "is no comparison"),
+        (["runs", "valid_loss"], "is not a comparison"),
         (["runs", "valid_loss<abc"], "valid_loss is a number"),
         (["runs", "--sort", "stpe"], "did you mean 'step'"),
         (["runs", "--where", '{"valid_los": 1}'], "did you mean 'valid_loss'"),
@@ -281,13 +281,13 @@ def test_torn_and_damaged_journals_are_shown_and_said(here: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     told, said = everstep("show", "runs/good", cwd=here)
-    assert "are torn and dropped" in said and "valid_loss" in told
+    assert "are torn; they are dropped" in said and "valid_loss" in told
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 1
     path.write_bytes(damaged)
     (problem,) = as_json("show", "runs/good", cwd=here)["problems"]
-    assert re.search(r"\d+ bytes at \d+ are damaged and skipped", problem)
-    assert "are damaged and skipped" in everstep("runs", cwd=here)[1]
+    assert re.search(r"\d+ bytes at \d+ are damaged; they are skipped", problem)
+    assert "are damaged; they are skipped" in everstep("runs", cwd=here)[1]
     path.write_bytes(b"")
     run = as_json("show", "runs/good", cwd=here)
     assert (run["step"], run["metrics"]) == (0, [])

@@ -114,6 +114,6 @@ def test_a_url_as_it_is_recorded_is_no_url_to_connect_with() -> None:
 
 @pytest.mark.parametrize("text", [f"postgres:/me:{SECRET}@host/db", f"host=h password={SECRET} dbname=d"])
 def test_what_is_nearly_a_url_becomes_no_file_of_that_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no URL") as raised:
+    with pytest.raises(ConfigError, match="is not a URL") as raised:
         as_location(text)
     assert SECRET not in str(raised.value)

@@ -128,7 +128,7 @@ def test_a_dry_run_leaves_nothing(here: Path) -> None:
     said, _ = everstep("train", "tiny.yaml", "--dry-run", cwd=here)
     assert "TinyTask: w (ndarray), momentum (ndarray)" in said and "nothing was run" in said
     _, said = everstep("train", "tiny.yaml", "streams.train.count=x", "--dry-run", cwd=here, status=2)
-    assert "streams.train.count: 'x' is a text; give a whole number" in said
+    assert "streams.train.count: 'x' is a string; give an integer" in said
     assert not (here / "runs").exists()
 
 
@@ -166,7 +166,7 @@ def test_predict_writes_what_the_file_asks_for(trained: Path) -> None:
         assert said == f"{name}: 5 predictions for 'valid'\n"
     line = ("predict", "tiny", "--stream", "valid", "--out", "a.npy")
     before = (trained / "a.npy").stat().st_ino
-    assert "a.npy is there; give another file, or --overwrite" in everstep(*line, cwd=trained, status=2)[1]
+    assert "a.npy exists; give another file, or --overwrite" in everstep(*line, cwd=trained, status=2)[1]
     assert (trained / "a.npy").stat().st_ino == before
     everstep(*line, "--overwrite", cwd=trained)
     array = np.load(trained / "a.npy")
@@ -246,13 +246,13 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
         (["train", "tiny.yaml", "--profile", "bog"], 2, "did you mean 'big'"),
         (["train", "tiny.yaml", "--strict-git", "--run-dir", "runs/strict"], 1, "commit and push first"),
         (["resume", "tny"], 2, "there is no run 'tny'"),
-        (["resume", "tiny", "seed=x"], 2, "seed: 'x' is a text; give a whole number"),
+        (["resume", "tiny", "seed=x"], 2, "seed: 'x' is a string; give an integer"),
         (["eval", "tiny", "--stream", "vald"], 2, "did you mean 'valid'"),
         (["eval", "tny"], 2, "there is no run 'tny'"),
         (["predict", "tiny", "--out", "a.npy"], 2, "Missing option '--stream'"),
         (["predict", "tiny", "--stream", "valid", "--out", "a.txt"], 2, ".jsonl, .npy, .npz"),
-        (["predict", "tiny", "--stream", "valid", "--out", "no/a.npy"], 2, "is no folder"),
-        (["config", "tiny.yaml", "trainer.max_epoch=x"], 2, "give a whole number"),
+        (["predict", "tiny", "--stream", "valid", "--out", "no/a.npy"], 2, "is not a folder"),
+        (["config", "tiny.yaml", "trainer.max_epoch=x"], 2, "give an integer"),
         (["data", "tiny.yaml", "--stream", "vald"], 2, "did you mean 'valid'"),
         (["data", "tiny.yaml", "-n", "0"], 2, "0 is not in the range"),
     ],
@@ -344,7 +344,7 @@ def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bo
     everstep(*line, cwd=here, status=-9, EVERSTEP_HAZARD=f"kill:fork.{point}")
     names = {Path(run["path"]).name for run in as_json("runs", cwd=here)}
     assert names == ({"tiny", "tiny-fork-1"} if is_made else {"tiny"})
-    assert ("going on with the fork" in everstep(*line, cwd=here)[0]) == is_made
+    assert ("resuming the fork" in everstep(*line, cwd=here)[0]) == is_made
     assert {path.name for path in (here / "runs").iterdir() if path.is_dir()} == {"tiny", "tiny-fork-1"}
 
 

@@ -160,7 +160,7 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
         (["good", "epoch<1"], 2, "not both"),
         (["goood"], 2, "did you mean 'good-"),
         (["epcoh<1"], 2, "did you mean 'epoch'"),
-        (["epoch<"], 2, "is no comparison"),
+        (["epoch<"], 2, "is not a comparison"),
         (["--where", "epoch"], 2, "is not JSON"),
         (["good", "--index", "none/everstep.db"], 1, "there are no runs"),
     ],

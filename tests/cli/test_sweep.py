@@ -172,7 +172,7 @@ def test_a_trial_that_fails_is_left_out_of_the_search(here: Path) -> None:
         (["--optuna", "seed=[1]"], "--optuna needs a goal"),
         (["--optuna", "seed=[1]", "--minimize", "a", "--maximize", "b"], "--optuna needs a goal"),
         (["--optuna", "seed=[1]", "--minimize", "a", "--grid", "seed=[1]"], "leave out --grid and --random"),
-        (["--optuna", "seed=1", "--minimize", "a"], "--optuna 'seed=1': 1 is no list of values"),
+        (["--optuna", "seed=1", "--minimize", "a"], "--optuna 'seed=1': 1 is not a list of values"),
         (["--optuna", "seed={low: 1}", "--minimize", "a"], "--optuna 'seed={low: 1}': give a range"),
         (["--optuna", "seed=[1]", "--optuna", "seed=[2]", "--minimize", "a"], "seed varies twice"),
     ],
@@ -259,8 +259,8 @@ def test_a_signal_stops_the_trainings_and_saves_them(here: Path, number: int, st
     [
         (["tiny.yaml"], "nothing varies"),
         (["--grid", "seed=[1]"], "give a config FILE"),
-        (["tiny.yaml", "--grid", "seed=1"], "1 is no list of values"),
-        (["tiny.yaml", "--grid", "optimizer.lr=[0.1, x]"], "'x' is a text"),
+        (["tiny.yaml", "--grid", "seed=1"], "1 is not a list of values"),
+        (["tiny.yaml", "--grid", "optimizer.lr=[0.1, x]"], "'x' is a string"),
         (["tiny.yaml", "--random", "seed={lo: 1, high: 2}"], "did you mean 'low'"),
         (["tiny.yaml", "--grid", "seed=[1]", "-j", "0"], "0 is not in the range"),
         (["tiny.yaml", "--grid", "seed=[1]", "--on-change", "kepe"], "keep"),
@@ -274,8 +274,8 @@ def test_wrong_input_trains_nothing(here: Path, command: list[str], said: str) -
 @pytest.mark.parametrize(
     ("grid", "draws", "said"),
     [
-        (["seed=[]"], [], "is no list of values"),
-        (["seed"], [], "is no override"),
+        (["seed=[]"], [], "is not a list of values"),
+        (["seed"], [], "is not an override"),
         (["seed=[1"], [], "correct the YAML"),
         (["seed=[1]"], ["seed=[2]"], "seed varies twice"),
         (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
@@ -285,8 +285,8 @@ def test_wrong_input_trains_nothing(here: Path, command: list[str], said: str) -
         ([], ["seed={low: a, high: 2}"], "give a range"),
         ([], ["seed={low: 1, high: 2, log: 3}"], "low < high"),
         ([], ["optimizer.lr={low: 0, high: 2, log: true}"], "low > 0"),
-        ([], ["optimizer.lr={low: 0, high: .inf}"], "high: inf is no number of JSON"),
-        (["optimizer.lr=[0.1, .inf]"], [], "1: inf is no number of JSON"),
+        ([], ["optimizer.lr={low: 0, high: .inf}"], "high: inf is not a number of JSON"),
+        (["optimizer.lr=[0.1, .inf]"], [], "1: inf is not a number of JSON"),
     ],
 )
 def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:

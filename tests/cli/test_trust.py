@@ -279,7 +279,7 @@ def test_a_forged_checkpoint_does_not_give_the_config(here: Path) -> None:
     services = [{"telltale:Service": {}}]
     store.adopt(checkpoint, config=meta["config"] | {"services": services})
     (here / "telltale.py").write_text(f"open({str(told)!r}, 'w').close()\n")
-    with pytest.raises(TrustError, match="no start of it has recorded this configuration"):
+    with pytest.raises(TrustError, match="none of its starts has recorded this configuration"):
         open_run("runs/tiny", skip_check=True)
     assert not told.exists()
 

@@ -27,7 +27,7 @@ EVERSTEP = "everstep"
 
 
 def test_the_readme_takes_five_minutes() -> None:
-    assert len(README.partition("## Where to go on")[0].split()) <= 600
+    assert len(README.partition("## Where to go next")[0].split()) <= 600
 
 
 def test_each_line_that_installs_names_extras_and_targets_that_there_are() -> None:

@@ -313,37 +313,40 @@ def test_every_service_of_the_door_has_its_name() -> None:
         ),
         ("layers:\n- {}\n- {widht: 4}\n", r"line 3: layers.1.widht: unknown key .* mean 'width'"),
         ("named:\n  a:\n    widht: 4\n", r"line 3: named.a.widht: unknown key .* mean 'width'"),
-        ("lr: fast\n", r"line 1: lr: 'fast' is a text; give a number"),
-        ("lr: '0.1'\n", r"line 1: lr: '0.1' is a text; give a number, without quotes$"),
-        ("layers: 3\n", r"layers: 3 is a whole number; give a list$"),
-        (f"net: {{call: '{HERE}:Rate', lr: '1e-3'}}\n", r"net.lr: '1e-3' is a text; give a number, without"),
+        ("lr: fast\n", r"line 1: lr: 'fast' is a string; give a number"),
+        ("lr: '0.1'\n", r"line 1: lr: '0.1' is a string; give a number, without quotes$"),
+        ("layers: 3\n", r"layers: 3 is an integer; give a list$"),
+        (
+            f"net: {{call: '{HERE}:Rate', lr: '1e-3'}}\n",
+            r"net.lr: '1e-3' is a string; give a number, without",
+        ),
         (
             f"net: {{call: '{HERE}:Rate', of: [a, 3]}}\n",
-            r"net.of.1: 3 is a whole number; give a text$",
+            r"net.of.1: 3 is an integer; give a string$",
         ),
         (
             f"net: {{call: '{HERE}:Rate', of: 3}}\n",
-            r"net.of: 3 is a whole number; give a text or a list$",
+            r"net.of: 3 is an integer; give a string or a list$",
         ),
         (
             f"net: {{call: '{HERE}:Rate', net: 3}}\n",
-            r"net.net: 3 is a whole number, and .* is asked for; give {call",
+            r"net.net: 3 is an integer, and .* is asked for; give {call",
         ),
-        ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give a whole number"),
-        ("steps: true\n", r"line 1: steps: True is true or false; give a whole number"),
-        ("mode: mni\n", r"line 1: mode: 'mni' is a text; give 'min' or 'max'"),
-        ("layer: 3\n", r"line 1: layer: 3 is a whole number; give"),
-        ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a text; give a number"),
+        ("steps: 1.5\n", r"line 1: steps: 1.5 is a number; give an integer"),
+        ("steps: true\n", r"line 1: steps: True is a boolean; give an integer"),
+        ("mode: mni\n", r"line 1: mode: 'mni' is a string; give 'min' or 'max'"),
+        ("layer: 3\n", r"line 1: layer: 3 is an integer; give"),
+        ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a string; give a number"),
         ("net: 3\n", r"line 1: net: 3 names nothing to call; give {call: module:name"),
         ("net: {width: 3}\n", r"line 1: net: .*names nothing to call"),
-        ("net: numpy\n", r"net.call: 'numpy' is no import path; give module:name"),
+        ("net: numpy\n", r"net.call: 'numpy' is not an import path; give module:name"),
         ("net: nowhere_at_all:x\n", r"net.call: .*importing nowhere_at_all failed .*correct the path"),
         (f"net: {HERE}:Nte\n", r"net.call: .*no 'Nte' in .*did you mean 'Net'"),
         (f"net: {HERE}:HERE\n", r"net.call: .*give a function or a class"),
         (f"net:\n  call: {HERE}:Net\n  widht: 3\n", r"line 3: net.widht: Net\(\) has no .*mean 'width'"),
         (
             f"net:\n  call: {HERE}:Net\n  width: x\n",
-            r"line 3: net.width: 'x' is a text; give a whole number",
+            r"line 3: net.width: 'x' is a string; give an integer",
         ),
         (
             f"net: {{call: '{HERE}:Net', layer: {{widht: 1}}}}\n",
@@ -351,19 +354,19 @@ def test_every_service_of_the_door_has_its_name() -> None:
         ),
         (f"net: {{call: '{HERE}:Net', inner: {{call: '{HERE}:Nte'}}}}\n", r"net.inner.call: .*mean 'Net'"),
         (f"net: {{call: '{HERE}:Net', act: 'math:sni'}}\n", r"net.act: .*did you mean 'sin'"),
-        (f"net: {{call: '{HERE}:Net', every: 5}}\n", r"net.every: 5 is no schedule; give {steps: 100}"),
+        (f"net: {{call: '{HERE}:Net', every: 5}}\n", r"net.every: 5 is not a schedule; give {steps: 100}"),
         (f"net: {{call: '{HERE}:Net', every: {{step: 5}}}}\n", r"net.every: .*'step'; did you mean 'steps'"),
         (f"late: {HERE}:needs\n", r"line 1: late: needs\(\) needs 'scale'; give it"),
-        (f"net: {HERE}:by_position\n", r"net: by_position\(\) takes 'value' by position alone"),
-        (f"net: {{call: '{HERE}:by_position', value: 1}}\n", r"net.value: .* by position alone; write"),
+        (f"net: {HERE}:by_position\n", r"net: by_position\(\) takes 'value' by position only"),
+        (f"net: {{call: '{HERE}:by_position', value: 1}}\n", r"net.value: .* by position only; write"),
         ("lr: 1\nlr: 2\n", r'a.yaml, line 2: found duplicate key "lr"'),
         ("lr: [1\n", r"a.yaml, line \d: .*correct the YAML"),
-        ("1: 2\n", r"a.yaml, line 1: the key 1 is no text"),
-        ("lr: .inf\n", r"a.yaml, line 1: lr: inf is no number of JSON; give null"),
-        (f"net:\n  call: {HERE}:anything\n  a: [.nan]\n", r"line 3: net.a.0: nan is no number of JSON"),
-        ("named: !!set {a}\n", r"line 1: named: .* is a CommentedSet; give numbers, texts"),
-        ("mode: !!binary aGVs\n", r"line 1: mode: b'hel' is a bytes; give numbers, texts"),
-        ("layers: !!pairs [a: 1]\n", r"line 1: layers.0: .* is a tuple; give numbers, texts"),
+        ("1: 2\n", r"a.yaml, line 1: the key 1 is not a string"),
+        ("lr: .inf\n", r"a.yaml, line 1: lr: inf is not a number of JSON; give null"),
+        (f"net:\n  call: {HERE}:anything\n  a: [.nan]\n", r"line 3: net.a.0: nan is not a number of JSON"),
+        ("named: !!set {a}\n", r"line 1: named: .* is a CommentedSet; give numbers, strings"),
+        ("mode: !!binary aGVs\n", r"line 1: mode: b'hel' is a bytes; give numbers, strings"),
+        ("layers: !!pairs [a: 1]\n", r"line 1: layers.0: .* is a tuple; give numbers, strings"),
         ("- 1\n", r"a.yaml holds \[1\]; give keys and values"),
     ],
 )
@@ -374,14 +377,14 @@ def test_a_mistake_is_told_with_its_place(write: Callable[..., str], text: str, 
 
 def test_those_of_calls_are_told_with_the_others(write: Callable[..., str]) -> None:
     text = f"lrr: 1\nnet: {{call: '{HERE}:Net', widht: 3}}\nlate: {HERE}:needs\nlayers: [{{}}, 3]\n"
-    with pytest.raises(ConfigError, match="4 things are wrong") as raised:
+    with pytest.raises(ConfigError, match="4 mistakes") as raised:
         resolve(Config, [write(text)])
     for said in ("line 1: lrr: ", "line 2: net.widht: ", "line 3: late: ", "line 4: layers.1: "):
         assert said in str(raised.value)
 
 
 def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="3 things are wrong") as raised:
+    with pytest.raises(ConfigError, match="3 mistakes") as raised:
         resolve(Config, [write("lr: x\nmod: min\n")], ["layer.width=y"])
     lines = str(raised.value).splitlines()[1:]
     assert [re.sub(": .*", "", line) for line in sorted(lines)] == [
@@ -398,11 +401,11 @@ def test_all_mistakes_are_told_at_once(write: Callable[..., str]) -> None:
         ("layr.width=3", r"layr: unknown key 'layr'; did you mean 'layer'"),
         ("lr.x=3", r"lr: {'x': 3} is a mapping; give a number"),
         ("layers.2.width=3", r"layers: .*is a mapping; give"),
-        ("lr", r"'lr' is no override; give PATH=VALUE"),
-        ("lr=-.inf", r"override 'lr=-.inf', line 1: -inf is no number of JSON"),
+        ("lr", r"'lr' is not an override; give PATH=VALUE"),
+        ("lr=-.inf", r"override 'lr=-.inf', line 1: -inf is not a number of JSON"),
         ("layers.²=3", r"layers: .*is a mapping; give"),
-        (".lr=1", r"is no override"),
-        ("lr= ", r"override 'lr= ': there is no value; give one, null for none"),
+        (".lr=1", r"is not an override"),
+        ("lr= ", r"override 'lr= ': the value is missing; give a value: null for none"),
         ("lr=[1", r"override 'lr=\[1', line 1: .*correct the YAML"),
     ],
 )
@@ -412,7 +415,7 @@ def test_a_wrong_override_is_told(override: str, said: str) -> None:
 
 
 def test_a_place_that_a_list_has_not(write: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="layers has 1 entries and none at 2; give a number from 0 to 0"):
+    with pytest.raises(ConfigError, match="layers has 1 entries, but no entry 2; give a number from 0 to 0"):
         resolve(Config, [write("layers: [{}]")], ["layers.2.width=3"])
 
 
@@ -431,7 +434,7 @@ def test_a_schema_whose_types_cannot_be_had() -> None:
         net: Net
 
     for schema in (Local, Strange):
-        with pytest.raises(ConfigError, match=r"is no schema: .*give a dataclass whose types"):
+        with pytest.raises(ConfigError, match=r"is not a schema: .*give a dataclass whose types"):
             resolve(schema, (), ["net=1"])
 
 

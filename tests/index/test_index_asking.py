@@ -58,9 +58,7 @@ def test_a_pattern_without_end_is_given_up(both: list[Database], monkeypatch: py
     for database in both:
         with database.write() as connection:
             store(connection, given)
-            with pytest.raises(
-                ConfigError, match=r"'\(a\+\)\+\$' did not come to an end within 0\.5 s; give one"
-            ):
+            with pytest.raises(ConfigError, match=r"'\(a\+\)\+\$' did not end within 0\.5 s; give one"):
                 ask(connection, "runs", Asked(parse({"config.a": {"$regex": "(a+)+$"}})))
 
 
@@ -147,20 +145,20 @@ def test_an_unknown_name_is_an_error_and_no_sql(both: list[Database], attack: st
         ({"$gt": 1}, "belongs to a field"),
         ({"step": {"$gt": 1, "x": 2}}, "no operator x"),
         ({"valid/loss": {"gt": 0.8, "lt": 1}}, "begin with \\$; give {'\\$gt': 0.8, '\\$lt': 1}"),
-        ({"step": {"$gt": [1]}}, r"\$gt compares numbers, texts"),
+        ({"step": {"$gt": [1]}}, r"\$gt compares numbers, strings"),
         ({"step": {"$in": 1}}, "takes a list"),
         ({"step": {"$in": [0] * (MOST_VALUES + 1)}}, "at most"),
         ({"step": {"$exists": 1}}, "true or false"),
         ({"step": {"$not": 1}}, "takes operators"),
         ({"step": {"$not": {}}}, "takes operators"),
-        ({"name": {"$regex": "("}}, "no regular expression"),
-        ({"name": {"$regex": 1}}, "no regular expression"),
-        ({"name": {"$regex": b"a"}}, "takes a text"),
+        ({"name": {"$regex": "("}}, "not a regular expression"),
+        ({"name": {"$regex": 1}}, "not a regular expression"),
+        ({"name": {"$regex": b"a"}}, "takes a string"),
         ({"$and": []}, "one or more filters"),
         ({"$and": {"a": 1}}, "one or more filters"),
         ({"$or": [1]}, "a filter is an object"),
-        ({"step": {1, 2}}, "no value of JSON"),
-        ({"step": {1: 2}}, "no value of JSON"),
+        ({"step": {1, 2}}, "not a JSON value"),
+        ({"step": {1: 2}}, "not a JSON value"),
         ({1: 2}, "the name of a field"),
         ({"": 2}, "the name of a field"),
         ([], "a filter is an object"),
@@ -288,9 +286,9 @@ def test_a_run_whose_directory_is_gone_is_found_by_that(tmp_path: Path) -> None:
         ({"collection": "configs", "fields": ["cfg.lr"]}, "configs have no field 'cfg.lr'"),
         ({"collection": "runs", "limit": -1}, "0 or more"),
         ({"collection": "runs", "fields": "name"}, "a list of names"),
-        ({"collection": "runs", "fields": 5}, "fields is a list of names; give one instead of 5"),
-        ({"collection": "runs", "sort": 5}, "sort is a list of names; give one instead of 5"),
-        ({"collection": "metrics", "sort": [None]}, r"sort is a list of names; give one instead of \[None\]"),
+        ({"collection": "runs", "fields": 5}, "fields is a list of names; change 5"),
+        ({"collection": "runs", "sort": 5}, "sort is a list of names; change 5"),
+        ({"collection": "metrics", "sort": [None]}, r"sort is a list of names; change \[None\]"),
     ],
 )
 def test_unknown_names_are_errors(made: Path, arguments: dict[str, Any], said: str) -> None:

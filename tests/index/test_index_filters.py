@@ -31,7 +31,7 @@ def test_a_text_is_conditions_that_must_all_hold() -> None:
 
 @pytest.mark.parametrize("text", ["loss", "loss<", "<3", "loss<3 status", "loss 3", "status=finished &"])
 def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no comparison; give NAME<VALUE"):
+    with pytest.raises(ConfigError, match=r"is not a comparison; give NAME<VALUE"):
         parse(text)
 
 
@@ -54,7 +54,7 @@ def test_which_runs_hold(text: str, names: str) -> None:
 
 @pytest.mark.parametrize("text", ["loss=finished", "loss<abc", "loss>'0.3'"])
 def test_numbers_are_compared_with_numbers_only(text: str) -> None:
-    with pytest.raises(ConfigError, match="loss is a number; compare it with one"):
+    with pytest.raises(ConfigError, match="loss is a number; compare it with a number"):
         where(RUNS, parse(text))
 
 

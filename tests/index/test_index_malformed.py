@@ -165,7 +165,7 @@ def test_another_programs_file_is_left_alone(folder: Path) -> None:
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:
     (folder / "everstep.db").unlink()
     os.mkfifo(folder / "everstep.db")
-    with pytest.raises(RunIndexError, match="is no file"):
+    with pytest.raises(RunIndexError, match="is not a file"):
         everstep.query("runs", index=folder)
 
 

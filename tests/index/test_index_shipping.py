@@ -235,7 +235,7 @@ def test_what_cannot_be_indexed_is_no_obstacle_for_other_runs(tmp_path: Path, pl
         shipped = sync(database, [tmp_path / "runs"])
         large, said = shipped.problems
         assert "large is not in the index" in large
-        assert "odd? is not indexed: its name is no UTF-8; change it" in said
+        assert "odd? is not indexed: its name is not UTF-8; change the name" in said
     with database.read() as connection:
         assert len(all_runs(connection)) == 2
 
@@ -248,7 +248,7 @@ def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, place: Location)
     for _ in range(2):
         found = sync(database, [tmp_path])
         (problem,) = found.problems
-        assert f"the last 33 bytes, from {len(whole)} on, are torn and dropped" in problem
+        assert f"the last 33 bytes, from {len(whole)} on, are torn; they are dropped" in problem
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
     path.write_bytes(whole)
     assert sync(database, [tmp_path]).problems == []
@@ -271,7 +271,7 @@ def test_damage_in_the_middle_is_reported_with_its_place_and_the_rest_indexed(
     write(tmp_path / "sound", [1.0])
     database = Database(place)
     (problem,) = sync(database, [tmp_path]).problems
-    assert f"{frame} bytes at {size - 2 * frame} are damaged and skipped" in problem
+    assert f"{frame} bytes at {size - 2 * frame} are damaged; they are skipped" in problem
     assert [row[2] for row in index_rows(database, "run")] == [1, 3]
     assert len(index_rows(database, "sound")) == 1
     (again,) = ship(database, tmp_path / "run").problems

@@ -100,7 +100,7 @@ def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
     somebody.execute("BEGIN IMMEDIATE")
     run = Tiny(tmp_path / "second", max_epoch=1).train()
     (line,) = [line for line in run.lines if "index" in line or "lock" in line]
-    assert line.endswith("is busy: everstep sync will bring this run up to date")
+    assert line.endswith("is busy: everstep sync will add the rest of this run")
     assert run.loop.ending.warnings == ()
     somebody.execute("ROLLBACK")
     somebody.close()

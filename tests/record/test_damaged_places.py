@@ -143,7 +143,7 @@ def places(run: Path) -> Iterator[tuple[Path, list[Callable[[Path], None]]]]:
 REMEDY = (
     "move it away",
     "put it back",
-    "put one of them back",
+    "restore one of them",
     "put the folder or file itself",
     "bring it back",
     "delete the file",
@@ -399,7 +399,7 @@ def test_the_file_of_a_lost_segment_may_be_brought_back(tmp_path: Path) -> None:
         Tiny(run, max_epoch=epochs).train()
     (run / "journal").rename(away)
     third = Tiny(run, max_epoch=3).train()
-    assert any("bring the file back" in line for line in third.lines)
+    assert any("restore the file" in line for line in third.lines)
     for path in away.glob("*.evj"):
         assert not (run / "journal" / path.name).exists()
         shutil.copy(path, run / "journal")

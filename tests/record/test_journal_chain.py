@@ -96,11 +96,11 @@ def test_a_run_without_a_journal_is_an_empty_one(tmp_path):
 
 
 def test_a_path_that_is_no_run_names_the_runs_near_it(tmp_path):
-    with pytest.raises(RunDirError, match=r"digitz is no run: it does not exist; .*none beside it"):
+    with pytest.raises(RunDirError, match=r"digitz is not a run: it does not exist; .*no run beside it"):
         RunJournal(tmp_path / "digitz")
     for name in ("digits", "moons"):
         RunDir.open(tmp_path / name)
-    with pytest.raises(RunDirError, match=r"digitz is no run: .* \(the nearest: \S+/digits, \S+/moons\)"):
+    with pytest.raises(RunDirError, match=r"digitz is not a run: .* \(the nearest: \S+/digits, \S+/moons\)"):
         RunJournal(tmp_path / "digitz")
     with pytest.raises(RunDirError, match=r"it has neither run.json nor journal/; .*/digits"):
         RunJournal(tmp_path)
@@ -163,9 +163,12 @@ def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):
 @pytest.mark.parametrize(
     ("parent", "problem"),
     [
-        (Position(1, 10**6), "segment-0002.evj goes on from 1000000 in segment-0001.evj, which ends at"),
-        (Position(9, 50), "segment-0002.evj goes on from segment 9, which is missing"),
-        (Position(2, 50), "segment-0002.evj goes on from segment 2, which is missing"),
+        (
+            Position(1, 10**6),
+            "segment-0002.evj continues segment-0001.evj from 1000000, but that file ends at",
+        ),
+        (Position(9, 50), "segment-0002.evj continues segment 9, which is missing"),
+        (Position(2, 50), "segment-0002.evj continues segment 2, which is missing"),
     ],
 )
 def test_a_broken_chain_is_noticed(tmp_path, parent, problem):

@@ -87,7 +87,10 @@ def test_a_torn_tail_costs_only_the_last_frame_wherever_it_is_torn(tmp_path):
         assert [stored.block.name for stored in read.blocks] == ["a"]
         torn = size - positions[1].offset
         assert read.problems == (
-            [f"segment-0001.evj: the last {torn} bytes, from {positions[1].offset} on, are torn and dropped"]
+            [
+                f"segment-0001.evj: the last {torn} bytes, from {positions[1].offset} on, are torn; they "
+                "are dropped"
+            ]
             if torn
             else []
         )
@@ -126,7 +129,7 @@ def test_a_zeroed_tail_is_noticed(tmp_path):
     path.write_bytes(whole[: positions[1].offset] + bytes(len(whole) - positions[1].offset))
     read = read_segment(path)
     assert [stored.block.name for stored in read.blocks] == ["a"]
-    assert "torn and dropped" in read.problems[0]
+    assert "torn; they are dropped" in read.problems[0]
 
 
 def test_a_newer_format_is_refused_naming_both_versions(tmp_path, monkeypatch):

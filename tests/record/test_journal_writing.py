@@ -64,9 +64,9 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(journal):
     journal.append(block(1))
     journal.close()
     journal.close()
-    with pytest.raises(UsageError, match="is closed; record before"):
+    with pytest.raises(UsageError, match="is closed; call it before"):
         journal.append(block(2))
-    with pytest.raises(UsageError, match="is closed; sync before"):
+    with pytest.raises(UsageError, match="is closed; call it before"):
         journal.sync()
 
 
@@ -160,7 +160,7 @@ def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told,
         journal.flush()
     assert steps_of(tmp_path) == [1]
     assert len(told) == 1
-    assert "training goes on" in told[0] and remedy in told[0]
+    assert "training continues" in told[0] and remedy in told[0]
     journal.append(block(5))
     position = journal.flush()
     assert position.offset == journal.path.stat().st_size

@@ -135,7 +135,7 @@ def test_outside_a_repository_and_without_git(tmp_path, monkeypatch):
         ("#!/bin/sh\necho fatal: dubious ownership >&2; exit 128\n", "fatal: dubious ownership"),
         ("#!/bin/sh\nexec /bin/sleep 60\n", "git did not answer within 0.2 seconds"),
         ("no program", "git cannot be run: Exec format error"),
-        ("#!/bin/sh\necho something else\n", "git answered what is not understood"),
+        ("#!/bin/sh\necho something else\n", "the answer of git cannot be parsed"),
     ],
 )
 def test_a_git_that_fails_is_a_note_and_no_failure(tmp_path, monkeypatch, script, problem):

@@ -126,7 +126,7 @@ def test_numbers_that_cannot_be_expected_to_be_equal_are_not_compared(tmp_path):
     [
         (
             [([7, 9], [0.375, 0.375])],
-            "step 1 batch of train was the one with digest 0000000000000008 and is the one with digest 0",
+            "step 1 batch of train was the batch with digest 0000000000000008 and is the batch with digest 0",
         ),
         ([([7], [0.5, 0.25])], "step 1 batch of train was drawn and is not drawn now"),
         ([([7, 8, 9], [0.5, 0.25])], "step 1 batch of train was not drawn and is drawn now"),
@@ -171,7 +171,7 @@ def test_a_pass_ends_where_it_ended(tmp_path):
         (
             EarlierSteps(10, 20, lasts={("train", 0): 20}),
             13,
-            "was going on until step 20 and is at its end now",
+            "was not at its end until step 20 and is at its end now",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_pass_that_ends_elsewhere_is_a_difference(reference, ended, what):
 def test_a_pass_that_goes_on_beyond_its_end_is_a_difference():
     replay = Replay(EarlierSteps(10, 15, ends={("train", 0): 15}))
     replay.batch(16, "train", 0, 0, 5)
-    assert "pass of train was at its end after step 15 and is going on now" in replay.report()
+    assert "pass of train was at its end after step 15 and is not at its end now" in replay.report()
 
 
 def test_the_state_in_a_snapshot_is_compared():

@@ -84,7 +84,7 @@ def test_something_elses_directory_is_refused_but_hidden_files_are_not(tmp_path)
     (tmp_path / ".cache").mkdir()
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(
-        RunDirError, match=r"no run directory: it holds thesis.tex and no run.json; give an empty"
+        RunDirError, match=r"not a run directory: it holds thesis.tex and no run.json; give an empty"
     ):
         RunDir.open(tmp_path)
     (tmp_path / "thesis.tex").unlink()
@@ -145,7 +145,7 @@ def test_a_run_that_lost_both_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ".run.json").unlink()
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(RunDirError, match=r"run.json is damaged.*put it back from a backup"):
+    with pytest.raises(RunDirError, match=r"run.json is damaged.*restore it from a backup"):
         RunDir.open(tmp_path)
     (tmp_path / "run.json").unlink()
     with pytest.raises(RunDirError, match=r"holds a run \(checkpoints\) but neither run.json nor its copy"):

@@ -65,7 +65,7 @@ def test_a_run_directory_that_is_gone_while_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [None, 3, "", b"run"])
 def test_a_run_directory_that_is_no_path(path: Any) -> None:
     for door in (everstep.TrainLoop, Supervisor, RunJournal, everstep.InitFrom, everstep.best):
-        with pytest.raises(ConfigError, match=r"path|run_dir.* is no path; give one, as in"):
+        with pytest.raises(ConfigError, match=r"path|run_dir.* is not a path; give a path, as in"):
             door(path)
 
 
@@ -91,7 +91,7 @@ def test_a_run_directory_that_cannot_be_made() -> None:
 def test_a_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("chapter one")
     with pytest.raises(
-        RunDirError, match=r"is no run directory: it holds thesis.tex.*empty or new directory"
+        RunDirError, match=r"is not a run directory: it holds thesis.tex.*empty or new directory"
     ):
         Tiny(tmp_path, max_epoch=1).train()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -179,14 +179,14 @@ def test_no_such_thing(tmp_path: Path, trained: Trained) -> None:
     state = {"model": Net().model}
     with pytest.raises(NoCheckpointError, match="neither a checkpoint, nor best weights"):
         everstep.load(tmp_path / "nowhere", state)
-    with pytest.raises(RunDirError, match="is no run"):
+    with pytest.raises(RunDirError, match="is not a run"):
         everstep.best(trained[0].parent / "rum")
     alone = tmp_path / "best" / "valid.loss"
     shutil.copytree(trained[0] / "best" / "valid.loss", alone)
     with pytest.raises(NoCheckpointError, match=r"names none that is there.*valid\.loss/epoch-0002-step"):
         everstep.load(alone, state)
     for wrong in (None, 3, "", b"x"):
-        with pytest.raises(ConfigError, match="is no path"):
+        with pytest.raises(ConfigError, match="is not a path"):
             everstep.load(wrong, state)  # type: ignore[arg-type]
 
 

@@ -484,7 +484,7 @@ def test_a_test_is_not_recorded_in_a_training_run(trained: Path) -> None:
     other = BASIC.with_name("other")
     shutil.copytree(trained, other)
     before = sorted(other.rglob("*"))
-    with pytest.raises(ConfigError, match="is no test; give another exp_id"):
+    with pytest.raises(ConfigError, match="is not a test; give another exp_id"):
         validate({**HERE, "exp_id": "other"})
     assert sorted(other.rglob("*")) == before
 
@@ -515,7 +515,7 @@ def test_a_test_that_failed_half_way_does_not_count(trained: Path) -> None:
 def test_what_cannot_be_validate(trained: Path) -> None:
     with pytest.raises(NoCheckpointError):
         everstep.test_from_params({"exp_id": "none"}, {"func": mnist_model}, params()["validation_params"])
-    with pytest.raises(ConfigError, match="load_params say no checkpoint"):
+    with pytest.raises(ConfigError, match="load_params name no checkpoint"):
         everstep.test_from_params({}, {"func": mnist_model}, params()["validation_params"])
     with pytest.raises(ConfigError, match="validation_params name no validation"):
         everstep.test_from_params({**HERE, "exp_id": "basic"}, {"func": mnist_model}, {})
@@ -570,7 +570,7 @@ def test_each_record_has_the_commit_of_its_time(
         recorded: Any = ParamsRecord({"func": func}).tree["func"]
         found.append(recorded["commit"] == git("rev-parse", "HEAD"))
     assert found == [True, True]
-    with pytest.raises(ConfigError, match="returned a dictionary with nothing"):
+    with pytest.raises(ConfigError, match="returned an empty dictionary"):
         everstep.train_from_params(**params(train_params__data_params={"func": func, "batch_size": 1}))
     assert capsys.readouterr().err.count(f"commit {git('rev-parse', 'HEAD')[:10]} is on no remote") == 1
 
@@ -580,7 +580,9 @@ def test_what_nobody_finds_again_is_recorded_and_says_so() -> None:
         return accuracy(inputs, outputs)
 
     train(train_params__targets={"func": local}, train_params__num_steps=1)
-    with pytest.raises(ConfigError, match=r"train_params\.targets\.func was .*<locals>.*top of its module"):
+    with pytest.raises(
+        ConfigError, match=r"train_params\.targets\.func was .*<locals>.*top level of its module"
+    ):
         recorded_params(BASIC)
 
 
@@ -615,13 +617,13 @@ def test_a_run_that_was_recorded_before_the_room_was_made_is_read_and_goes_on() 
             {"save_params__save_valid_frq": 1},
             "save_params.save_valid_frq: unknown key 'save_valid_frq'; did you mean 'save_valid",
         ),
-        ({"save_params__exp_id": 7}, "save_params.exp_id: 7 is a whole number; give a text"),
+        ({"save_params__exp_id": 7}, "save_params.exp_id: 7 is an integer; give a string"),
         ({"save_params__exp_id": None}, "save_params.exp_id is missing"),
-        ({"save_params__cache_max_num": 0}, "save_params.cache_max_num: 0 is a whole number; give "),
-        ({"save_params__do_save": 1}, "save_params.do_save: 1 is a whole number; give true or false"),
+        ({"save_params__cache_max_num": 0}, "save_params.cache_max_num: 0 is an integer; give "),
+        ({"save_params__do_save": 1}, "save_params.do_save: 1 is an integer; give true or false"),
         ({"save_params__dbname": "a/b"}, "'a/b' names a folder"),
         ({"save_params__port": 27017, "save_params__host": "localhost"}, "27017 is that of MongoDB"),
-        ({"model_params__func": "net"}, "model_params.func: 'net' is a text; give a function"),
+        ({"model_params__func": "net"}, "model_params.func: 'net' is a string; give a function"),
         ({"model_params__widht": 3}, r"mnist_model\(\) has no argument 'widht'; did you mean 'width'"),
         (
             {"model_params__func": digits_params.any_model},
@@ -637,9 +639,9 @@ def test_a_run_that_was_recorded_before_the_room_was_made_is_read_and_goes_on() 
         ),
         (
             {"train_params__num_steps": True},
-            "train_params.num_steps: True is true or false; give a whole number",
+            "train_params.num_steps: True is a boolean; give an integer",
         ),
-        ({"train_params__thres_loss": "100"}, "train_params.thres_loss: '100' is a text; give a number"),
+        ({"train_params__thres_loss": "100"}, "train_params.thres_loss: '100' is a string; give a number"),
         ({"train_params__queue_params": {}}, "train_params: queue_params is gone"),
         (
             {"train_params__data_params__batch_sise": 3},
@@ -647,7 +649,7 @@ def test_a_run_that_was_recorded_before_the_room_was_made_is_read_and_goes_on() 
         ),
         (
             {"train_params__data_params__batch_size": 2.5},
-            "train_params.data_params.batch_size: 2.5 is a number; give a whole number",
+            "train_params.data_params.batch_size: 2.5 is a number; give an integer",
         ),
         ({"train_params__targets__kk": 3}, r"train_params.targets: accuracy\(\) has no argument 'kk'"),
         ({"loss_params__loss_per_case_func": len}, "loss_per_case_func is gone: it is loss_func"),
@@ -660,19 +662,19 @@ def test_a_run_that_was_recorded_before_the_room_was_made_is_read_and_goes_on() 
             {f"{VALID}__targets": accuracy},
             "validation_params.valid0.targets: <function .* is a function; give a mapping",
         ),
-        ({"validation_params": [1]}, "validation_params: 1 is a whole number; give a mapping"),
+        ({"validation_params": [1]}, "validation_params: 1 is an integer; give a mapping"),
         (
             {"load_params": {"to_restor": 1}},
             "load_params.to_restor: unknown key 'to_restor'; did you mean 'to_restore'",
         ),
-        ({"load_params": {"query": "x"}}, "load_params.query: 'x' is a text; give a mapping"),
+        ({"load_params": {"query": "x"}}, "load_params.query: 'x' is a string; give a mapping"),
         ({"train_params__targets": {"func": digits_params.takes_loss}}, "'loss' is taken"),
         ({"model_params__width": np.float32(3)}, "model_params.width is .*cannot be recorded"),
         (
             {"loss_params__loss_func_kwargs": {"label_smoothing": float("nan")}},
             "loss_params.loss_func_kwargs.label_smoothing is nan, which JSON lacks",
         ),
-        ({"loss_params__loss_func_kwargs": {1: 2}}, "loss_func_kwargs has the key 1, which is no text"),
+        ({"loss_params__loss_func_kwargs": {1: 2}}, "loss_func_kwargs has the key 1, which is not a string"),
         (
             {"model_params__width": {"call": "a:b"}},
             "model_params.width has the keys call, by which a function",
@@ -699,7 +701,7 @@ def test_all_mistakes_of_a_tree_are_told_at_once() -> None:
             validation_params={"a/b": params()["validation_params"]["valid0"]},
         )
     first, *lines = str(raised.value).splitlines()
-    assert first == "5 things are wrong:"
+    assert first == "5 mistakes:"
     assert [line.split(":")[0].strip() for line in lines] == [
         "save_params.cache_dir",
         "load_params.to_restore",
@@ -707,10 +709,10 @@ def test_all_mistakes_of_a_tree_are_told_at_once() -> None:
         "load_params.load_param_dict",
         "validation_params",
     ]
-    assert lines[0].endswith("3 is a whole number; give a text or a Path")
-    assert lines[1].endswith("give a text or a regular expression or a list or a function")
-    assert lines[3].endswith("the key 1 is a whole number; give a text")
-    assert lines[4].endswith("'a/b' cannot name a validation; give another text, without '/'")
+    assert lines[0].endswith("3 is an integer; give a string or a Path")
+    assert lines[1].endswith("give a string or a regular expression or a list or a function")
+    assert lines[3].endswith("the key 1 is an integer; give a string")
+    assert lines[4].endswith("'a/b' cannot name a validation; give another name, without '/'")
 
 
 def test_an_argument_may_have_any_name_and_comes_as_it_was_given() -> None:

@@ -123,7 +123,8 @@ class _Drill:
         """Refuse a script that cannot be drilled."""
         if start.status:
             raise DrillError(
-                f"{self.script} ended with status {start.status} when it was left alone; make it run before "
+                f"{self.script} ended with status {start.status} although nobody struck it; make it run "
+                "before "
                 f"it is drilled:\n{start.tail}"
             )
         if not program.runs:

@@ -31,14 +31,18 @@ CAUSES = {
     "order of a set. Give the generator to state=, or draw in everstep.data.loader, which keys it",
     "random state": "more, fewer or other random numbers were drawn: something draws between the resume "
     "point and here that did not draw before, or is seeded by the program in the loop",
-    "loss": "what this value is computed from is not in state=: a counter, an average of the weights, a "
+    "loss": "the value is computed from something that is not in state=: a counter, an average of the "
+    "weights, a "
     "generator of its own, a cache",
-    "weights": "samples, random state and loss are equal, so the update reads what is not in state=: a "
+    "weights": "samples, random state and loss are equal, so the update reads a value that is not in "
+    "state=: a "
     "learning rate in a variable, a schedule, a momentum",
-    "optimizer": "its settings or moments are changed by what is not in state=: a counter that sets the rate",
-    "state": "it is changed by what is not in state=: a counter in a variable, a generator of its own",
-    "service": "the service decides by what its state_dict() does not return",
-    "journal": "a row is missing, twice or new: the script collects it depending on what is not in state=",
+    "optimizer": "a value that is not in state= changes its settings or moments: a counter that sets the "
+    "rate",
+    "state": "a value that is not in state= changes it: a counter in a variable, a generator of its own",
+    "service": "the service decides by a value that its state_dict() does not return",
+    "journal": "a row is missing, twice or new: the script collects it or not by a value that is not in "
+    "state=",
 }
 """Likely causes of a resume that differs."""
 

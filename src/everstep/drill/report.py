@@ -152,13 +152,11 @@ class DrillReport:
         }
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
         if self.exact:
-            return (
-                f"exact: {count['exact']} of {count['exact']} ended as the run that was never stopped{missed}"
-            )
+            return f"exact: {count['exact']} of {count['exact']} ended as the run that nobody killed{missed}"
         lines = []
         if count["failed"]:
             failed = next(one for one in self.ordeals if one.verdict == "failed")
-            lines.append(f"{count['failed']} did not come back; the first, after {failed.hazard!r}:")
+            lines.append(f"{count['failed']} failed to resume; the first, after {failed.hazard!r}:")
             lines.append(textwrap.indent(failed.message, "    "))
         if count["differs"] and (first := self.first_divergence):
             lines.append(f"{count['differs']} of {count['differs'] + count['exact']} resumes differ{missed}")
@@ -169,7 +167,7 @@ class DrillReport:
     def _nondeterministic(self, where: DrillDivergence) -> str:
         likely = where.note or UNSEEDED * (not self.seeded) or UNSTABLE
         return (
-            "two undisturbed runs of this script differ, so nothing can be said of its resume\n"
+            "two undisturbed runs of this script differ, so its resume cannot be judged\n"
             f"first: {where}: {where.expected} in the first, {where.found} in the second\n"
             f"likely: {likely}"
         )

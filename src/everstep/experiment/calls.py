@@ -174,7 +174,7 @@ def misfits(
     known = by_name | (set(more or ()) - {p.name for p in positional})
     for name in besides:
         if name not in known and not takes_any:
-            yield name, f"is called with {name}=; give it that argument"
+            yield name, f"is called with {name}=; add this argument to it"
     for name in given:
         if name not in known and not takes_any:
             yield name, f"has no argument {name!r}; {nearest(name, known - set(besides))}"
@@ -182,7 +182,10 @@ def misfits(
         if each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
         if each.kind is each.POSITIONAL_ONLY:
-            yield each.name, f"takes {each.name!r} by position alone; write a function that takes it by name"
+            yield (
+                each.name,
+                f"takes {each.name!r} by position only; write a function that takes {each.name!r} by name",
+            )
         elif each.name not in given and each.name not in besides:
             yield each.name, f"needs {each.name!r}; give it"
 
@@ -336,7 +339,8 @@ def schedule(value: Any) -> Schedule:
     if isinstance(value, Mapping):
         return Every(**value)
     raise ConfigError(
-        f"{value!r} is no schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, {{at: [10, 20]}}, "
+        f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
+        "{at: [10, 20]}, "
         "never, or a list of them"
     )
 

@@ -101,8 +101,8 @@ class _Outside(importlib.abc.MetaPathFinder):
         for place in (*places, *(spec.submodule_search_locations or ())):
             if self._in(place):
                 raise ImportError(
-                    f"the module {spec.name} lies in a run directory, {place}; from there no code is taken: "
-                    "put it elsewhere, if it is yours",
+                    f"the module {spec.name} lies in a run directory, {place}; no code is imported from "
+                    "there: move the module elsewhere, if it is yours",
                     name=spec.name,
                 )
 

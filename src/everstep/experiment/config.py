@@ -97,7 +97,8 @@ def resolve(
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{schema!r} is no schema: {what}; give a dataclass whose types are those of JSON, dataclasses "
+            f"{schema!r} is not a schema: {what}; give a dataclass whose types are those of JSON, "
+            "dataclasses "
             "and Call, in a module that imports them at run time"
         ) from error
     # A wrong config is searched as written, so that mistakes in its calls are listed, too.

@@ -181,7 +181,7 @@ def _forked(resolved: Resolved[ExperimentConfig], fork: Fork, changes: list[Diff
     """Choose a new fork, or the fork with the same config that was begun before."""
     folder, is_there = fork.place()
     if is_there:
-        return Choice(resolved, folder, _inherited(folder, resolved), f"going on with the fork {folder}")
+        return Choice(resolved, folder, _inherited(folder, resolved), f"resuming the fork {folder}")
 
     def chosen(place: Path, begin: Callable[[Mapping[str, Any]], Choice] | None = None) -> Choice:
         says = _listed(f"forked from {fork.checkpoint.path} into {place}", changes)

@@ -65,7 +65,8 @@ class Layers:
             for key, value in new.items():
                 if int(key) >= len(old):
                     raise ConfigError(
-                        f"{other.origin((*at, key))}: {dotted(at)} has {len(old)} entries and none at {key}; "
+                        f"{other.origin((*at, key))}: {dotted(at)} has {len(old)} entries, but no entry "
+                        f"{key}; "
                         f"give a number from 0 to {len(old) - 1}"
                     )
                 laid[int(key)] = self._laid(
@@ -151,9 +152,11 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
-        raise ConfigError(f"{text!r} is no override; give PATH=VALUE, as in optimizer.lr=0.1")
+        raise ConfigError(f"{text!r} is not an override; give PATH=VALUE, as in optimizer.lr=0.1")
     if not value.strip():
-        raise ConfigError(f"{name}: there is no value; give one, null for none, '\"\"' for an empty text")
+        raise ConfigError(
+            f"{name}: the value is missing; give a value: null for none, '\"\"' for an empty string"
+        )
     return keys, parsed(value, name)
 
 
@@ -171,7 +174,7 @@ def parsed(text: str, name: str) -> Layers:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = "" if mark is None else f", line {mark.line + 1}"
-        what = (error.problem or "this is no YAML").partition(" with value")[0]
+        what = (error.problem or "this is not YAML").partition(" with value")[0]
         raise ConfigError(f"{name}{line}: {what}; correct the YAML there") from None
     except YAMLError as error:
         raise ConfigError(f"{name}: {error}; correct the YAML there") from None
@@ -196,13 +199,13 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
         for key, part in parts:
             at = lines[key][0] + 1 if key in lines else line
             if isinstance(value, Mapping) and not isinstance(key, str):
-                raise ConfigError(f"{name}, line {at}: the key {key!r} is no text; put it in quotes")
+                raise ConfigError(f"{name}, line {at}: the key {key!r} is not a string; put it in quotes")
             key = str(key) if isinstance(value, Mapping) else key
             plain[key] = _plain(part, (*place, key), at, name, origins)
         return plain if isinstance(value, Mapping) else list(plain.values())
     where = f"{name}, line {line}" + (f": {dotted(place)}" if place else "")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: {value} is no number of JSON; give null, or a finite number")
+        raise ConfigError(f"{where}: {value} is not a number of JSON; give null, or a finite number")
     # Before the numbers: a bool is an int.
     if value is None or isinstance(value, bool):
         return value
@@ -213,7 +216,7 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
     if isinstance(value, datetime.date):
         return str(value)
     raise ConfigError(
-        f"{where}: {str(value)[:80]} is a {type(value).__name__}; give numbers, texts, lists and mappings"
+        f"{where}: {str(value)[:80]} is a {type(value).__name__}; give numbers, strings, lists and mappings"
     )
 
 

@@ -48,7 +48,7 @@ class ServiceCall(Call):
         if isinstance(given, str):
             given = {given: {}}
         if not isinstance(given, Mapping) or len(given) != 1:
-            raise ConfigError(f"{given!r} is no service; give {{Name: {{argument: value}}}}")
+            raise ConfigError(f"{given!r} is not a service; give {{Name: {{argument: value}}}}")
         ((name, arguments),) = given.items()
         if not isinstance(arguments, Mapping | None):
             raise ConfigError(f"the service {name} has {arguments!r}; give {{argument: value}}")
@@ -127,7 +127,7 @@ class ExperimentConfig:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=FREE)
 
     def mistakes(self) -> list[Problem]:
-        """List what the types cannot tell: of the schedules, of `init_from`, and a lack of "train"."""
+        """List mistakes that types do not show: in schedules, in `init_from`, and a missing "train"."""
         problems: list[Problem] = []
         for name, arguments in self.schedules.items():
             place: Place = ("schedules", name)
@@ -139,6 +139,6 @@ class ExperimentConfig:
         if isinstance(source := self.trainer.init_from, dict):
             checked_arguments(InitFrom, Call("InitFrom", source), ("trainer", "init_from"), problems)
         if "train" not in self.streams:
-            text = f"'train' is needed, which is trained on; {nearest('train', self.streams)}"
+            text = f"'train', the stream to train on, is missing; {nearest('train', self.streams)}"
             problems.append(Problem(("streams",), text))
         return problems

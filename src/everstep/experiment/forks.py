@@ -72,7 +72,7 @@ class Fork:
             if isinstance(error, RunDirError):
                 raise
             raise RunDirError(
-                error.errno, f"the fork cannot be made: {error.strerror}; see to its folder", str(folder)
+                error.errno, f"the fork cannot be made: {error.strerror}; check its folder", str(folder)
             ) from error
         finally:
             discard(new, "fork")

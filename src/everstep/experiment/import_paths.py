@@ -20,7 +20,7 @@ def imported(path: str) -> Any:
     """
     module, colon, names = path.partition(":")
     if not colon or not module or not names:
-        raise ConfigError(f"{path!r} is no import path; give module:name, as in torch.optim:AdamW")
+        raise ConfigError(f"{path!r} is not an import path; give module:name, as in torch.optim:AdamW")
     try:
         found = _module(module)
     # An import runs the module's code, which may raise anything.

@@ -93,7 +93,8 @@ class Configured(Experiment):
                 raise ConfigError(f"{name}: {kind} has no build_{name}; leave {name} out of the config")
         for name, _ in misfits(task.build, [*given]):
             raise ConfigError(
-                f"{name}: {kind}.build() has no argument {name!r}; give it one, for super().build()"
+                f"{name}: {kind}.build() has no argument {name!r}; add the argument, and pass it to "
+                "super().build()"
             )
         task.build(**given)
         task.is_built = True
@@ -192,7 +193,7 @@ def open_config(
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
-        raise ConfigError("no config file was given; give one or more YAML files")
+        raise ConfigError("no config file is given; give one or more YAML files")
     code = tuple(dict.fromkeys(path.absolute().parent for path in paths))
     # The config's modules lie beside its files, and `resolve` imports them.
     findable(code)

@@ -26,9 +26,9 @@ def check(path: Path, overwrite: bool = False) -> None:
     if path.suffix not in _KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; {nearest(path.suffix, _KINDS)}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path.absolute().parent} is no folder; make it, or give another file")
+        raise ConfigError(f"{path.absolute().parent} is not a folder; make the folder, or give another file")
     if path.exists() and not overwrite:
-        raise ConfigError(f"{path} is there; give another file, or --overwrite")
+        raise ConfigError(f"{path} exists; give another file, or --overwrite")
 
 
 def write(path: Path, predictions: Iterable[Any]) -> int:
@@ -60,7 +60,9 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise DataError(f"the predictions are of different numbers of samples: {told}; return a row a sample")
+        raise DataError(
+            f"the predictions are of different numbers of samples: {told}; return one row per sample"
+        )
     write_whole(path, _bytes(path, arrays), "predictions")
     return next(iter(lengths.values()))
 
@@ -82,7 +84,7 @@ def npz(arrays: Mapping[str, Any]) -> bytes:
 
 def _save(file: IO[bytes], name: str, array: Any) -> None:
     if array.dtype.hasobject:
-        raise DataError(f"{name!r} holds objects of Python ({array.dtype}); return numbers or texts")
+        raise DataError(f"{name!r} holds Python objects ({array.dtype}); return numbers or strings")
     np.lib.format.write_array(file, array, allow_pickle=False)
 
 
@@ -115,7 +117,7 @@ def _bytes(path: Path, arrays: dict[str, Any]) -> bytes:
 def _lines(arrays: dict[str, Any]) -> Iterator[Any]:
     for name, array in arrays.items():
         if array.dtype.kind not in "biufU":
-            raise DataError(f"{name!r} is {array.dtype}, which JSON lacks; return numbers or texts")
+            raise DataError(f"{name!r} is {array.dtype}, which JSON lacks; return numbers or strings")
     for values in zip(*(_listed(array) for array in arrays.values()), strict=True):
         line = dict(zip(arrays, values, strict=True))
         yield line["predictions"] if arrays.keys() == {"predictions"} else line

@@ -231,7 +231,7 @@ def _settings(
 def _axis(option: str, text: str) -> tuple[str, list[Any]]:
     keys, given = assignment(text, f"{option} {text!r}")
     if not isinstance(given.tree, list) or not given.tree:
-        raise ConfigError(f"{option} {text!r}: {given.tree!r} is no list of values; give [VALUE, ...]")
+        raise ConfigError(f"{option} {text!r}: {given.tree!r} is not a list of values; give [VALUE, ...]")
     return dotted(keys), given.tree
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in a config, in words: pydantic checks the values, and this module words what it found."""
+"""Validation of a config: pydantic checks the values, and this module words the mistakes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def validated(
 
 
 _WANTED = {
-    "a whole number": ("int_type", "int_parsing", "int_from_float"),
+    "an integer": ("int_type", "int_parsing", "int_from_float"),
     "a number": ("float_type", "float_parsing"),
-    "a text": ("string_type",),
+    "a string": ("string_type",),
     "true or false": ("bool_type", "bool_parsing"),
     "a list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
     "a mapping": ("dict_type", "mapping_type", "dataclass_type", "dataclass_exact_type", "model_type"),
@@ -52,7 +52,7 @@ _WANTED = {
     "a function": ("callable_type",),
     "a regular expression": ("pattern_type",),
 }
-"""Words for the type that is asked for, to the names of pydantic's errors."""
+"""Words for an expected type -> names of pydantic's errors."""
 
 
 def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
@@ -74,18 +74,18 @@ def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -
         node = reduce(getitem, inside, value)
         # An integer is a number: a single word is enough.
         if "a number" in words:
-            words = [word for word in words if word != "a whole number"]
-        number = isinstance(node, str) and {"a number", "a whole number"} & {*words} and _is_number(node)
+            words = [word for word in words if word != "an integer"]
+        number = isinstance(node, str) and {"a number", "an integer"} & {*words} and _is_number(node)
         give = " or ".join(dict.fromkeys(words)) + (", without quotes" if number else "")
         found.append(Problem((*place, *inside), f"{node!r} is {kind_of(node)}; give {give}"))
     if not found and not others:
-        give = f"give {{{CALL}: module:name}} for what makes one"
+        give = f"give {{{CALL}: module:name}} for a call that makes it"
         found.append(Problem(place, f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
     return found + others
 
 
 def _word(error: Any) -> str | None:
-    """Word for the type that an error asks for; None if the error is not about a type."""
+    """Name the type that an error asks for; None if the error is not about a type."""
     if error["type"] == "is_instance_of":
         return f"a {error['ctx']['class']}"
     return next((word for word, types_ in _WANTED.items() if error["type"] in types_), None)
@@ -105,7 +105,7 @@ def _is_number(text: str) -> bool:
 
 
 def _inside(location: Iterable[Any], value: Any) -> Place:
-    """Turn pydantic's location into a place: leave out the names of a union's members, which are no keys."""
+    """Turn pydantic's location into a place: leave out the names of a union's members, which are not keys."""
     inside: list[str | int] = []
     for part in location:
         if part in value if isinstance(value, Mapping) else _has_index(value, part):
@@ -128,7 +128,7 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
         return Problem(where, f"unknown key {last!r}; {nearest(str(last), _keys(schema, inside[:-1]))}")
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
         what = f"entry {last} of the list" if isinstance(last, int) else repr(last)
-        return Problem(where, f"{what} is needed; give it")
+        return Problem(where, f"{what} is missing; give it")
     if kind == "value_error":
         return Problem(where, str(error["ctx"]["error"]))
     wanted = error["msg"].replace("Input should be ", "give ").replace("Input should ", "it must ")
@@ -136,7 +136,7 @@ def _problem(error: Any, value: Any, schema: Any, place: Place) -> Problem:
 
 
 def kind_of(value: Any) -> str:
-    """Word for the type of a value."""
+    """Name the type of a value."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def kind_of(value: Any) -> str:
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list"}
 
 
 def _keys(schema: Any, inside: Place) -> set[str]:
@@ -189,4 +189,4 @@ def told(problems: Iterable[Problem], origin: Callable[[Place], str] = lambda pl
         lines.append(": ".join([*where, problem.text]))
     if len(lines) == 1:
         return lines[0]
-    return "\n  ".join([f"{len(lines)} things are wrong:", *lines])
+    return "\n  ".join([f"{len(lines)} mistakes:", *lines])

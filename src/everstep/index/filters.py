@@ -57,7 +57,7 @@ def parse(text: str) -> list[Comparison]:
         match = _CONDITION.match(text, at)
         if match is None:
             raise ConfigError(
-                f"{text[at:].strip()!r} is no comparison; give NAME<VALUE with one of "
+                f"{text[at:].strip()!r} is not a comparison; give NAME<VALUE with one of "
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished'"
             )
         name, sign, value = match.groups()
@@ -113,7 +113,9 @@ def _test(
     there = [value for one in found for value in values(one) if value is not None]
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in there)
     if isinstance(value, str) and there and numbers:
-        raise ConfigError(f"{name}{sign}{value}: {name} is a number; compare it with one, as in '{name}<0.3'")
+        raise ConfigError(
+            f"{name}{sign}{value}: {name} is a number; compare it with a number, as in '{name}<0.3'"
+        )
     enough = all if sign == "!=" else any
     return lambda one: enough(map(condition.holds, values(one)))
 

@@ -29,14 +29,14 @@ def as_location(text: str) -> Location:
     scheme, separator, _ = text.partition("://")
     if not separator and _NO_FILE.search(text):
         raise ConfigError(
-            "the index's place is no URL (it is not shown: it may hold a password); give "
+            "the index is not a URL (it is not shown: it may hold a password); give "
             "postgresql://USER@HOST/DATABASE"
         )
     if not separator:
         return Path(text).absolute()
     if scheme not in ("postgresql", "postgres"):
         raise ConfigError(
-            f"the index cannot lie in {scheme}://...; give a file, or postgresql://USER@HOST/DATABASE"
+            f"the index cannot be in {scheme}://...; give a file, or postgresql://USER@HOST/DATABASE"
         )
     return text
 

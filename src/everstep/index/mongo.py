@@ -90,7 +90,7 @@ def _filter(where: Any, depth: int) -> Node:
     parts: list[Node] = []
     for key, value in where.items():
         if not isinstance(key, str) or not key:
-            raise ConfigError(f"the name of a field is a text that is not empty; change {key!r}")
+            raise ConfigError(f"the name of a field is a string that is not empty; change {key!r}")
         if not key.startswith("$"):
             parts.append(_conditions(key, value, depth + 1))
         elif key in GROUPS:
@@ -122,7 +122,7 @@ def _require_signs(path: str, value: Any) -> None:
     if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
         signed = {f"${key}": item for key, item in value.items()}
         raise ConfigError(
-            f"{path}: operators begin with $; give {signed!r}, or {{'$eq': {value!r}}} for that very object"
+            f"{path}: operators begin with $; give {signed!r}, or {{'$eq': {value!r}}} for the object itself"
         )
 
 
@@ -150,7 +150,7 @@ def _checked(path: str, operator: str, value: Any) -> Any:
     if operator == "$regex":
         return _pattern(path, value)
     if operator != "$eq" and isinstance(value, list | tuple | Mapping):
-        raise ConfigError(f"{path}: {operator} compares numbers, texts, true and false; change {value!r}")
+        raise ConfigError(f"{path}: {operator} compares numbers, strings, true and false; change {value!r}")
     return _json(path, value)
 
 
@@ -166,10 +166,10 @@ def _pattern(path: str, value: Any) -> str:
             re.compile(value)
     except (re.error, TypeError, RecursionError, OverflowError) as error:
         raise ConfigError(
-            f"{path}: {value!r} is no regular expression of Python's ({error}); change it"
+            f"{path}: {value!r} is not a regular expression of Python ({error}); change it"
         ) from error
     if not isinstance(value, str):
-        raise ConfigError(f"{path}: $regex takes a text; change {value!r}")
+        raise ConfigError(f"{path}: $regex takes a string; change {value!r}")
     return value
 
 
@@ -182,13 +182,13 @@ def _json(path: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _json(path, item) for key, item in value.items()}
     raise ConfigError(
-        f"{path}: {value!r} is no value of JSON; give null, true, false, numbers, texts, lists or objects"
+        f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists or objects"
     )
 
 
 def _require_shallow(depth: int) -> None:
     if depth > 50:
-        raise ConfigError("the filter is nested more than 50 deep; give a flatter one")
+        raise ConfigError("the filter is nested more than 50 deep; give a flatter filter")
 
 
 def _require_bounded(where: Any) -> None:

@@ -190,7 +190,7 @@ class PostgreSQL:
             )
         said = "it did not answer in time" if self._interrupted else said
         return RunIndexError(
-            f"the index {self.name} cannot be used ({said}); see to the server, and then run everstep sync: "
+            f"the index {self.name} cannot be used ({said}); check the server, and then run everstep sync: "
             "it brings the index up to what the journals say"
         )
 

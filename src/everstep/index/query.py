@@ -88,14 +88,14 @@ def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict
 
 def _limit(limit: int | None) -> int | None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise ConfigError(f"limit is a number of documents, 0 or more; give one instead of {limit!r}")
+        raise ConfigError(f"limit is a number of documents, 0 or more; change {limit!r}")
     return limit and min(limit, MOST)
 
 
 def _names(what: str, names: Sequence[str]) -> Sequence[str]:
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{what} is a list of names; give one instead of {names!r}")
+        raise ConfigError(f"{what} is a list of names; change {names!r}")
     return names
 
 
@@ -135,16 +135,16 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
     found = index_place(index)
     folder = runs_of(found)
     if isinstance(found, Path) and not found.exists() and not (folder.is_dir() and run_dirs(folder)):
-        raise RunIndexError(f"there are no runs in {folder}: go where they are, or pass --index")
+        raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(found), [folder] if folder.is_dir() else []
     try:
         return database, sync(database, folders).problems
     except (IndexBusyError, UnwritableIndexError) as error:
         if _readable(database):
-            return database, [f"the index may lack what is newest: {error}"]
+            return database, [f"the index may lack the newest rows: {error}"]
         if database.shared:
             raise
-        problems, alone = [f"{error}; meanwhile the journals in {folder} are read"], Database(None)
+        problems, alone = [f"{error}; the journals in {folder} are read instead"], Database(None)
         return alone, problems + sync(alone, folders).problems
 
 

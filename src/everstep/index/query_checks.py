@@ -45,10 +45,10 @@ def require_comparable(connection: Connection, conditions: Iterable[Leaf]) -> No
         if not texts or len(texts) < len(_values(leaf)):
             continue
         if _kinds(connection, leaf.path) - {"null"} == {"number"}:
-            raise ConfigError(f"{leaf.path} is a number; compare it with one, not with {texts[0]!r}")
+            raise ConfigError(f"{leaf.path} is a number; compare it with a number, not with {texts[0]!r}")
         unknown = [text for text in texts if text not in STATUSES]
         if leaf.path == "status" and leaf.operator in ("$eq", "$in") and unknown:
-            raise ConfigError(f"no status is {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
+            raise ConfigError(f"there is no status {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
 
 
 def _values(leaf: Leaf) -> list[Any]:

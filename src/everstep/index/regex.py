@@ -41,7 +41,7 @@ def matching(pattern: str, texts: list[str]) -> list[str]:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"the pattern {pattern!r} did not come to an end within {SECONDS:g} s; give one without "
+            f"the pattern {pattern!r} did not end within {SECONDS:g} s; give one without "
             "repetitions inside repetitions"
         ) from None
     return [texts[at] for at in json.loads(done.stdout)]

@@ -243,7 +243,7 @@ def find_run(
             return there[0]
         if there:
             names = ", ".join(sorted(run["name"] for run in there))
-            raise ConfigError(f"{text!r} may be several runs; give one of them: {names}")
+            raise ConfigError(f"{text!r} could mean several runs; give one of: {names}")
     raise ConfigError(f"there is no run {text!r}; {nearest(text, (run['name'] for run in found))}")
 
 

@@ -124,7 +124,7 @@ def _ship_into(total: Shipped, database: Database, run_dir: Path) -> None:
     except (EverstepError, OSError) as error:
         total.problems.append(str(error))
     except Exception as error:  # a run directory may hold anything, and must not stop the others
-        total.problems.append(f"{run_dir} is not in the index: its journal has what none has ({error!r})")
+        total.problems.append(f"{run_dir} is not in the index: its journal holds unknown data ({error!r})")
     else:
         total.rows += shipped.rows
         total.problems += shipped.problems
@@ -199,7 +199,7 @@ def _known(database: Database, asked: set[str]) -> dict[tuple[str, str | None], 
             select(runs.c.path, runs.c.id, runs.c.status, runs.c.host, runs.c.name)
         ).all()
         if len({row.name for row in rows}) < len(rows):
-            raise database.distrusted("a run is in it twice")
+            raise database.distrusted("it lists a run twice")
         found: dict[tuple[str, str | None], _Known] = {
             (row.path, row.name): _Known(row.id, row.status, {})
             for row in rows
@@ -236,12 +236,12 @@ def _sizes(run_dir: Path) -> dict[int, int]:
 
 def _size(entry: os.DirEntry[str]) -> int:
     if not entry.is_file():
-        raise OSError(errno.EINVAL, f"{entry.name} is no regular file")
+        raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
     return entry.stat().st_size
 
 
 def _unreadable(error: OSError, path: Path) -> RunDirError:
-    what = f"the journal cannot be read: {error.strerror}; see to the disk"
+    what = f"the journal cannot be read: {error.strerror}; check the disk"
     return RunDirError(error.errno, what, str(path))
 
 
@@ -265,7 +265,9 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     run = RunDir.open(run_dir, create=False)
     said = clean(str(run.path))
     if said != str(run.path):
-        raise RunDirError(f"{said} is not indexed: its name is no UTF-8; change it and run everstep sync")
+        raise RunDirError(
+            f"{said} is not indexed: its name is not UTF-8; change the name and run everstep sync"
+        )
     shipped = Shipped(runs=1)
     with database.write() as connection:
         database.claim(connection, run.id)
@@ -578,6 +580,6 @@ def _problems(connection: Connection, run: int, run_dir: Path) -> list[str]:
             told.append(f"{name}: {torn}")
     if len(told) > _MOST_TOLD:
         told[_MOST_TOLD:] = [
-            f"{name}: {len(told) - _MOST_TOLD} problems more; everstep show {run_dir} has them"
+            f"{name}: {len(told) - _MOST_TOLD} more problems; everstep show {run_dir} lists them"
         ]
     return told

@@ -91,9 +91,11 @@ class IndexWriter:
             except IndexBusyError:
                 if patience:  # no shipping comes after the last one, which alone has patience
                     self._say(
-                        f"the index {database.name} is busy: everstep sync will bring this run up to date"
+                        f"the index {database.name} is busy: everstep sync will add the rest of this run"
                     )
         except Exception as error:
             if not self._said:
                 self._said = True
-                self._say(f"warning: {error}. The training goes on; nothing is lost, the journal has it all")
+                self._say(
+                    f"warning: {error}. The training continues; nothing is lost: the journal has every row"
+                )

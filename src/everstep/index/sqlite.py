@@ -95,7 +95,7 @@ class SQLite:
             return True
         found = _status(self._path)
         if found is not None and not stat.S_ISREG(found.st_mode):
-            raise RunIndexError(f"{self._path} is no file, and no index can be there; give another place")
+            raise RunIndexError(f"{self._path} is not a file, so it cannot be an index; give another path")
         return found is not None and found.st_size > 0
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class SQLite:
                     self._driver = connection.connection.driver_connection
                     yield connection
                     return
-        raise IndexBusyError(f"the index {self.name} is replaced again and again; run everstep sync later")
+        raise IndexBusyError(f"the index {self.name} is being replaced repeatedly; run everstep sync later")
 
     def _make(self) -> None:
         """Make the file, and first delete what an earlier one has left beside it."""
@@ -129,7 +129,7 @@ class SQLite:
             if isinstance(error, RunIndexError):
                 raise
             raise UnwritableIndexError(
-                error.errno, f"the index cannot be made: {error.strerror}; see to the disk", self.name
+                error.errno, f"the index cannot be made: {error.strerror}; check the disk", self.name
             ) from error
 
     @contextlib.contextmanager
@@ -172,7 +172,8 @@ class SQLite:
         found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
         if not found:
             raise RunIndexError(
-                f"{self.name} has index format 0: it is no index of everstep; move it away and run everstep "
+                f"{self.name} has index format 0: it is not an index of everstep; move it away and run "
+                "everstep "
                 "sync: one is made from the journals"
             )
         return found
@@ -199,15 +200,15 @@ class SQLite:
                     f"the index {self.name} was moved or deleted while it was used; it is made again from "
                     "the journals when the next run ships, or by everstep sync"
                 )
-            return UnwritableIndexError(f"the index {self.name} cannot be used ({error}); see to the disk")
+            return UnwritableIndexError(f"the index {self.name} cannot be used ({error}); check the disk")
         if name == "SQLITE_INTERRUPT":
             return RunIndexError(
-                f"writing the index {self.name} took too long; run everstep sync, which writes it all"
+                f"writing the index {self.name} took too long; run everstep sync, which writes the rest"
             )
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or _LACKS.match(str(error)):
             return self.distrusted(str(error))
         return RunIndexError(
-            f"the index {self.name} cannot be used ({error}); if it stays so, move it away and run "
+            f"the index {self.name} cannot be used ({error}); if this error stays, move it away and run "
             "everstep sync: it is made again from the journals"
         )
 
@@ -215,15 +216,16 @@ class SQLite:
         """Return the error for a malformed file; if the file is an index, it is set aside."""
         if self._path is None or not self._is_ours():
             return RunIndexError(
-                f"{self.name} is no index of everstep ({why}); move it away and run everstep sync: one is "
+                f"{self.name} is not an index of everstep ({why}); move it away and run everstep sync: "
+                "one is "
                 "made from the journals"
             )
         try:
             aside = self._set_aside()
         except OSError as error:
             return RunIndexError(
-                f"the index {self.name} is malformed ({why}) and cannot be moved away ({error.strerror}); do "
-                "so, and run everstep sync: it is made again from the journals"
+                f"the index {self.name} is malformed ({why}) and cannot be moved away ({error.strerror}); "
+                "move it yourself, and run everstep sync: it is made again from the journals"
             )
         return MalformedIndexError(
             f"the index {self.name} was malformed ({why}); it is made again from the journals in its folder, "

@@ -46,7 +46,7 @@ def _decide(run: RunDir, parent: Position, step: int) -> None:
         decision.decide({"what": ACCEPTED, "step": step})
     except OSError as error:
         raise RunDirError(
-            error.errno, f"the decision cannot be recorded: {error.strerror}; see to the disk", str(run.path)
+            error.errno, f"the decision cannot be recorded: {error.strerror}; check the disk", str(run.path)
         ) from error
     finally:
         decision.close()

@@ -215,13 +215,15 @@ class Journal:
             os.close(descriptor)
             rows = sum(frame.rows for frame in self._queue) + (self._lost.rows if self._lost else 0)
             if rows:
-                self._messages.append(f"{self.path}: {rows} rows are lost, the disk refused them to the end")
+                self._messages.append(
+                    f"{self.path}: {rows} rows are lost: they could not be written before the run ended"
+                )
         self._tell()
 
     def _add(self, kind: int, payload: bytes, rows: int = 0, first: int = 0, last: int = 0) -> _Frame:
         with self._lock:
             if self._fd < 0:
-                raise UsageError(f"{self.path} is closed; record before Journal.close()")
+                raise UsageError(f"{self.path} is closed; call it before Journal.close()")
             frame = _Frame(pack_frame(kind, self._end, payload), self._end, rows, first, last)
             self._push(frame)
         return frame
@@ -266,8 +268,8 @@ class Journal:
     def _refused(self, what: str, error: OSError) -> None:
         if not self._down:
             self._messages.append(
-                f"{self.path}: {error.strerror}: the journal cannot be written; training goes on and "
-                f"rows wait in memory, up to {self._limit >> 20} MiB, and are written when it can be again "
+                f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and "
+                f"rows wait in memory, up to {self._limit >> 20} MiB, until the journal can be written again "
                 f"({remedy(error)})"
             )
         self._why = error
@@ -279,7 +281,9 @@ class Journal:
     def _accepted(self, what: str) -> None:
         if self._down == what:
             self._down = ""
-            self._messages.append(f"{self.path}: the journal can be written again; what waited is written")
+            self._messages.append(
+                f"{self.path}: the journal can be written again; the rows that waited are written"
+            )
 
     def _shed(self) -> None:
         """Drop the oldest rows down to 7/8 of the limit, with a single gap event in their place."""
@@ -308,7 +312,7 @@ class Journal:
         with self._syncing:
             with self._lock:
                 if self._fd < 0:
-                    raise UsageError(f"{self.path} is closed; sync before Journal.close()")
+                    raise UsageError(f"{self.path} is closed; call it before Journal.close()")
                 self._stay()
                 if self._queue and self._queue[0].offset < needed:
                     code = errno.ENOSPC if self._why is None else self._why.errno or errno.ENOSPC

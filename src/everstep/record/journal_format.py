@@ -167,7 +167,7 @@ def unpack_event(payload: memoryview) -> dict[str, Any]:
     record = parse_json(payload)
     fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
     if not fits or not 0 <= record["time"] < LATEST:
-        raise ValueError("it is no event")
+        raise ValueError("it is not an event")
     return dict(record)
 
 

@@ -206,7 +206,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
             continue
         size, at = start + found.end, start + found.start
         if found.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
-            problems.append(f"{path.name}: the frame at {at} is there twice, or out of order, and skipped")
+            problems.append(f"{path.name}: the frame at {at} is repeated or out of order; it is skipped")
             continue
         last, end = found.offset, found.offset + found.end - found.start
         item = _item(number, found)
@@ -215,7 +215,7 @@ def read_segment(path: Path, start: int = 0) -> Segment:
         elif isinstance(item, StoredBlock):
             blocks.append(item)
         else:
-            problems.append(f"{path.name}: the frame at {at} {item}, and is skipped")
+            problems.append(f"{path.name}: the frame at {at} {item}; it is skipped")
     starts = [event.data["parent"] for event in events if event.kind == "segment"]
     parent = header.parent if header else Position(*starts[0]) if starts and starts[0] else None
     alone = bool(events) and all(event.kind == "decision" for event in events) and not (start_at or blocks)
@@ -234,9 +234,9 @@ def _item(segment: int, frame: Frame) -> Item | str:
     try:
         record = journal_format.unpack_event(frame.payload)
     except ValueError:
-        return "is no event"
+        return "is not an event"
     if not _fits(record["kind"], record["data"]):
-        return f"is no event of kind {record['kind'][:40]!r}"
+        return f"is not an event of kind {record['kind'][:40]!r}"
     return Event(segment, frame.offset, record["kind"], record["data"], record["wall"], record["time"])
 
 
@@ -277,14 +277,16 @@ def _read_or_miss(number: int, path: Path) -> Segment:
     try:
         return read_segment(path)
     except OSError as error:
-        return Segment(number, path, 0, problems=[f"{path.name} cannot be read ({error.strerror}): skipped"])
+        return Segment(
+            number, path, 0, problems=[f"{path.name} cannot be read ({error.strerror}); it is skipped"]
+        )
 
 
 def _describe(path: Path, hole: Hole, size: int) -> str:
     length = hole.end - hole.start
     if hole.end == size:
-        return f"{path.name}: the last {length} bytes, from {hole.start} on, are torn and dropped"
-    return f"{path.name}: {length} bytes at {hole.start} are damaged and skipped"
+        return f"{path.name}: the last {length} bytes, from {hole.start} on, are torn; they are dropped"
+    return f"{path.name}: {length} bytes at {hole.start} are damaged; they are skipped"
 
 
 class RunJournal:
@@ -325,11 +327,12 @@ class RunJournal:
             number, end = at.parent
             parent = self._segments.get(number)
             if parent is None or number >= at.number:  # parents are older: a forged cycle must end
-                self._chain_problems.append(f"{at.path.name} goes on from segment {number}, which is missing")
+                self._chain_problems.append(f"{at.path.name} continues segment {number}, which is missing")
                 break
             if end > parent.end:
                 self._chain_problems.append(
-                    f"{at.path.name} goes on from {end} in {parent.path.name}, which ends at {parent.end}"
+                    f"{at.path.name} continues {parent.path.name} from {end}, but that file ends at "
+                    f"{parent.end}"
                 )
             links[number] = end
             at = parent
@@ -545,7 +548,7 @@ class RunJournal:
         what = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
         return (
             f"{path} {what}: metrics that were recorded before the checkpoint are lost; the state is whole, "
-            "and the run goes on; bring the file back from a copy to have them again"
+            "and the run resumes; restore the file from a copy to have the metrics again"
         )
 
     def ended(self) -> dict[str, Any] | None:
@@ -572,9 +575,9 @@ def _require_run(folder: Path) -> None:
         return
     runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
     close = difflib.get_close_matches(str(folder), runs, n=3, cutoff=0.0)
-    hint = f"the nearest: {', '.join(close)}" if close else "there is none beside it"
+    hint = f"the nearest: {', '.join(close)}" if close else "there is no run beside it"
     what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
-    raise RunDirError(f"{folder} is no run: it {what}; give a run's directory ({hint})")
+    raise RunDirError(f"{folder} is not a run: it {what}; give a run's directory ({hint})")
 
 
 def is_accepted(segment: int, step: int, decisions: Iterable[tuple[int, int]]) -> bool:

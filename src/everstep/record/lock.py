@@ -121,7 +121,7 @@ class RunLock:
             if _HELD.get((status.st_dev, status.st_ino)) == os.getpid():
                 raise RunLockedError(
                     f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
-                    "its `with` block first, or give this one another directory"
+                    "its `with` block first, or give this loop another directory"
                 )
 
     def _open(self, exclusive: int = 0) -> int:
@@ -136,8 +136,8 @@ class RunLock:
             if error.errno in _BUSY:
                 raise RunLockedError(self._refusal()) from None
             raise RunDirError(
-                f"{self._path.parent} is on a file system without locks ({error.strerror}); use another one, "
-                "or pass lock=False and make sure yourself that only one process uses the run"
+                f"{self._path.parent} is on a file system without locks ({error.strerror}); use another "
+                "directory, or pass lock=False and make sure yourself that only one process uses the run"
             ) from error
         # Only now: a directory that was replaced before the lock was taken is another run's.
         status = os.fstat(descriptor)
@@ -176,7 +176,7 @@ class RunLock:
 
     def _refusal(self) -> str:
         holder = self._holder()
-        who = _who(holder) if holder else "another process (which did not say its name yet)"
+        who = _who(holder) if holder else "another process (it has not written its name yet)"
         return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
 
     def _holder(self) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ def user_path(path: object, argument: str) -> Path:
         ConfigError: the value is not a path, or names the home of an unknown user.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-        raise ConfigError(f'{argument}={path!r} is no path; give one, as in {argument}="runs/first"')
+        raise ConfigError(f'{argument}={path!r} is not a path; give a path, as in {argument}="runs/first"')
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

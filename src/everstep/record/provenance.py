@@ -137,7 +137,7 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         said = error.stderr.decode(errors="replace").strip()
         return None if "not a git repository" in said else {"problem": redacted(said.partition("\n")[0])}
     except KeyError:
-        return {"problem": "git answered what is not understood"}
+        return {"problem": "the answer of git cannot be parsed"}
     except OSError as error:
         return {"problem": f"git cannot be run: {error.strerror}"}
 

@@ -24,7 +24,7 @@ def why_stays(run_dir: Path, run: str) -> str:
         run: the id of the run that should be in the directory.
     """
     if run_dir.is_symlink():
-        return "it is a link; remove the run at its end"
+        return "it is a link; remove the run that it points to"
     try:
         there = RunDir.open(run_dir, create=False).id
         if there != run:
@@ -41,7 +41,7 @@ def why_stays(run_dir: Path, run: str) -> str:
     except OSError as error:
         return str(error)
     if inner := _other_run(run_dir):
-        return f"another run is in it, {inner}"
+        return f"it contains another run, {inner}"
     return ""
 
 
@@ -86,7 +86,7 @@ def remove(run_dir: Path, run: str) -> None:
         raise
     except OSError as error:
         raise RunDirError(
-            error.errno, f"the run cannot be removed: {error.strerror}; see to its folder", str(run_dir)
+            error.errno, f"the run cannot be removed: {error.strerror}; check its folder", str(run_dir)
         ) from error
     finally:
         lock.release()
@@ -95,7 +95,7 @@ def remove(run_dir: Path, run: str) -> None:
     except OSError as error:
         raise RunDirError(
             error.errno,
-            f"the run cannot be removed wholly: {error.strerror}; see to the disk, and remove the rest",
+            f"the run cannot be removed wholly: {error.strerror}; check the disk, and remove the rest",
             str(moved),
         ) from error
 

@@ -84,7 +84,9 @@ class Replay:
         end = was.ends.get((stream, pass_index))
         if end is not None and end < step:
             del was.ends[stream, pass_index]
-            self._differs(step, f"pass of {stream}", f"at its end after step {end}", "going on", in_data=True)
+            self._differs(
+                step, f"pass of {stream}", f"at its end after step {end}", "not at its end", in_data=True
+            )
         elif step in was.traced:
             old = was.batches.get(step, {}).pop((stream, seq), None)
             if old is None:
@@ -107,7 +109,7 @@ class Replay:
         """
         was = self._was
         end, last = was.ends.pop((stream, pass_index), None), was.lasts.get((stream, pass_index), 0)
-        old = f"at its end after step {end}" if end is not None else f"going on until step {last}"
+        old = f"at its end after step {end}" if end is not None else f"not at its end until step {last}"
         if end not in (None, step) or (end is None and last > step):
             self._differs(step, f"pass of {stream}", old, "at its end", in_data=True)
 
@@ -218,12 +220,13 @@ class Replay:
         if last < first:
             return ""
         steps = f"step {last} is" if first == last else f"steps {first} to {last} are"
-        return f"{steps} not compared with what was found before: it was accepted, or superseded on purpose"
+        why = "a divergence was accepted, or they were superseded on purpose"
+        return f"{steps} not compared with earlier executions: {why}"
 
     def advice(self) -> str:
         """Say what may cause a difference, and how to find the cause."""
         return (
-            "the same steps gave other numbers: something that they read is not in state= (a counter, a "
+            "the same steps gave other numbers: they read a value that is not in state= (a counter, a "
             "learning rate or an average in a variable, a generator of your own, a batch drawn ahead), the "
             "data or a metric depends on the clock (a metric that does is named ..._time) or on the order of "
             "a set, or a kernel is not deterministic. `everstep drill SCRIPT` names the component"
@@ -234,7 +237,7 @@ def _told_apart(old: tuple[int, int | None], new: tuple[int, int | None]) -> tup
     """Describe two batches: by their passes where these differ, else by their digests."""
     if old[0] != new[0]:
         return f"of pass {old[0] + 1}", f"of pass {new[0] + 1}"
-    return f"the one with digest {old[1]:016x}", f"the one with digest {new[1]:016x}"
+    return f"the batch with digest {old[1]:016x}", f"the batch with digest {new[1]:016x}"
 
 
 def _counted(found: Counter[str]) -> str:

@@ -118,7 +118,7 @@ class RunDir:
                 notes = (f"{folder / 'run.json'} was {state}; its copy {_COPY} took its place",)
             elif damage or not create:
                 raise RunDirError(
-                    damage or f"{folder} is no run directory: it has no run.json; check the path"
+                    damage or f"{folder} is not a run directory: it has no run.json; check the path"
                 )
             else:
                 _require_empty(folder, seen)
@@ -178,10 +178,10 @@ def _require_folder(folder: Path, create: bool) -> None:
         make_dirs(folder, "run.json")
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise RunDirError(
-                f"{folder} cannot be written (read-only); change its permissions or choose another"
+                f"{folder} cannot be written (read-only); change its permissions, or choose another directory"
             )
     elif not folder.exists():
-        raise RunDirError(f"there is no run in {folder}: it does not exist; check the path")
+        raise RunDirError(f"{folder} does not exist; check the path")
 
 
 def _require_places(folder: Path) -> None:
@@ -191,7 +191,13 @@ def _require_places(folder: Path) -> None:
         require_no_link(path, folder)
         if not os.path.lexists(path) or (path.is_dir() if name in _FOLDERS else path.is_file()):
             continue
-        here = "a folder" if path.is_dir() else "a file" if path.is_file() else "no file (a pipe, a device)"
+        here = (
+            "a folder"
+            if path.is_dir()
+            else "a file"
+            if path.is_file()
+            else "not a file, but a pipe or a device"
+        )
         kept = "folder" if name in _FOLDERS else "file"
         raise RunDirError(
             f"{path} is {here}, and a run has a {kept} of that name: move it away and start again"
@@ -203,13 +209,14 @@ def _require_empty(folder: Path, seen: Collection[str]) -> None:
     names = sorted(name for name in seen if not name.startswith("."))
     if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
         raise RunDirError(
-            f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; put one of "
-            "them back from a backup, or move the directory away to start anew"
+            f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; restore "
+            "one of "
+            "them from a backup, or move the directory away to start anew"
         )
     if foreign := [name for name in names if name not in _OURS]:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise RunDirError(
-            f"{folder} is no run directory: it holds {', '.join(foreign[:3])}{more} and no run.json; "
+            f"{folder} is not a run directory: it holds {', '.join(foreign[:3])}{more} and no run.json; "
             "give an empty or new directory"
         )
 
@@ -244,7 +251,7 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
         fsync_folder(folder.parent, "run.json")
     theirs, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
     if theirs is None:
-        raise RunDirError(damage or f"{folder / 'run.json'} vanished while it was made; start again")
+        raise RunDirError(damage or f"{folder / 'run.json'} disappeared while it was made; start again")
     return theirs
 
 
@@ -280,14 +287,14 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
         facts = read_note(path)
         if facts.pop("checksum") == _checksum(facts) and _is_whole(facts):
             return facts, None
-        how = "its checksum does not fit"
+        how = "its checksum is wrong"
     except FileNotFoundError:
         return None, None
     except OSError as error:
         how = f"it {error.strerror}" if error.errno in _NO_FILE else f"it cannot be read ({error.strerror})"
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        how = "it is not what was written"
-    return None, f"{path} is damaged: {how}; put it back from a backup"
+        how = "its content was changed"
+    return None, f"{path} is damaged: {how}; restore it from a backup"
 
 
 _NO_FILE = (errno.EISDIR, errno.EINVAL, errno.EFBIG)

@@ -306,7 +306,8 @@ class Trail:
             self._said = True
             why = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else error
             self._warn(
-                f"{self.path}: {why}: until it is taken again, what the steps find is not kept for a kill; a "
+                f"{self.path}: {why}: until it can be written again, the results of steps do not survive "
+                "a kill; a "
                 "resume can compare only what the journal has been given"
             )
 

@@ -77,7 +77,7 @@ def distrust_config(run_dir: Path, config: Any) -> str:
     """Say why a configuration does not count as this user's: as `distrust` for the start that recorded it."""
     if _is_trusted_anyway():
         return ""
-    why = "no start of it has recorded this configuration"
+    why = "none of its starts has recorded this configuration"
     for start in RunJournal(run_dir).events("segment", valid=False):
         facts = start.data.get("facts", {})
         if facts.get("config") == config and not (why := distrust(run_dir, facts)):

@@ -38,7 +38,7 @@ def run_dir_of(params: Location) -> Path:
 
 def _require_name(name: str) -> None:
     if not name or "/" in name or name in (".", ".."):
-        raise ConfigError(f"{name!r} names a folder; give a text without '/', not empty")
+        raise ConfigError(f"{name!r} names a folder; give a string that is not empty and has no '/'")
 
 
 def index_of(params: Location, place: str) -> str | None:
@@ -51,12 +51,12 @@ def index_of(params: Location, place: str) -> str | None:
     if host is None:
         if port is not None:
             raise ConfigError(
-                f"{place}.port={port} without a host; give the host of a PostgreSQL, or neither"
+                f"{place}.port={port} without a host; give the host of a PostgreSQL server, or leave both out"
             )
         return None
     if "://" in host:
         if port is not None:
-            raise ConfigError(f"{place}.port={port}: the host is a URL; give it with the port in it")
+            raise ConfigError(f"{place}.port={port}: the host is a URL; put the port into the URL")
         return host
     if port == 27017:
         raise ConfigError(
@@ -86,7 +86,7 @@ def source(load: Load, save: Location | None) -> Path | None:
     if own is not None and there == own:
         raise ConfigError(
             f"loading pointlessly: load_params.query asks for {there}, where this run saves, and from "
-            "where it goes on by itself; leave the query out, or save elsewhere"
+            "where it resumes by itself; leave the query out, or save elsewhere"
         )
     return _asked(load.query, folder_of(asked), load.exp_id, index_of(asked, "load_params"))
 

@@ -27,11 +27,9 @@ def data_of(params: Function, place: str, *, shuffle: bool) -> Any:
     if not isinstance(made, Mapping):
         return made
     if "batch_size" not in params.arguments:
-        raise ConfigError(f"{place}.batch_size is missing; give how many samples a batch of the arrays has")
+        raise ConfigError(f"{place}.batch_size is missing; give the number of samples in a batch")
     if not made:
-        raise ConfigError(
-            f"{place}.func returned a dictionary with nothing in it; return arrays by their names"
-        )
+        raise ConfigError(f"{place}.func returned an empty dictionary; return arrays by name")
     size = params.arguments["batch_size"]
     return Named(tuple(made), arrays(*made.values(), batch_size=size, shuffle=shuffle, seed=0))
 

@@ -56,7 +56,7 @@ class ParamsRecord:
         if isinstance(value, numbers.Integral):  # not floats: NumPy's may compute otherwise than Python's
             value = plain(value)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{place} is {value}, which JSON lacks; give None, or a text")
+            raise ConfigError(f"{place} is {value}, which JSON lacks; give None, or a string")
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Mapping):
@@ -70,14 +70,16 @@ class ParamsRecord:
         if callable(value) and hasattr(value, "__qualname__"):
             return self._function(value, place)
         raise ConfigError(
-            f"{place} is {value!r:.80}, which cannot be recorded; give numbers, texts, lists and "
+            f"{place} is {value!r:.80}, which cannot be recorded; give numbers, strings, lists and "
             "dictionaries, and functions or classes of a module with their arguments beside them"
         )
 
     def _mapping(self, value: Mapping[Any, Any], place: str) -> dict[str, Json]:
         for name in value:
             if not isinstance(name, str):
-                raise ConfigError(f"{place} has the key {name!r}, which is no text; give texts as keys")
+                raise ConfigError(
+                    f"{place} has the key {name!r}, which is not a string; give strings as keys"
+                )
         if _is_function(value) or _is_pattern(value):
             raise ConfigError(
                 f"{place} has the keys {', '.join(value)}, by which a function or a regular expression is "
@@ -127,8 +129,8 @@ def restored(tree: Any, place: str = "") -> Any:
     if isinstance(tree, Mapping) and _is_function(tree):
         if "<" in str(tree[CALL]):
             raise ConfigError(
-                f"{place} was {tree[CALL]}, made inside another function, where nobody finds it again; "
-                "define it at the top of its module"
+                f"{place} was {tree[CALL]}, made inside another function, where it cannot be found again; "
+                "define it at the top level of its module"
             )
         return imported(str(tree[CALL]))
     if isinstance(tree, Mapping) and _is_pattern(tree):

@@ -121,7 +121,7 @@ class Function(Section):
 
 def _name_of_validation(name: str) -> str:
     if not name or "/" in name or name == "train":
-        raise ValueError(f"{name!r} cannot name a validation; give another text, without '/'")
+        raise ValueError(f"{name!r} cannot name a validation; give another name, without '/'")
     return name
 
 

@@ -72,7 +72,7 @@ class ParamsTask(Task):
             if self._torch is None and given is not None:
                 raise ConfigError(f"{name}: a {type(model).__name__} trains itself; leave it out")
             if self._torch is not None and given is None and tree.train_params.train_loop is None:
-                raise ConfigError(f"{name} is missing; give it, a torch model needs it")
+                raise ConfigError(f"{name} is missing; give it: a torch model needs it")
         params = tree.optimizer_params
         if params is None:
             return None

@@ -105,7 +105,7 @@ def recording_test(
     }
     home = RunDir.open(run_dir, seed=seed, about={"kind": _KIND, "validates": validates})
     if home.facts.get("kind") != _KIND:
-        raise ConfigError(f"{home.path} is the run {home.id}, which is no test; give another exp_id")
+        raise ConfigError(f"{home.path} is the run {home.id}, which is not a test; give another exp_id")
     with evaluation_segment(home, {**facts, "validates": validates}, f"tested {where.name}") as segment:
         yield _OwnRecord(home, where, segment, frequency)
 
@@ -148,7 +148,7 @@ def run_of(checkpoint: Path) -> Path:
     for folder in checkpoint.parents:
         if (folder / "run.json").exists():
             return folder
-    raise ConfigError(f"{checkpoint} lies in no run directory; give one where its run has it")
+    raise ConfigError(f"{checkpoint} is not in a run directory; give a checkpoint inside the run directory")
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -61,7 +61,7 @@ test_from_params.__test__ = False  # type: ignore[attr-defined]  # pytest takes 
 def _tested(tree: Test, dont_run: bool, skip_check: bool) -> Any:
     path = source(tree.load_params, tree.save_params)
     if path is None:
-        raise ConfigError("load_params say no checkpoint to test; give exp_id, query or from_ckpt")
+        raise ConfigError("load_params name no checkpoint to test; give exp_id, query or from_ckpt")
     if not tree.validation_params:
         raise ConfigError("validation_params name no validation; give at least one")
     record = ParamsRecord(tree.tree(), git=not skip_check)

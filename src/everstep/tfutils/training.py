@@ -97,11 +97,12 @@ def _made(
     first = models[0].train_params.data_params
     if any(each.train_params.data_params != first for each in models):
         raise ConfigError(
-            "train_params.data_params differ, and the models train on one reading of the data; give one"
+            "train_params.data_params differ, but all models train on the same data; give equal data_params"
         )
     if len({index_of(each.save_params, "save_params") for each in models}) > 1:
         raise ConfigError(
-            "save_params.host and port differ, and what trains together is in one index; give one"
+            "save_params.host and port differ, but runs that train together share an index; give the same "
+            "host and port"
         )
     records = [ParamsRecord(each.tree(), git=not skip_check) for each in models]
     if not skip_check:
