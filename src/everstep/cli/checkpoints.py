@@ -128,7 +128,7 @@ def _verified(row: dict[str, Any]) -> dict[str, Any]:
 
 def _pin(run_dir: Path, names: tuple[str, ...], action: str) -> list[dict[str, Any]]:
     if not names:
-        raise ConfigError(f"{action} without a NAME: give names of checkpoints; everstep checkpoints RUN lists them")
+        raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
     store = store_of(run_dir)
     for name in [_parse(run_dir, text) for text in names]:
         store.pin(name) if action == "pin" else store.unpin(name)
