@@ -39,11 +39,11 @@ def names(runs: list[dict[str, str]]) -> list[str]:
 
 def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: Path) -> None:
     told, _ = everstep("--help", cwd=tmp_path)
-    assert "0 done, 1 something is wrong, 2 wrong usage" in told
+    assert "0 done, 1 something is wrong or failed, 2 wrong usage" in told
     for name in ("sweep", "runs", "show", "compare", "export", "prune", "checkpoints", "sync", "doctor"):
         assert re.search(rf"^  {name} ", told, re.MULTILINE)
     told = " ".join(everstep("runs", "--help", cwd=tmp_path)[0].split())
-    assert "Status is running, finished, stopped, failed, killed, or gone" in told
+    assert "The status is running, finished, stopped, failed, killed, or gone" in told
     assert everstep("--version", cwd=tmp_path)[0].startswith("everstep, version ")
 
 
