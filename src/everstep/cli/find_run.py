@@ -31,7 +31,7 @@ def open_index(index: str | None) -> Database:
 
 
 class Searched(NamedTuple):
-    """Runs found in an index; `names` are those that were asked about, in their order."""
+    """Runs found in an index; `names` are the names in the query, in their order."""
 
     database: Database
     runs: list[Mapping[str, Any]]

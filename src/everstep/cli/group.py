@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 _LOOKING = ("runs", "show", "compare", "plot", "checkpoints", "export", "prune", "sync", "config")
-"""Commands that read what a run directory holds, whoever wrote it, and call nothing of a user's."""
+"""Commands that only read run directories, whoever wrote them, and call no code of a user."""
 
 _ODD = (
     ArithmeticError,

@@ -38,7 +38,7 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
         pins = set()
     names = store.names()
     named = ""
-    with contextlib.suppress(OSError):  # not a file, or not readable: the next start says so
+    with contextlib.suppress(OSError):  # missing or unreadable: the next start reports it
         named = pointer.read(run_dir / "checkpoint", [str(name) for name in names]).text
     return [_describe(store, name, name in pins, str(name) == named) for name in names]
 

@@ -122,7 +122,7 @@ class _TextTable:
         return [min(width, max(text, n)) for width, n in zip(self._widths, self._numbers, strict=True)]
 
     def fit(self, room: int) -> None:
-        """Make it as wide as that, as far as texts may be cut: those of the widest column first."""
+        """Fit the table to a width by cutting strings, those of the widest column first."""
         floors = self._floors(_NARROWEST)
         while sum(self._widths) + 2 * (len(self._widths) - 1) > room:
             wider = [at for at, width in enumerate(self._widths) if width > floors[at]]

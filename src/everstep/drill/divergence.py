@@ -90,12 +90,12 @@ class DrillDivergence:
 
     @property
     def cause(self) -> str:
-        """The likely cause and the remedy, in words."""
+        """Likely cause and remedy, for people."""
         return self.note or CAUSES[self.component]
 
     @property
     def where(self) -> str:
-        """The place in words."""
+        """Place of the difference, for people."""
         return _WHERE[self.place].format(step=self.step, epoch=self.epoch)
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ class Undisturbed:
                         yield _divergence("journal", "a step that was not there", record, ABSENT, "there")
                 elif record.at != "enter" or number == 0:
                     # A later start enters with the state of a checkpoint, the one of step 0 included: that
-                    # has what lines between `with` and the loop have done.
+                    # has the changes made by the lines between `with` and the loop.
                     yield from _of_parts(expected, record)
 
     def _of_rows(self, other: Program, run: str) -> Iterator[DrillDivergence]:

@@ -173,7 +173,7 @@ class Program:
         return records
 
     def journal(self, run: str) -> RunJournal:
-        """Read the journal of a run anew."""
+        """Read the journal of a run."""
         return RunJournal(self.root / run)
 
 
@@ -185,7 +185,7 @@ def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Hold back the signals that end a drill, so that a process that is just being started is not lost."""
+    """Hold back the signals that end a drill, so that a process which is being started is not forgotten."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield

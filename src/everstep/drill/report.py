@@ -29,12 +29,12 @@ class StartSummary:
     """Summary of a start: its strike, its end and its steps.
 
     Attributes:
-        strike: the strike in words; None if the start was left alone.
+        strike: description of the strike; None if the start was not struck.
         status: exit status; negative: the signal that ended the start.
         seconds: duration of the start.
         resumed_from: checkpoints from which its runs were resumed; empty for a fresh start.
         steps: number of completed steps.
-        said: reports of its resumes ("resume verified: ...").
+        said: messages of its resumes ("resume verified: ...").
     """
 
     strike: str | None
@@ -53,7 +53,7 @@ class Ordeal:
         hazard: name of the hazard.
         verdict: "exact"; "differs", with `divergence`; "failed": a start that was left alone did not end
             with status 0; "not hit": the program ended before a strike; "no such place".
-        struck: place of the strike in words.
+        struck: description of the place of the strike.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
         starts: summaries of the starts, in order.
@@ -115,7 +115,7 @@ class DrillReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every program that was struck ended as the undisturbed one, and at least one was struck."""
+        """Whether at least one program was struck, and all ended as the undisturbed program."""
         struck = [one.verdict for one in self.ordeals if one.verdict not in ("not hit", "no such place")]
         return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
 

@@ -1,4 +1,4 @@
-"""Hazards of a drill: each aims the strikes at the starts of a program, one strike for each start."""
+"""Hazards of a drill: each plans the strikes at a program, one strike for each start."""
 
 from __future__ import annotations
 

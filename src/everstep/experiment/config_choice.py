@@ -1,4 +1,4 @@
-"""Choice of the config when a run has another one than is given: keep, override, or fork."""
+"""Choice between the config of a run and a different given config: keep, override, or fork."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def choose(
         why = "" if trust else distrust_config(located(run_dir), meta["config"])
         # A comparison may import the stored services: not those of a run that is not this user's.
         changes = touching(meta["config"], resolved, imports=not why)
-        # Permission comes first: `resolve` imports what the stored config names.
+        # Permission comes first, because `resolve` imports the code that the stored config names.
         if changes and on_change == "keep":
             run = RunDir.open(located(run_dir), create=False)
             admit(run.path, run.id, meta["config"], (), why, trust)
@@ -90,7 +90,7 @@ def choose(
 
 
 def require_unchanged(choice: Choice, on_change: OnChange) -> str:
-    """Return what a training would say about the changes since the newest checkpoint; "" if nothing.
+    """Return the message of a training about changes since the newest checkpoint; "" if there is none.
 
     Raises:
         ChangedError: the training would be refused.
@@ -153,7 +153,7 @@ def _is_known(call: ServiceCall, imports: bool) -> bool:
 
 
 def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
-    """Take the stored config, but what touches no step from the given one; services in the given order.
+    """Take the stored config, with the given values of keys that affect no step; services in the given order.
 
     Args:
         imports: as for `touching`.
@@ -165,7 +165,7 @@ def kept_tree(stored: Mapping[str, Any], given: Mapping[str, Any], *, imports: b
         for part in above:
             ours, theirs = ours.setdefault(part, {}), theirs[part]
         ours[name] = theirs[name]
-    # Controllers are paired by their order: the given ones say only where the stored ones stand.
+    # Controllers are paired by their order: the given list decides only the position of the stored ones.
     controlling = iter(_controllers(stored, imports))
     services = [
         next(controlling, None) if _controls(each, imports) else each for each in given.get("services") or ()
@@ -200,7 +200,7 @@ def _require_fit(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint that does not fit the state, before a fork is made from it.
 
     Raises:
-        RestoreError: the checkpoint does not fit; lists what is missing, unexpected and of another form.
+        RestoreError: the checkpoint does not fit; lists missing, unexpected and reshaped names.
     """
     user = UserState(state)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""YAML files and overrides, laid one over the other; every value keeps the file and line of its origin."""
+"""YAML files and overrides, merged in order; every value keeps the file and line of its origin."""
 
 from __future__ import annotations
 

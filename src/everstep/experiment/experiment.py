@@ -74,7 +74,7 @@ class Experiment:
         run_dir, seed: as given.
 
     Raises:
-        ConfigError: what should make an object is not a function; or both strict_git and skip_check are
+        ConfigError: a maker of an object is not a function; or both strict_git and skip_check are
             given.
     """
 
@@ -113,11 +113,11 @@ class Experiment:
         """Further arguments of the Trainer."""
         self._trainer: Trainer | None = None
 
-    # --------------------------------------------------------------------------------- what it makes
+    # ------------------------------------------------------------------------------------- its parts
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer, made when it is first asked for."""
+        """Trainer of the experiment; made at the first access."""
         if self._trainer is None:
             task = self._made(self._task, self.seed)
             # The same seed again: weights do not depend on how much the task's own function draws.
@@ -259,7 +259,7 @@ class Experiment:
 
 
 def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
-    """Print what git could not give back of a folder's code; outside a repository, nothing unless `strict`.
+    """Print which code of a folder git could not restore; outside a repository, nothing unless `strict`.
 
     Raises:
         UsageError: `strict`, and git could not give back the code.
@@ -276,7 +276,7 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
 
 
 def _uncommitted(folder: Path, git: dict[str, Any] | None) -> str:
-    """Describe in words what is not committed or pushed; "" if git could give back all the code."""
+    """Describe the code that is not committed or pushed; "" if git could restore all of it."""
     if git is None:
         return f"{folder} is in no git repository"
     if "problem" in git:

@@ -109,12 +109,12 @@ class Fork:
 
 
 def facts_of(run_dir: Path) -> dict[str, Any]:
-    """Facts in a run's `run.json`; empty where there is no run."""
+    """Return the facts in a run's `run.json`; empty if there is no run."""
     folder = located(run_dir)
     return RunDir.open(folder, create=False).facts if (folder / "run.json").exists() else {}
 
 
 def is_as_begun(run_dir: Path, facts: Mapping[str, Any]) -> bool:
-    """Whether a fork has no checkpoint yet besides its parent's."""
+    """Whether a fork has no checkpoint yet except the copy of its parent's."""
     names = Store(located(run_dir), 0, lambda _: None).names()
     return not names or names[-1] <= CheckpointName.parse(facts["parent"]["checkpoint"])

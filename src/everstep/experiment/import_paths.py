@@ -9,7 +9,7 @@ from typing import Any
 from everstep.errors import ConfigError, nearest
 
 _TOLD = 20
-"""Most names that a message lists if a module lacks the name that was asked for."""
+"""Most names that a message lists if a module lacks the requested name."""
 
 
 def imported(path: str) -> Any:

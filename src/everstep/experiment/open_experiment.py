@@ -80,7 +80,7 @@ class Configured(Experiment):
         )
 
     def _build(self, task: Any) -> None:
-        """Give the task what makes its model, optimizer and scheduler, if the config says so."""
+        """Give the task the config's makers of its model, optimizer and scheduler, if there are any."""
         config = self.config
         optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
         parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
@@ -126,7 +126,7 @@ class Configured(Experiment):
         return self.trainer
 
     def check(self, schedule: str) -> str:
-        """Make everything that a schedule needs; returns what the schedule would say about a changed config.
+        """Make everything that a schedule needs; return its message about a changed config.
 
         Raises:
             ConfigError: there is no such schedule, or the training would be refused.
@@ -179,13 +179,14 @@ def open_config(
     Args:
         overrides: PATH=VALUE each, as in `resolve`.
         run_dir: run directory, instead of the config's.
-        on_change: what to do if the config of the run in that directory differs in what touches training:
+        on_change: what to do if the config of the run in that directory differs in keys that change training:
             "error": show both and refuse; "keep": resume with the stored config; "override": resume with the
             given config; "fork": leave the run alone, and train from its newest checkpoint in a new run
             directory, RUN-fork-1, which the same call resumes.
         profile: name of a profile in the config, laid over the rest.
         strict_git, skip_check: as for `Experiment`.
-        trust: let "keep" import and call what the run names, even if the run does not count as this user's.
+        trust: let "keep" import and call the code that the run names, even if the run is not marked as this
+        user's.
 
     Raises:
         TrustError: "keep" would do so, and `trust` is not given.
@@ -220,7 +221,7 @@ def open_run(
     Args:
         overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
-        trust: import and call what the run names, even if the run does not count as this user's: see
+        trust: import and call the code that the run names, even if the run is not marked as this user's: see
             docs/guide/trust.md.
 
     Raises:
@@ -298,7 +299,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
 def _trained(
     tree: dict[str, Any], saved: dict[str, Any] | None, run_dir: Path, *, imports: bool = True
 ) -> dict[str, Any]:
-    """Return the newest start's config, but what touches training as the newest checkpoint has it."""
+    """Return the newest start's config, with the newest checkpoint's values of keys that change training."""
     if saved is None:
         return tree
     given = resolve(ExperimentConfig, base=tree, imports=imports)

@@ -19,7 +19,7 @@ from everstep.experiment.config_layers import CALL, Place, dotted
 
 
 class Problem(typing.NamedTuple):
-    """A mistake in a config: its place, and what is wrong there with the remedy."""
+    """Mistake in a config: its place, and a message with the remedy."""
 
     place: Place
     text: str
@@ -56,7 +56,7 @@ _WANTED = {
 
 
 def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -> list[Problem]:
-    """List the mistakes of a validation, one for each place, also where a value fits no member of a union."""
+    """List the mistakes of a validation, one per place, also if a value fits no member of a union."""
     wanted: dict[Place, list[str]] = {}
     others = []
     for each in error.errors():
@@ -65,7 +65,7 @@ def problems_of(error: ValidationError, value: Any, schema: Any, place: Place) -
             others.append(_problem_of_key(each, (*place, *inside)))
         elif word is not None:
             wanted.setdefault(inside, []).append(word)
-        elif each["type"] != "needs_python_object":  # no config can hold the object that is asked for
+        elif each["type"] != "needs_python_object":  # no config can hold an object of this type
             others.append(_problem(each, value, schema, place))
     found = []
     for inside, words in wanted.items():

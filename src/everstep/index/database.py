@@ -1,4 +1,4 @@
-"""Index in a database: its transactions, its version, and errors that say what to do."""
+"""Index in a database: its transactions, its version, and errors with remedies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Database:
 
     Attributes:
         place: as given.
-        name: the place in words, without a password.
+        name: the place for messages, without a password.
         shared: whether the index may have other machines' runs.
 
     Raises:
@@ -45,7 +45,7 @@ class Database:
         self.name, self.shared = self._home.name, self._home.shared
 
     def exists(self) -> bool:
-        """Whether there is an index to read; a PostgreSQL database makes its tables when it is asked."""
+        """Whether there is an index to read; PostgreSQL's tables are made at the first use."""
         return self._home.exists()
 
     @contextlib.contextmanager

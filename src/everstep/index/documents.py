@@ -1,4 +1,4 @@
-"""Documents that can be asked for: their fields, and the places of those in the tables."""
+"""Documents that queries return: their fields, and where the tables have these."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def project(document: Document, names: Iterable[str]) -> Document:
     for name in names:
         parts = name.split(".")
         if name not in document and any(".".join(parts[:end]) in asked for end in range(1, len(parts))):
-            continue  # a field above this one is asked for whole
+            continue  # the whole field above is requested, too
         if name in document:
             found[name] = document[name]
             continue
@@ -174,7 +174,7 @@ def _chosen(
 
 
 def _ask_runs(connection: Connection, asked: Asked, gone: Collection[int]) -> list[Document]:
-    """Return facts of runs, what their newest starts recorded, and the last value of each metric."""
+    """Return facts of runs, the records of their newest starts, and the last value of each metric."""
     found = _chosen(connection, asked, gone, run_condition(connection, asked.where, gone))
     recorded = newest_facts(connection, [run["id"] for run in found])
     documents = {
@@ -190,7 +190,7 @@ def _ask_runs(connection: Connection, asked: Asked, gone: Collection[int]) -> li
 
 
 def _metrics_for(connection: Connection, asked: Asked, documents: Collection[int]) -> list[str]:
-    """List the metrics in the documents of some runs: all, or those that are asked for."""
+    """List the metrics in the documents of some runs: all, or the requested ones."""
     if not asked.fields:
         names = select(series.c.name).where(one_of(connection, series.c.run, documents)).distinct()
         return [name for name in connection.execute(names).scalars() if name not in FACTS]

@@ -1,4 +1,4 @@
-"""Rows for a tree of JSON values, which can be asked by path, with the semantics of MongoDB's paths.
+"""Rows for a tree of JSON values, which queries find by path, with the semantics of MongoDB's paths.
 
 A path is names joined by dots.  It goes through objects by name and through lists by number; an object in
 a list is reached without the number, too: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 LONGEST_LIST = 1000
-"""Most elements of a list that can be asked for."""
+"""Most elements of a list that can be searched."""
 
 LONGEST_NAME = 250
 """Most characters of a metric's name in the index; a longer name is cut, and gets a hash."""
 
 DEEPEST = 64
-"""Most levels of objects and lists that can be asked for."""
+"""Most levels of objects and lists that can be searched."""
 
 ELEMENT = "\x1f"
 """Character before the number of a list's element in a path of the table."""
@@ -60,7 +60,7 @@ def _walk(path: str, value: Any, depth: int = 1) -> Iterator[Field]:
 
 
 def leads(path: str, place: str) -> bool:
-    """Whether a path that is asked for leads to a place, or to the list whose element lies there."""
+    """Whether a requested path leads to a place, or to the list that has the place as an element."""
     names = path.split(".")
     parts = _PARTS.findall(f".{place}")
     reached = {0}  # how many of the names may have been used
@@ -97,7 +97,7 @@ def _into(item: Any, path: str, name: str) -> Iterator[Any]:
 
 
 def named(text: str) -> str:
-    """Write a key, or a path that is asked for, as the table has it."""
+    """Write a key, or a requested path, as the table has it."""
     return clean(text).replace(ELEMENT, "\N{REPLACEMENT CHARACTER}")
 
 
@@ -154,5 +154,5 @@ def _plain(value: Any) -> Any:
 
 
 def rows_of(run: int, tree: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Make the rows of the table `fields` for what a run's newest start recorded."""
+    """Make the rows of the table `fields` for the record of a run's newest start."""
     return [(run, at, *field) for at, field in enumerate(fields_of(tree))]

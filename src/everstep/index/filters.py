@@ -102,7 +102,7 @@ def where(
 def _test(
     condition: Comparison, found: list[Mapping[str, Any]], several: Mapping[int, list[Any]] | None
 ) -> Callable[[Mapping[str, Any]], bool]:
-    """Turn a condition into a function; `found` is all that the function will be asked about."""
+    """Turn a condition into a function; `found` is the list of all values that it will be called with."""
     name, sign, value = condition
     if name == "name" and sign in ("=", "!="):
         return lambda one: is_named(one[name], str(value)) == (sign == "=")

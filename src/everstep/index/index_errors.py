@@ -1,4 +1,4 @@
-"""Faults of an index, divided by what the caller can do."""
+"""Errors of an index, one class per remedy of the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnwritableIndexError(RunIndexError):
 
 
 class MalformedIndexError(RunIndexError):
-    """The file is not a database any more, and was set aside; the next writer makes it again."""
+    """The file is damaged and was set aside; the next writer makes it again."""
 
 
 class RefusedError(RunIndexError):
@@ -27,9 +27,9 @@ class RefusedError(RunIndexError):
 
 
 def again_if_malformed(work: Callable[[], T], say: Callable[[str], object]) -> T:
-    """Return what `work` returns; if it finds the index malformed, say so and do the work again.
+    """Return what `work` returns; if it finds the index malformed, print that and do the work again.
 
-    The malformed file was set aside, so that the second try makes the index anew from the journals.
+    The malformed file was set aside, so that the second try makes the index again from the journals.
     """
     try:
         return work()

@@ -47,7 +47,7 @@ def lacks_credential(at: Location | None) -> bool:
 
 
 def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
-    """Return the index of a run: what EVERSTEP_INDEX names, else the given index, else a file beside the run.
+    """Return the index of a run: that of EVERSTEP_INDEX, else the given index, else a file beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
 

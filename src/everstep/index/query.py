@@ -1,4 +1,4 @@
-"""Questions to the index in Python: `everstep.query`."""
+"""Queries to the index in Python: `everstep.query`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from everstep.index.documents import Asked
 
 MOST = (1 << 63) - 1
-"""Most documents that a database can be asked for at once."""
+"""Largest limit of documents that a database accepts."""
 
 
 def query(
@@ -28,7 +28,7 @@ def query(
     fields: Sequence[str] = (),
     index: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask for runs, or for what they recorded, with MongoDB's filter language.
+    """Search runs, or their records, with MongoDB's filter language.
 
     The index is first brought up to date with the journals beside it.
 
@@ -72,7 +72,7 @@ def query(
 
 
 def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the documents, and what is wrong with the journals, in words."""
+    """Return the documents, and descriptions of faults in the journals."""
     from everstep.index.documents import ask
     from everstep.index.mongo import leaves
     from everstep.index.query_checks import require_comparable
@@ -120,7 +120,7 @@ def index_place(index: str | None) -> Location:
 
 
 def open_index(index: str | None) -> tuple[Database, list[str]]:
-    """Open the index, up to date with the journals beside it; also returns, in words, their faults.
+    """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
     If a file can be neither written nor read, the journals beside it are read into an index in memory.
 

@@ -1,4 +1,4 @@
-"""Refusal of questions that no run can answer: most likely they have a typing error."""
+"""Refusal of queries that no run can match, which most likely have a typing error."""
 
 from __future__ import annotations
 

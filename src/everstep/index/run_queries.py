@@ -1,4 +1,4 @@
-"""Questions to the index: runs, and the rows of a run."""
+"""SQL queries for runs, and for the rows of a run."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class NewestFacts:
 
 
 def leads_here(connection: Connection, path: str) -> ColumnElement[bool]:
-    """Whether a path that is asked for leads to a row of `fields`."""
+    """Whether a requested path leads to a row of `fields`."""
     path = named(path)
     places = select(fields.c.path).distinct().where(fields.c.path.contains(ELEMENT))
     places = places.where(fields.c.path.startswith(path.partition(".")[0], autoescape=True))

@@ -47,7 +47,7 @@ class Shipped:
     Attributes:
         runs: number of runs that were looked at.
         rows: number of metric rows that are new in the index.
-        problems: torn, damaged and conflicting runs, in words.
+        problems: descriptions of torn, damaged and conflicting runs.
     """
 
     runs: int = 0
@@ -218,7 +218,7 @@ def _unchanged(run_dir: Path, known: _Known | None) -> bool:
     try:
         return known is not None and known.status != "running" and known.sizes == _sizes(run_dir)
     except RunDirError:
-        return False  # the shipping will say what is wrong
+        return False  # shipping reports the fault
 
 
 def _sizes(run_dir: Path) -> dict[int, int]:
@@ -390,7 +390,7 @@ def _ship_segment(connection: Connection, known: _Known, run_dir: Path, number: 
 
 
 def _ship_events(connection: Connection, run: int, found: list[Any], segment: dict[str, Any]) -> None:
-    """Insert the events, and note in the segment's row what they say about the segment."""
+    """Insert the events, and update the segment's row from them."""
     from everstep.record import ACCEPTED
 
     for event in found:
@@ -414,7 +414,7 @@ def _ship_events(connection: Connection, run: int, found: list[Any], segment: di
         [
             (run, e.segment, e.offset, _text(e.kind), e.time, int(e.wall), json.dumps(e.data))
             for e in found
-            if e.kind not in ("segment", "progress")  # the segment's row has what they say
+            if e.kind not in ("segment", "progress")  # the segment's row has their content
         ],
     )
     insert_rows(

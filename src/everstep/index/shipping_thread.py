@@ -26,9 +26,9 @@ FILE_PATIENCE = 10.0
 class IndexWriter:
     """Writer that ships a run's journal every `SECONDS` and at its end.
 
-    The thread imports SQLAlchemy at the first shipping.  A failure is said once, and the next shipping tries
-    again: the journal has it all.  A shipping does not wait for another process that writes the index, except
-    the last shipping.
+    The thread imports SQLAlchemy at the first shipping.  A failure gives one message, and the next shipping
+    tries again: the journal has it all.  A shipping does not wait for another process that writes the
+    index, except the last shipping.
 
     Args:
         place: the index.
@@ -89,7 +89,9 @@ class IndexWriter:
                     lambda said: self._say(f"warning: {said}"),
                 )
             except IndexBusyError:
-                if patience:  # no shipping comes after the last one, which alone has patience
+                if (
+                    patience
+                ):  # only the last shipping waits for a busy index: no later one could send its rows
                     self._say(
                         f"the index {database.name} is busy: everstep sync will add the rest of this run"
                     )

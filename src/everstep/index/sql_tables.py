@@ -1,7 +1,7 @@
 """Tables of the index.  A resume changes no rows: `segments.valid_to` decides which rows are valid.
 
     runs         one per run
-    fields       one per value of what a run's newest start recorded, to be asked by its path: `index.fields`
+    fields       one per value in the record of a run's newest start, found by its path: `index.fields`
     segments     one per start of a run: a file of its journal, and how much of it is here
     series       one per metric and phase of a run
     metrics      one per value; NaN is NULL
@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 VERSION = 3
-"""Version of this schema; `everstep.index.migrations` migrates older ones."""
+"""Version of these tables; `everstep.index.migrations` migrates older versions."""
 
 metadata = MetaData()
 
@@ -65,7 +65,7 @@ fields = Table(
     Column("path", Words, nullable=False),
     Column("kind", Words, nullable=False),  # null, bool, number, text, list, object
     Column("number", Float),  # of a number (NaN is NULL) or a bool
-    Column("text", Words),  # of a text; of a list or an object its canonical JSON
+    Column("text", Words),  # the string; for a list or an object its canonical JSON
     sqlite_with_rowid=False,
 )
 
@@ -88,7 +88,7 @@ segments = Table(
     Column("epoch", Big, nullable=False),
     Column("facts", Words, nullable=False),  # JSON
     Column("problems", Words, nullable=False),  # JSON: a list of sentences
-    Column("torn", Words),  # what is wrong with the bytes after `size`
+    Column("torn", Words),  # the fault of the bytes after `size`
     sqlite_with_rowid=False,
 )
 

@@ -15,7 +15,7 @@ from everstep.state import Encoded, leaves
 ABSENT = "absent"
 
 _Facts: TypeAlias = dict[str, list[bytes]]
-"""What a run has, by path; a second value under one path is one too many."""
+"""Facts of a run by path; a second value under a path is a difference."""
 
 
 class RunDifference(NamedTuple):
@@ -24,7 +24,7 @@ class RunDifference(NamedTuple):
     Attributes:
         path: what it is: "leaf/PATH", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH", "ended"
             or "checkpoint".
-        a, b: what it is in each run, in a few words; "absent" where one has none.
+        a, b: short description of the value in each run; "absent" if a run lacks the value.
     """
 
     path: str
@@ -41,7 +41,7 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[RunDifferenc
 
     Args:
         a, b: run directories; only read.
-        shared: leave out what only one of them has: for runs with different services.
+        shared: leave out values that only one run has, as for runs with different services.
 
     Raises:
         RunDirError: a path is not a run directory.
@@ -101,7 +101,7 @@ def _best(run_dir: Path, last: Checkpoint) -> _Facts:
 
 
 def _shown(values: list[bytes], other: list[bytes]) -> str:
-    """The first value, or of a long one the bytes around the first that differs; and how many there are."""
+    """Show the first value (of long bytes, those around the first difference), and the number of values."""
     if not values:
         return ABSENT
     value, with_what = values[0], other[0] if other else b""

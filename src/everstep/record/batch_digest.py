@@ -4,7 +4,7 @@ The digest of an array in host memory covers its type, its shape, its first and 
 spaced between them (64; in a large array, an element for each 16 KiB, up to 1,024).  The digest of a long
 list covers its first and last 32 items.  Neither the memory layout of an array (a worker makes it contiguous)
 nor the order of a dict changes the digest.  Arrays on a device and objects of user-defined classes are left
-out: the digest waits for no device, and accuses no batch of a difference that cannot be told.
+out: the digest waits for no device, and reports no difference that could be a mistake.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None
 
 
 def array_digest(array: NDArray[Any], seed: int) -> int | None:
-    """Return the digest of an array in host memory; None where an element has bytes besides its value."""
+    """Return the digest of an array in host memory; None if elements have bytes beside their values."""
     described = _described(array.dtype, array.shape)
     if described is None:
         return None
@@ -89,7 +89,7 @@ def array_digest(array: NDArray[Any], seed: int) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
-    """Digest a type and a shape; None where an element has bytes besides its value."""
+    """Digest a type and a shape; None if elements have bytes beside their values."""
     if dtype.kind not in "biufc" or dtype.char in "gG":  # long doubles have unused bytes
         return None
     return _hash(f"{dtype.str}{shape}".encode())

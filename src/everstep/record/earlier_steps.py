@@ -1,8 +1,8 @@
 """Earlier executions of the steps that a start executes again, read from the journal and the trails.
 
-If a step has several executions, the first one counts, so that a difference does not launder itself.  An
-execution that was superseded on purpose (by a rollback, by a checkpoint or a configuration that a person
-chose, by an accepted divergence) is not compared with.
+If a step has several executions, the first execution counts, so that a second start cannot hide a
+difference.  An execution that was superseded on purpose (by a rollback, by a checkpoint or a configuration
+that a person chose, by an accepted divergence) is not compared with.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EarlierSteps:
 def read_earlier_steps(
     journal: RunJournal, position: Position | None, step: int, *, tail: bool = False
 ) -> EarlierSteps:
-    """Collect what earlier executions found of the steps that a start from `step` will execute again.
+    """Collect the earlier results of the steps that a start from `step` will execute again.
 
     Args:
         position: the end of the journal as the checkpoint knows it.

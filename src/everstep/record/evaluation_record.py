@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
         checkpoint: name of the checkpoint; for best weights "best/METRIC/NAME".
         digest: the checkpoint's digest.
         step, epoch: the run's step and epoch when the checkpoint was saved.
-        num_steps: batches that were asked for, -1 for all.
+        num_steps: requested number of batches, -1 for all.
         metrics: name to value; the names have the stream's prefix.
         time: when the evaluation was recorded, in seconds since 1970.
     """
@@ -98,7 +98,7 @@ def record_evaluation(
     *,
     lock: bool = True,
 ) -> None:
-    """Add an evaluation to a run's record; whole or not at all, whatever happens.
+    """Add an evaluation to a run's record; whole or not at all.
 
     Args:
         facts: the evaluation's provenance (`everstep.record.facts`).

@@ -108,8 +108,8 @@ class Journal:
             run_dir: the run directory.
             segment: this start's number, from 1; `RunDir.next_segment()`.
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
-            facts: this start's provenance, JSON; None: the segment is not a start, and gets decisions alone.
-            warn: told once when the disk begins to refuse, and once when it is well again.
+            facts: this start's provenance, JSON; None if the segment is not a start and only gets decisions.
+            warn: called once when the disk begins to refuse writes, and once when writing works again.
             limit: bytes kept in memory while the disk refuses.
 
         Raises:
@@ -246,7 +246,7 @@ class Journal:
             self._accepted("write")
 
     def _write_chunk(self) -> None:
-        """Write whole frames of about one chunk together: a failure loses little, a success stays."""
+        """Write whole frames, about a chunk at once: a failure loses little, and written frames stay."""
         frames = size = 0
         for frame in self._queue:
             frames, size = frames + 1, size + len(frame.data)

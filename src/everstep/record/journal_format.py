@@ -11,7 +11,7 @@
              unsigned number of `width` bytes per row, the column is base + number
 
 A frame's offset counts all bytes that its segment wrote: the frame's place in the file, unless earlier
-rows were dropped for lack of space.  So a position stays true whatever is dropped.
+rows were dropped for lack of space.  So dropping rows leaves every position valid.
 The header's layout is the same in every version, so that an old everstep can name a new version.
 """
 

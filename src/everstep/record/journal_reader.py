@@ -126,7 +126,7 @@ class Segment:
         parent: the position that the segment continues from; None if it started from nothing.
         events: in the order of writing.
         blocks: in the order of writing.
-        problems: torn and damaged places, in words, with offsets.
+        problems: descriptions of torn and damaged places, with offsets.
     """
 
     number: int
@@ -340,7 +340,7 @@ class RunJournal:
 
     @property
     def problems(self) -> list[str]:
-        """All that is torn, damaged or missing, in words; empty for a healthy journal."""
+        """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
         _ = self._chain  # finding the chain fills _chain_problems
         found = [problem for segment in self._segments.values() for problem in segment.problems]
         return found + self._chain_problems
@@ -446,7 +446,7 @@ class RunJournal:
         return max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
-        """Map each stream to what lines at the head of the epoch after `step` did to its generators.
+        """Map each stream to the changes that the head of the epoch after `step` made to its generators.
 
         The newest execution counts, even if it is superseded.
         """
@@ -507,14 +507,14 @@ class RunJournal:
 
     @cached_property
     def _cuts(self) -> list[tuple[int, int]]:
-        """(segment, step): from that step on, that segment and earlier segments are not compared with."""
+        """(segment, step): from that step on, this and earlier segments are not compared with."""
         began = [(s.number - 1, 0) for s in self._segments.values() if s.started and s.parent is None]
         rollbacks = [(each.segment, each.first) for each in self.rollbacks()]
         return began + rollbacks + self._accepted
 
     @cached_property
     def _choices(self) -> list[tuple[int, int]]:
-        """(segment, step): from that step on, the segments before that segment are not compared with."""
+        """(segment, step): from that step on, earlier segments are not compared with."""
         decisions = [event for event in self.events("decision") if event.data.get("what") == CHOSEN]
         return [(event.segment, event.data["step"]) for event in decisions]
 
@@ -528,7 +528,7 @@ class RunJournal:
 
     @cached_property
     def _accepted(self) -> list[tuple[int, int]]:
-        """(segment of the decision, step): a person accepts what diverged from that step on."""
+        """(segment of the decision, step): a person accepts the divergence at that step."""
         decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
         return [(event.segment, event.data["step"]) for event in decisions]
 

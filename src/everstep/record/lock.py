@@ -1,4 +1,4 @@
-"""Lock of a run directory: one process, and in it one loop.
+"""Lock of a run directory: held by one process, and by one loop in the process.
 
 The lock is `fcntl.lockf` on the file `lock`: the kernel drops the lock when its process dies, however it
 dies, and a forked loader worker neither holds the lock nor can drop it.  But the lock also falls with *any*
@@ -27,7 +27,7 @@ from everstep.errors import RunDirError, RunLockedError
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
-"""(st_dev, st_ino) of each lock file held -> pid of the holder, which a forked child is not."""
+"""(st_dev, st_ino) of each lock file held -> pid of the holder; a forked child is not the holder."""
 
 _GUARD = threading.Lock()
 _BUSY = (errno.EACCES, errno.EAGAIN)

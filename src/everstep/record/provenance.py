@@ -60,7 +60,7 @@ def facts(
 
 
 def machine() -> dict[str, str]:
-    """Collect what may change the last bits of a result, outside any framework: names to strings."""
+    """Collect facts that may change the last bits of a result, outside any framework: names to strings."""
     return {
         "processor": _processor(),
         "python": platform.python_version(),

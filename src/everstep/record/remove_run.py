@@ -1,4 +1,4 @@
-"""Removal of a run: its directory, and no directory that is not a run's."""
+"""Removal of a run directory, and of nothing else."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 
 
 class Divergence(NamedTuple):
-    """Difference between two executions of a step, in words.
+    """Difference between two executions of a step.
 
     Attributes:
         step: the step that differs.
@@ -41,7 +41,7 @@ class Replay:
 
     Args:
         reference: the earlier executions.
-        incomparable: asked once: why numbers cannot be expected to be equal; "" if they can.
+        incomparable: called once; returns why numbers cannot be expected to be equal, "" if they can.
 
     Attributes:
         steps: count of the steps executed again.
@@ -224,7 +224,7 @@ class Replay:
         return f"{steps} not compared with earlier executions: {why}"
 
     def advice(self) -> str:
-        """Say what may cause a difference, and how to find the cause."""
+        """Name possible causes of a difference, and how to find the cause."""
         return (
             "the same steps gave other numbers: they read a value that is not in state= (a counter, a "
             "learning rate or an average in a variable, a generator of your own, a batch drawn ahead), the "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from everstep.redaction import redacted
 
 KIND = "rollback"
-"""Value of `what` in such a decision."""
+"""Value of `what` in the decision of a rollback."""
 
 
 class Batch(NamedTuple):
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     Attributes:
         stream: the stream's name.
         pass_index, batch_index: numbers of the pass over the data and of the batch in the pass; both from 0,
-            but in words from 1, as epochs and steps are.
+            but messages count from 1, like epochs and steps.
         samples: the numbers of the batch's samples, None where the stream cannot tell them.
     """
 

@@ -63,7 +63,7 @@ class RunDir:
     Attributes:
         path: the directory, absolute.
         facts: the content of `run.json`: id, created (seconds since 1970), seed, seed_given, versions.
-        notes: the repairs that opening the directory made, in words.
+        notes: descriptions of the repairs made at opening.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class RunDir:
         seed: int | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> RunDir:
-        """Open a run directory; make a new one where it is missing or empty.
+        """Open a run directory; make a new run if the directory is missing or empty.
 
         Args:
             path: the directory; missing parents are made.  See `located`.
@@ -282,7 +282,7 @@ def _checksum(facts: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """Read the facts of a file; or return None, and what is wrong with the file unless it is missing."""
+    """Read the facts of a file; or return None, and the fault of the file unless it is missing."""
     try:
         facts = read_note(path)
         if facts.pop("checksum") == _checksum(facts) and _is_whole(facts):

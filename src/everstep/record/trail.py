@@ -1,7 +1,7 @@
 """Trail: the values that each step found, kept where SIGKILL cannot take them, for the next start to compare.
 
 One file per segment, beside its journal.  The file is memory-mapped, so a step writes into it without a
-system call: the kernel has the bytes, whatever becomes of the process.  A power cut may lose the trail; it is
+system call: the kernel has the bytes even if the process is killed.  A power cut may lose the trail; it is
 never the truth.
 
 Where a file system gives each written page a new place (Btrfs), or asks a server, writing to a mapping of a
@@ -61,7 +61,7 @@ _LAST_SEQ = (1 << 16) - 1
 class Trail:
     """Writer of one segment's trail.  Only the training thread calls it.
 
-    Where the disk refuses the file, the run continues without a trail; the user is told once, and each
+    If the disk refuses the file, the run continues without a trail; a message says so once, and each
     boundary tries again.
 
     Args:
@@ -85,7 +85,7 @@ class Trail:
         self._keys: dict[tuple[str, str], int] = {}
         """Numbers by (phase, name); 0 is not a key: such records are left out."""
         self._texts: dict[tuple[str, str], bytes] = {}
-        """JSON by (phase, name), for all keys that this file was asked for, with or without room for them."""
+        """JSON by (phase, name), for all keys of this file, including those without room in it."""
         self._absent: set[str] = set()
         """Metrics that were not on the host at the end of some step."""
         self._memory: mmap.mmap | bytearray | None = None
@@ -93,7 +93,7 @@ class Trail:
         self._last = self._whole = step
         self._floors = [step, step]
         self._refused = self._said = False
-        """_refused: the disk took no file, and the next boundary tries again; _said: the user was told so."""
+        """_refused: the file cannot be written, and each boundary tries again; _said: a message said so."""
         self._make(SMALLEST, [])
         _OPEN.add(self)
 
@@ -215,7 +215,7 @@ class Trail:
     # --------------------------------------------------------------------------- the boundaries
 
     def committed(self, step: int) -> None:
-        """Note a committed checkpoint: records up to the checkpoint before it are not needed any more."""
+        """Note a committed checkpoint: records before the previous checkpoint are no longer needed."""
         self._floors = [self._floors[1], step]
 
     def tidy(self) -> None:

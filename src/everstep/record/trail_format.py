@@ -39,7 +39,7 @@ _STEPS = LARGEST // 32
 """Limit on the steps that a file may claim: a forged file may claim more than it has room for."""
 
 ABSENT, KEY, FOLDED = 1, 2, 4
-"""Flags of a record: the value is not on the host, or cannot be told; a key's definition; a mean."""
+"""Flags of a record: the value is not on the host, or unknown; a key's definition; a mean."""
 
 MAGIC = b"\x89EVT\r\n\x1a\n"
 HEADER = struct.Struct("=8sII")

@@ -28,7 +28,7 @@ MARK = "mark"
 """Name of a start's mark among its facts."""
 
 _COVERED = ("config", "code")
-"""Facts that say what is imported, with which arguments it is called, and where it lies."""
+"""Facts that name the imported code, the arguments of its calls, and its place."""
 
 
 def key_file() -> Path | None:
@@ -86,7 +86,7 @@ def distrust_config(run_dir: Path, config: Any) -> str:
 
 
 def _is_trusted_anyway() -> bool:
-    """Whether EVERSTEP_TRUST says that this process may import and call what any run names."""
+    """Whether EVERSTEP_TRUST lets this process import and call the code that any run names."""
     return os.environ.get(TRUST_VARIABLE, "") not in ("", "0")
 
 
@@ -107,7 +107,7 @@ def _mark(key: bytes, run: str, facts: Mapping[str, Any]) -> str:
 
 
 def _key() -> bytes | None:
-    """Read this user's key; None where there is no key that only the user can read."""
+    """Read this user's key; None if there is no key, or if others can read it."""
     path = key_file()
     if path is None:
         return None
@@ -127,7 +127,7 @@ def _key() -> bytes | None:
 
 
 def _made_key() -> bytes | None:
-    """Make a new key; None where it cannot be written.  If two are made at once, the first one counts."""
+    """Make a new key; None if it cannot be written.  If two are made at once, the first counts."""
     path = key_file()
     if path is None or os.path.lexists(path):
         return None

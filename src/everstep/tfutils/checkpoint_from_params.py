@@ -1,4 +1,4 @@
-"""Places of the runs that parameters name, and the parts of their checkpoints that are loaded."""
+"""Checkpoints that parameters name, and the parts of them that are loaded."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _restored(choice: Any, known: list[str]) -> list[str]:
 
 
 def _full(name: str, known: list[str]) -> str:
-    """Complete a name to one in the checkpoint; names of the model may leave out "model/"."""
+    """Complete a name to a name in the checkpoint; names of the model may leave out "model/"."""
     for each in (name, f"model/{name}"):
         if each in known:
             return each

@@ -149,7 +149,8 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, An
         everstep.train_from_params(**params)
 
     Args:
-        trust: import what the run names, even if the run does not count as this user's: docs/guide/trust.md.
+        trust: import the code that the run names, even if the run is not marked as this user's:
+        docs/guide/trust.md.
 
     Raises:
         TrustError: the run does not count as this user's, and `trust` is not given.

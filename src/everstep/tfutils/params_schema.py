@@ -31,7 +31,7 @@ class Section(BaseModel):
     """Dictionary of a tree, with certain keys; None means the default, unless a type allows None.
 
     Class attributes:
-        gone: keys of tfutils that are refused, and what to do instead.
+        gone: keys of tfutils that are refused -> the replacement.
     """
 
     model_config = ConfigDict(

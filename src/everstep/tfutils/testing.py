@@ -28,7 +28,7 @@ def test_from_params(
     dont_run: bool = False,
     skip_check: bool = False,
 ) -> Any:
-    """Run validations on a checkpoint of a run, and record what they find.
+    """Run validations on a checkpoint of a run, and record their metrics.
 
     Args:
         load_params: names the checkpoint, as for `train_from_params`.

@@ -1,4 +1,4 @@
-"""Version 2: records of a run can be asked by path, a run has its machine, a checkpoint its step."""
+"""Version 2: records of a run can be searched by path, a run has its machine, a checkpoint its step."""
 
 from __future__ import annotations
 
