@@ -9,7 +9,7 @@ Counted is the tree whose everstep is imported (PYTHONPATH=OTHER/src), by its pu
 The rules:
 
 - A *call* is a Python function of everstep that is entered, as sys.setprofile tells; a generator counts each
-  time it goes on, a comprehension belongs to its function.  Calls of libraries are not counted.
+  time it continues, a comprehension belongs to its function.  Calls of libraries are not counted.
 - A *file* counts once.  A *switch* is a call in another file than the call before, in the same thread.
 - A *quiet step* lies between a step's body and the next one, where nothing is due; with a batch and a metric
   in a tensor, and without a batch and with a float.  The first 16 steps of a start, which are looked at, are

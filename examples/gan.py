@@ -1,6 +1,6 @@
 """A generative adversarial network on points: two models, two optimizers, one step of one's own.
 
-Stop it anywhere, with Ctrl-C or with kill -9, and start it again: it goes on, and ends with the same bits.
+Stop it at any point, with Ctrl-C or kill -9, and start it again: it resumes, and ends with the same bits.
 """
 
 from __future__ import annotations

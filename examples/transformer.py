@@ -1,6 +1,6 @@
 """A small causal transformer on the source text of Python's standard library, byte by byte.
 
-Stop it anywhere, with Ctrl-C or with kill -9, and start it again: it goes on, and ends with the same bits.
+Stop it at any point, with Ctrl-C or kill -9, and start it again: it resumes, and ends with the same bits.
 The default takes about ten minutes on two CPU cores, --small some seconds.
 """
 
