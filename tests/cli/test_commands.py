@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["compare", "good"], "two runs or more"),
         (["plot", "valid_loss"], "at least one RUN"),
         (["plot", "good", "valid_loss", "--out", "a.gif"], ".png or .svg"),
-        (["checkpoints", "good", "pin"], "give the names"),
+        (["checkpoints", "good", "pin"], "needs a NAME: give names"),
         (["checkpoints", "good", "prune", "--keep-best", "loss"], "METRIC:min:N"),
         (["checkpoints", "good", "prune", "--keep-best", "valid_loss:mni:1"], "METRIC:min:N"),
         (["checkpoints", "good", "prune", "--keep-best", "valid_lss:min:1"], "did you mean 'valid_loss'"),

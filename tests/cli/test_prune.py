@@ -130,7 +130,7 @@ def test_what_is_no_run_or_holds_another_one_stays(here: Path) -> None:
     (here / "link").symlink_to(here / "runs" / "good")
     assert "it is a link" in everstep("prune", "link", "--delete", cwd=here, status=1)[1]
     RunDir.open(here / "runs" / "long" / "mine")
-    assert "another run is in it" in everstep("prune", "runs/long", "--delete", cwd=here, status=1)[1]
+    assert "it contains another run" in everstep("prune", "runs/long", "--delete", cwd=here, status=1)[1]
     RunDir.open(here / "runs" / "stopped" / "evaluations")
     lock = RunLock(here / "runs" / "stopped" / "evaluations")
     lock.acquire()
@@ -181,7 +181,7 @@ def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_pat
     said = everstep("prune", old["name"], "--delete", cwd=tmp_path, status=1)[1]
     assert "its directory is gone" in said
     found = find(old["name"], str(tmp_path / "runs"))
-    with pytest.raises(ConfigError, match=f"in {run_dir} is a-"):
+    with pytest.raises(ConfigError, match=f"{run_dir} is now the run a-"):
         _ = found.path
     with found.database.read() as connection:
         described = describe(connection, found)
