@@ -220,7 +220,7 @@ def test_ones_own_run_asks_nothing_and_says_what_it_imports(
     said = capfd.readouterr().err
     run = RunDir.open("runs/tiny", create=False).id
     assert f"note: for the run {run} is imported and called: tiny_experiment:TinyTask" in said
-    assert re.search(r"from '.*/made0'", said)
+    assert re.search(r"from '.*/made\d+'", said)
     shutil.move("runs/tiny", "elsewhere")
     assert everstep(monkeypatch, "resume", "elsewhere", "trainer.max_epoch=2") == 0
 
