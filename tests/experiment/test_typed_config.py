@@ -202,7 +202,7 @@ def test_a_value_of_another_kind_under_any_key_is_an_error_with_its_line(tmp_pat
     ("profiles", "message"),
     [
         ("[x]", r"line 3: profiles: \['x'\] is a list; give a mapping"),
-        ("xyz", "line 3: profiles: 'xyz' is a text; give a mapping"),
+        ("xyz", "line 3: profiles: 'xyz' is a string; give a mapping"),
         ("{x: }", "line 3: profiles.x: there is no value; give a mapping"),
         ("{x: [a]}", "line 3: profiles.x: .* is a list; give a mapping"),
     ],
