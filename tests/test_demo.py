@@ -160,7 +160,7 @@ def test_stopped_in_two_ways_it_ends_with_the_bits_of_the_run_that_was_not(tmp_p
     run = tmp_path / "run"
     status, output = stop(run, 1, signal.SIGINT)
     assert status == 130
-    saved = re.search(r"saved \S+/(?:epoch-\d+-)?step-0*(\d+); start again to go on", output)
+    saved = re.search(r"saved \S+/(?:epoch-\d+-)?step-0*(\d+); start again to continue", output)
     assert saved, output
 
     status, output = stop(run, 3, signal.SIGKILL)

@@ -300,12 +300,12 @@ def ends(how: str) -> str:
         (ends("stop"), 0, "it is enough (step 5, finished)"),
         ("services=[{LossBound: {metric: loss, bound: 1e-9}}]", 1, "above its bound 1e-09"),
         ("optimizer.lr=fast", 2, "give a number"),
-        ("trainer.max_time=1e-6", 3, "start again to go on"),
+        ("trainer.max_time=1e-6", 3, "start again to continue"),
         (ends("interrupt"), 3, "the machine is taken away: "),
         ("services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]", 4, "valid/loss"),
-        (ends("SIGHUP"), 129, "start again to go on"),
-        (ends("SIGUSR1"), 138, "start again to go on"),
-        (ends("SIGTERM"), 143, "start again to go on"),
+        (ends("SIGHUP"), 129, "start again to continue"),
+        (ends("SIGUSR1"), 138, "start again to continue"),
+        (ends("SIGTERM"), 143, "start again to continue"),
     ],
 )
 def test_how_a_training_ended_is_its_exit_status(here: Path, change: str, status: int, said: str) -> None:

@@ -528,7 +528,7 @@ def test_a_start_without_a_step_leaves_the_record_as_it_is(
     again = opened(file, "optimizer.lr=0.2", "seed=8", on_change="override").train().ending
     assert again.digest == first.digest
     said = capsys.readouterr().out
-    assert "not used, nor recorded:\n" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
+    assert "neither used nor recorded:\n" in said and "config.optimizer.lr: stored 0.1, given 0.2" in said
     assert "used as given" not in said
     facts = RunJournal("runs/tiny").facts()
     assert (facts["config"]["optimizer"]["lr"], facts["config"]["seed"], facts["seed"]) == (0.1, 7, 7)

@@ -301,7 +301,7 @@ def test_a_start_that_took_a_head_for_harmless_says_so_when_it_learns_better(tmp
 
     with pytest.raises(Killed):
         run(killed=True)
-    assert "only now does the record know that lines at the head of an epoch" in run()
+    assert "not yet recorded that lines at the head of an epoch" in run()
 
 
 @pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=1)], ids=["epochs", "steps"])

@@ -90,7 +90,7 @@ def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path:
         assert raised.value.code == 3
         assert not tiny.loop.ending.finished
         assert tiny.loop.ending.reason == "time budget of 50 s is used up"
-        assert any("start again to go on" in line for line in tiny.lines)
+        assert any("start again to continue" in line for line in tiny.lines)
         ran.append(tiny.loop.step)
     tiny = start().train(inside=lambda loop, step: clock.advance(10))
     assert ran == [5, 10]

@@ -369,7 +369,7 @@ def test_what_stands_in_the_journals_place_is_said_and_stays(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="something else has the name: move it away and start again"):
         while_training(tmp_path / "run", lambda run: becomes_file(place), say=said.append)
     assert place.read_text() == "of somebody"
-    assert any("the checkpoint before is intact" in line for line in said), said
+    assert any("the previous checkpoint is intact" in line for line in said), said
 
 
 def test_a_lock_that_is_removed_while_the_run_trains_is_made_again(tmp_path: Path) -> None:

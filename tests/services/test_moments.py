@@ -333,8 +333,8 @@ def test_every_end_runs_though_others_fail_and_all_failures_are_shown(tmp_path: 
     with pytest.raises(ServiceError, match=r"2 service\(s\): 'c': Boom: close c; 'a': Boom: close a"):
         tiny.train()
     assert log == [f"exit {n}: max_epoch 1 is reached" for n in "abc"] + ["close c", "close b", "close a"]
-    assert [line for line in tiny.lines if "failed and is passed over" in line] == [
-        f"warning: service '{n}' failed and is passed over: Boom: exit {n}" for n in "ac"
+    assert [line for line in tiny.lines if "failed and is skipped" in line] == [
+        f"warning: service '{n}' failed and is skipped: Boom: exit {n}" for n in "ac"
     ]
     again = Tiny(tmp_path / "run", max_epoch=1).train()
     assert again.seen == [] and again.loop.ending.finished
@@ -424,9 +424,9 @@ def test_service_names(tmp_path: Path) -> None:
         Tiny(tmp_path, services=[everstep.EarlyStop("valid_loss", patience=n) for n in (1, 2)])
     with pytest.raises(ConfigError, match="without '/'"):
         Told("a/b", lambda b: None)
-    with pytest.raises(ConfigError, match="is no Service; pass instances"):
+    with pytest.raises(ConfigError, match="is not a Service; pass an instance"):
         Tiny(tmp_path, services=[everstep.EarlyStop])
-    with pytest.raises(ConfigError, match="is no Service"):
+    with pytest.raises(ConfigError, match="is not a Service"):
         Tiny(tmp_path, services=[print])
 
 

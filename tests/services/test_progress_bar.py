@@ -106,8 +106,8 @@ def test_it_draws_below_the_lines_that_are_printed(tmp_path: Path) -> None:
     ("what", "status", "last"),
     [
         ("error", 1, "RuntimeError: as planned"),
-        ("SIGINT", 128 + signal.SIGINT, "start again to go on"),
-        ("SIGTERM", 128 + signal.SIGTERM, "start again to go on"),
+        ("SIGINT", 128 + signal.SIGINT, "start again to continue"),
+        ("SIGTERM", 128 + signal.SIGTERM, "start again to continue"),
     ],
 )
 def test_it_leaves_the_terminal_in_order(tmp_path: Path, what: str, status: int, last: str) -> None:

@@ -122,7 +122,7 @@ def test_what_is_said_and_recorded(tmp_path: Path) -> None:
     (line,) = [line for line in first.lines if line.startswith("rollback")]
     assert line == (
         "rollback 1 of 3: metric 'other_loss' is nan at step 13. Quarantined: batch 13 of pass 1 of stream "
-        f"'train' (samples {samples[0]}, {samples[1]}); the run goes on from step-00000012"
+        f"'train' (samples {samples[0]}, {samples[1]}); the run continues from step-00000012"
     )
     assert str(left.value).startswith(line)
     (one,) = RunJournal(tmp_path).rollbacks()
@@ -295,7 +295,7 @@ def test_no_checkpoint_from_before_it(tmp_path: Path) -> None:
 
     with pytest.raises(NonFiniteError) as failed:
         everstep.recovering(main)
-    assert any("no checkpoint from before it is left" in note for note in failed.value.__notes__)
+    assert any("no checkpoint from before that step is left" in note for note in failed.value.__notes__)
 
 
 def test_a_pass_of_one_batch_that_is_quarantined(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_what_can_be_read_only_once_is_not_tried_again(tmp_path: Path) -> None:
     door = everstep.Trainer(task, {"train": stream}, tmp_path / "run", services=services, max_step=5, seed=7)
     with pytest.raises(ConnectionError) as raised:
         door.run_training()
-    assert "'train' is an iterator, which cannot be gone back in" in " ".join(raised.value.__notes__)
+    assert "'train' is an iterator, which cannot be read again" in " ".join(raised.value.__notes__)
 
 
 def program(run_dir: Path, fault: Fault, **options: Any) -> Tiny:

@@ -213,4 +213,4 @@ def test_a_scheduler_that_undoes_it_is_named_once(tmp_path: Path, make: Any, tol
         assert ending.warnings == ()
     else:
         (warning,) = ending.warnings
-        assert f"service 'sets' sets optimizer.lr, and {told} computes it anew" in warning
+        assert f"service 'sets' sets optimizer.lr, and {told} computes it from" in warning

@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_costs_saves_and_not_the_training(disk: Path, tmp_p
     tiny = Tiny(disk / "run", max_epoch=4).train(inside=inside)
     ending = tiny.loop.ending
     assert ending.finished and ending.failed_saves >= 1
-    assert any("a save failed, the checkpoint before is intact" in w for w in ending.warnings)
+    assert any("a save failed, and the previous checkpoint is intact" in w for w in ending.warnings)
     assert tiny.w.tobytes() == straight.w.tobytes() and ending.digest == straight.loop.ending.digest
     assert Tiny(disk / "run", max_epoch=4).train().seen == []
 

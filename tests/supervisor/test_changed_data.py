@@ -139,7 +139,7 @@ def test_a_change_is_refused_with_both_values_or_chosen(
     _, loop, lines = start(tmp_path / "run", now, 12, on_change="override")
     assert loop.ending.step == 12
     [said] = [line for line in lines if "is used as given" in line]
-    assert ("begins anew" in said) == (at == INSIDE)
+    assert ("starts from its beginning" in said) == (at == INSIDE)
     assert not any("as given" in line for line in start(tmp_path / "run", now, 14)[2])  # it is the run's now
 
 
@@ -175,7 +175,7 @@ def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuff
     said = [line for line in lines if "stream 'train' is used as given" in line]
     assert len(said) == shuffle and loop.seed == 6 and loop.step == 8
     assert all("seed was 5 at the checkpoint and is 6 now" in line for line in said)
-    assert any("begins anew" in line for line in said) == (shuffle and at == INSIDE)
+    assert any("starts from its beginning" in line for line in said) == (shuffle and at == INSIDE)
 
 
 def test_a_chosen_change_inside_a_pass_reads_the_pass_from_its_start(tmp_path: Path) -> None:

@@ -107,5 +107,5 @@ def test_a_module_that_fails_when_it_is_looked_at_stops_no_run(
 ) -> None:
     broken = Broken()
     assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
-    assert capsys.readouterr().out.count("was not looked at (RuntimeError: of its own)") == 1
+    assert capsys.readouterr().out.count("were not checked (RuntimeError: of its own)") == 1
     assert isinstance(broken, nn.Module)

@@ -103,7 +103,7 @@ def session(folder: Path, signal_name: str) -> tuple[int, str]:
 
 def test_ctrl_c_at_pythons_prompt_saves_and_keeps_the_session(tmp_path: Path) -> None:
     code, shown = session(tmp_path, "SIGINT")
-    assert "KeyboardInterrupt: Ctrl-C (SIGINT)" in shown and "start again to go on" in shown
+    assert "KeyboardInterrupt: Ctrl-C (SIGINT)" in shown and "start again to continue" in shown
     assert "still here 4 Ctrl-C (SIGINT) resumable" in shown
     assert code == 7
     assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()

@@ -411,7 +411,7 @@ def test_a_signal_saves_after_the_step_and_ends_with_its_exit_code(tmp_path: Pat
     assert raised.value.code == 128 + number
     assert walk.sv.ending.step == 5
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
-    assert any("start again to go on" in line for line in walk.lines)
+    assert any("start again to continue" in line for line in walk.lines)
     again = Walk(tmp_path / "run", max_step=8).run()
     assert again.seen == straight.seen[5:] and again.result() == straight.result()
 

@@ -214,7 +214,7 @@ def test_a_failure_in_data_that_can_be_read_once_stands(tmp_path: Path, wrap: An
     )
     with pytest.raises(NonFiniteError, match="a_loss") as failed:
         run.run_training()
-    reason = "step 3 is not undone: stream 'train' is an iterator, which cannot be gone back in; give a list"
+    reason = "step 3 is not undone: stream 'train' is an iterator, which cannot be read again; give a list"
     assert reason in failed.value.__notes__[-1]
     assert [line for line in lines if line.startswith(reason)]
     assert RunJournal(tmp_path).rollbacks() == []

@@ -136,8 +136,8 @@ class ServiceBoard:
                 )
             if not isinstance(outcome.metrics, Mapping):
                 raise UsageError(
-                    f"service {service.name!r} returned {outcome!r}, whose metrics are no dictionary; give "
-                    "what is to be done by name: everstep.Outcome(actions=(...,))"
+                    f"service {service.name!r} returned {outcome!r}, whose metrics are not a dictionary; "
+                    "give actions by name: everstep.Outcome(actions=(...,))"
                 )
             wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
             for name, value in outcome.metrics.items():
@@ -155,7 +155,7 @@ class ServiceBoard:
         except Exception as error:
             if service.stage is Stage.REPORT:
                 self._voice.warn(
-                    f"service {service.name!r} failed and is passed over: {type(error).__name__}: {error}"
+                    f"service {service.name!r} failed and is skipped: {type(error).__name__}: {error}"
                 )
                 return None
             # only a report may fail and be passed over: other stages decide what is trained and saved
@@ -234,7 +234,7 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
     """
     if not isinstance(service, Service):
         raise ConfigError(
-            f"{service!r} is no Service; pass instances, such as everstep.EarlyStop(...), "
+            f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
             "or register a function with loop.on(moment, fn)"
         )
     if service.name == "metrics":

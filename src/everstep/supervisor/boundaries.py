@@ -124,8 +124,8 @@ class Decisions:
             self._targets.add(action.target)
             for scheduler in engine.user.recomputing(action.target):
                 engine.voice.warn(
-                    f"service {service.name!r} sets {action.target}, and {scheduler} computes it anew from "
-                    "the step's number: at its next step the value is undone; take one of the two"
+                    f"service {service.name!r} sets {action.target}, and {scheduler} computes it from the "
+                    "step's number, so its next step undoes the value; take one of the two"
                 )
 
     def _undo(self, stop: Stop) -> None:

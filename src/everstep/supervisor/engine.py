@@ -251,7 +251,7 @@ class Engine:
             self.saves.save_first()
             if self.progress.step:
                 self.voice.warn(
-                    f"the steps count on from {self.step}, that of the weights that it begins with"
+                    f"the steps are counted on from {self.step}, the step of the weights that were loaded"
                 )
             return
         self.decisions.check_limits(False)
@@ -357,7 +357,7 @@ class Engine:
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
         told = {"reason": interruption.reason, "step": self.progress.step}
         self.journal.event("interrupted", told, wall=True)
-        self.voice.say(f"{interruption.reason}: {where}; start again to go on")
+        self.voice.say(f"{interruption.reason}: {where}; start again to continue")
         raise leaving(interruption.code, interruption.reason)
 
     def _close_services(self) -> None:
@@ -377,7 +377,9 @@ class Engine:
                 f"{what}() before the with block; enter it first: with {self.kind.name}(...) as loop:"
             )
         if self.status == "closed":
-            raise UsageError(f"{what}() after the with block has ended; make a new {self.kind.name} to go on")
+            raise UsageError(
+                f"{what}() after the with block has ended; make a new {self.kind.name} to continue"
+            )
 
     def require_entered(self, what: str) -> None:
         """Refuse a fact that is known only once the run is entered."""

@@ -173,7 +173,7 @@ def listed(services: Iterable[Service]) -> list[Service]:
     """
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
-            f"services={services!r} is no list; give a list, as in services=[everstep.Best(...)]"
+            f"services={services!r} is not a list; give a list, as in services=[everstep.Best(...)]"
         )
     return list(services)
 

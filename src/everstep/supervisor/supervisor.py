@@ -220,7 +220,7 @@ class Supervisor(Door):
         more = passes is None or slot.pass_index + slot.in_pass < passes
         if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
             self._engine.decisions.reopen()
-            self._engine.voice.say(f"stream {slot.name!r} has more passes now: the run goes on")
+            self._engine.voice.say(f"stream {slot.name!r} has more passes now; the run continues")
 
 
 def _require_goes_on(stop: StopRecord) -> None:

@@ -35,24 +35,22 @@ class Oversights:
             names = self._user.forgotten(self._progress.epoch)
         except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
-            self._voice.say(
-                f"what lies outside the state was not looked at ({type(error).__name__}: {error})"
-            )
+            self._voice.say(f"objects outside the state were not checked ({type(error).__name__}: {error})")
             return
         if names:
             self.looks_left = 0
             self._voice.warn(
                 f"{', '.join(names)}: the steps change it and the state does not save it, so a resume inside "
-                "an epoch begins it anew, and what the tail reads from it lacks the steps before; add it, as "
-                "in state={..., 'metrics': metrics}, unless it is begun anew before each use"
+                "an epoch resets it, and the tail reads values without the earlier steps; add it, as in "
+                "state={..., 'metrics': metrics}, unless it is reset before each use"
             )
 
     def check_strangers(self) -> None:
         """Require that each optimizer of the state's parameters is in the state."""
         if strangers := self._user.strangers():
             raise StateError(
-                f"{', '.join(strangers)} is not part of the state, so a resume would lose what it does; "
-                "add it and what it steps, as in state={'model': model, 'optimizer': optimizer}"
+                f"{', '.join(strangers)} is not part of the state, so a resume would lose its effect; "
+                "add it and the model that it steps, as in state={'model': model, 'optimizer': optimizer}"
             )
 
     def check_updates(self) -> None:

@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
         return f"{self.told}; no checkpoint can be made inside a pass"
 
 
-KNOWN = Verdict(False, "its shuffle buffer is no part of its state", replays=True)
+KNOWN = Verdict(False, "its shuffle buffer is not part of its state", replays=True)
 """Verdict on a Hugging Face `IterableDataset.shuffle(...)`, which is recognized."""
 
 

@@ -56,7 +56,7 @@ class Trials:
             self._note("state", name, verdict)
             if verdict.kept is False:
                 self._voice.warn(
-                    f"state entry {name!r}: {verdict.told}; a resume begins that anew: save it in "
+                    f"state entry {name!r}: {verdict.told}; a resume resets that; save it in "
                     "state_dict, unless no later step reads it"
                 )
 

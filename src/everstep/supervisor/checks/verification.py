@@ -219,8 +219,8 @@ class Verifier:
         self._journal.flush()
         if self._on_divergence == "stop" or (self._on_divergence is None and found.in_data):
             self._error = DivergenceError(
-                f"resume differs: {found}; {_CAUSES[found.in_data]}. If it is meant to be so: everstep "
-                f"accept RUN --divergence {found.step}, and start again; or go on in any case with "
+                f"resume differs: {found}; {_CAUSES[found.in_data]}. If the change is intended, run "
+                f"everstep accept RUN --divergence {found.step}, and start again; or continue with "
                 'on_divergence="warn"',
                 step=found.step,
             )
@@ -246,9 +246,9 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
 
 
 _CAUSES = {
-    True: "the data gives other batches than before the run was stopped: its order or its contents depend "
-    "on what is not restored (a source that does not keep its place, a generator of its own, a set, the "
-    "clock), or padding is memory that nobody has written (np.empty, torch.empty: take zeros)",
+    True: "the data gives other batches than before the stop: its order or its contents depend on something "
+    "that is not restored (a source without a saved position, a generator of its own, a set, the clock), or "
+    "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
 

@@ -263,7 +263,7 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
     path = store.best_folder(service.metric) / place.name
     if not path.exists():
-        raise NoCheckpointError(f"they are not in {path} any more; give them back from a copy")
+        raise NoCheckpointError(f"{path} is gone; restore it from a copy")
     try:
         saved = read_checkpoint(path)
     except DamagedCheckpointError as error:

@@ -58,7 +58,7 @@ class Rollbacks:
             return None
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
-            f"Quarantined: {_listed(rollback.batches)}; the run goes on from {rollback.checkpoint}"
+            f"Quarantined: {_listed(rollback.batches)}; the run continues from {rollback.checkpoint}"
         )
         self._voice.say(text)
         return RolledBack(text, str(self._store.run_dir), rollback.number)
@@ -108,7 +108,7 @@ class Rollbacks:
             return f"the checkpoints that this start left could not be set aside ({error})"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]
         if not checkpoints:
-            return "no checkpoint from before it is left; keep more with Checkpoints(keep_last=...)"
+            return "no checkpoint from before that step is left; keep more with Checkpoints(keep_last=...)"
         # the oldest checkpoint that is left bounds how far the run can go back
         blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
         first = blamed[0].step
@@ -125,7 +125,7 @@ class Rollbacks:
         )
         if shared := shared_samples(self.decided[-used:]):
             samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
-            told += f"; each of them quarantined sample {samples}: look at that first"
+            told += f"; each of them quarantined sample {samples}: look at that sample first"
         return told
 
     def _batch(self, drawn: Drawn) -> Batch:
@@ -163,6 +163,6 @@ def recovering(main: Callable[[], T]) -> T:
                 continue  # Retry counts its tries by itself
             run = str(Path(rolled.run_dir).resolve())
             if rolled.number <= last.get(run, 0):
-                rolled.add_note("the run began anew instead of going on: leave out resume=False")
+                rolled.add_note("the run started over instead of continuing; leave out resume=False")
                 raise
             last[run] = rolled.number

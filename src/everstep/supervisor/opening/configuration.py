@@ -106,7 +106,7 @@ def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
     """Make the error for given values that differ from the run's, where nobody has chosen between them."""
     return ChangedError(
         f"this differs from the run in {run_dir}:{told(differences)}",
-        'Give what is stored, or pass on_change="override" to go on with what is given, or use another '
+        'Give what is stored, or pass on_change="override" to continue with what is given, or use another '
         "directory for another run",
     )
 
@@ -159,7 +159,7 @@ def _shown(value: object) -> str:
 def _json(value: Any, where: str) -> Json:
     value = plain(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}, which JSON lacks; give None, or a text")
+        raise ConfigError(f"{where} is {value}, which JSON lacks; give None or a string")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -168,4 +168,4 @@ def _json(value: Any, where: str) -> Json:
         return [_json(part, f"{where}[{at}]") for at, part in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
-    raise ConfigError(f"{where} is {value!r}; give numbers, texts, lists and dictionaries of them")
+    raise ConfigError(f"{where} is {value!r}; give numbers, strings, and lists and dictionaries of them")

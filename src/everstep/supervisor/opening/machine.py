@@ -37,8 +37,8 @@ def require_one() -> None:
 
 def _refusal(found: str, remedy: str) -> UsageError:
     return UsageError(
-        f"this is one of several processes that train together ({found}), and everstep runs in one so far: "
-        "each would keep a run of its own, and after a kill they would resume at different steps and mix "
+        f"this is one of several processes that train together ({found}), and everstep supports one process: "
+        "each would keep its own run, and after a kill they would resume at different steps and mix "
         f"their gradients; start one process (as torchrun --nproc-per-node 1 does){remedy}"
     )
 
@@ -75,5 +75,5 @@ def warning(found: list[Difference]) -> str:
     return (
         "the checkpoint was computed on another machine, or under other settings of it:"
         f"{told(found).rstrip()}\nstate, samples and random state come back to the bit; numbers that are "
-        "computed from here on may differ from those of a run that was never stopped"
+        "computed from here on may differ from those of an uninterrupted run"
     )

@@ -110,7 +110,7 @@ class Opening:
             recovered = self._resume(checkpoint, user, board, limits)
         self._get_ready()
         if unknown := uncompared(user.options(), board.controllers()):
-            self._voice.say(f"not compared at a resume, so keep it as it is: {', '.join(unknown)}")
+            self._voice.say(f"not compared at a resume, so keep it unchanged: {', '.join(unknown)}")
         return recovered
 
     def _compare_fingerprint(self, meta: Any, given: Fingerprint, *, finished: bool) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class Opening:
         # after the load, which brings the stored options back
         user.use_options(changed)
         if checkpoint.path != self.store.path(checkpoint.name):
-            self._voice.say(f"{checkpoint.path} is another run's: this run goes on from a copy of it")
+            self._voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
             meta = {**meta, "journal": None, "rollbacks": []}
             self.rollbacks = []
         self._remember_rollbacks(meta)
@@ -305,7 +305,7 @@ class Opening:
                 except DamagedCheckpointError as error:
                     why = error
                 else:
-                    self._voice.say(f"{reopened}: the epoch goes on from {name}")
+                    self._voice.say(f"{reopened}: the epoch continues from {name}")
                     return inside
         self._voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
@@ -339,7 +339,9 @@ class Opening:
         if found and self._start.on_change == "error":
             raise refusal(self.run_dir.path, found)
         if found and progress.stop is not None:
-            self._voice.say(f"no step is run, so this is not used, nor recorded:{told(found).rstrip('. ')}")
+            self._voice.say(
+                f"no step is run, so this is neither used nor recorded:{told(found).rstrip('. ')}"
+            )
             stored_facts = {name: meta.get(name) for name in ("config", "controllers")}
             return {}, {name: fact for name, fact in stored_facts.items() if fact is not None}
         if found or controllers.free or options.free:

@@ -189,7 +189,7 @@ class Saver:
         self.failures += 1
         self.error = error
         told = f"{type(error).__name__}: {error}"
-        self._voice.warn(f"a save failed, the checkpoint before is intact ({told}); {self.remedy}")
+        self._voice.warn(f"a save failed, and the previous checkpoint is intact ({told}); {self.remedy}")
 
     @property
     def remedy(self) -> str:
@@ -414,7 +414,7 @@ class Saves:
         if error is not None:
             raise CheckpointError(
                 f"the last state could not be saved: {error}; {self._saver.remedy} and start again: "
-                "the run goes on from the checkpoint before"
+                "the run continues from the previous checkpoint"
             ) from error
 
     def settle(self, *, wait: bool = False) -> None:

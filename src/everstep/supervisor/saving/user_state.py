@@ -104,7 +104,7 @@ class UserState:
         if unscheduled:
             raise StateError(
                 f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
-                "state does not save it, so a resume would begin its schedule anew; add it, as in "
+                "state does not save it, so a resume would restart its schedule; add it, as in "
                 "state={..., 'scheduler': scheduler}, or make the optimizer without one"
             )
 

@@ -210,9 +210,9 @@ class HeadWatch:
         assumed, self._assumed = self._assumed, None
         if assumed is not None and (touched or not set(given) <= set(assumed)):
             self._say(
-                f"warning: stream {self._name!r}: this start went on from the end of an epoch, and only now "
-                "does the record know that lines at the head of an epoch set its generator or draw from it: "
-                "the batches since may differ from those of a run that was not stopped; "
+                f"warning: stream {self._name!r}: this start continued from the end of an epoch, when it was "
+                "not yet recorded that lines at the head of an epoch set its generator or draw from it: "
+                "the batches since may differ from those of an uninterrupted run; "
                 f"{self._remedy}, and start again from that checkpoint, with resume=NAME"
             )
 

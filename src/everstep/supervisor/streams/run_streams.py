@@ -169,8 +169,8 @@ class Streams:
         for name, slot in self._slots.items():
             if slot.stream is not None and slot.stream.spent:
                 return (
-                    f"stream {name!r} is an iterator, which cannot be gone back in; give a list, or an "
-                    "object whose __iter__ starts anew"
+                    f"stream {name!r} is an iterator, which cannot be read again; give a list, or an "
+                    "object whose __iter__ starts from the beginning"
                 )
         return ""
 

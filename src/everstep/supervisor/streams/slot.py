@@ -103,11 +103,11 @@ class StreamSlot:
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             raise DataError(
-                f"stream {self.name!r}: {changes}; give the data of that time back, or pass "
-                'on_change="override" to go on with what is given. Data that differs from epoch to epoch '
-                'on purpose: give each kind a name of its own, as in name="train2"'
+                f"stream {self.name!r}: {changes}; give the checkpoint's data, or pass "
+                'on_change="override" to continue with what is given. If the data differs between epochs on '
+                'purpose, give each kind its own name, as in name="train2"'
             )
-        anew = "; the pass that was open begins anew" if inside else ""
+        anew = "; the open pass starts from its beginning" if inside else ""
         self._say(f"stream {self.name!r} is used as given: {changes}{anew}")
         self._saved, self._left, self._must_return = None, None, False
         if inside:

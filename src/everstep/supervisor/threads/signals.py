@@ -89,7 +89,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     for watch in waiting:
         watch.receive(number)
     if waiting:
-        said = f"\n{describe(number)}: saving at the next boundary; again to end at once\n"
+        said = f"\n{describe(number)}: saving at the next boundary; send it again to end at once\n"
         with suppress(OSError):  # not print: the main thread may be inside a print
             os.write(2, said.encode())
     elif is_interactive():
