@@ -96,7 +96,7 @@ class ServiceBoard:
         return [service for service in self._services if moment in service.moments]
 
     def open(self, run: RunView, now: float) -> None:
-        """Open all services, whose state is restored by now; the console first, so that others can speak."""
+        """Open all services, after their state is restored; the console first, so that others can print."""
         for service in sorted(self._services, key=lambda s: not isinstance(s, Console)):
             self.open_one(service, run, now)
 

@@ -233,10 +233,10 @@ class Boundaries:
 
     def _check_program(self, at_epoch_end: bool) -> None:
         engine = self._engine
-        engine.oversights.check_strangers()
+        engine.program_checks.check_strangers()
         if at_epoch_end:
             if engine.progress.epoch == 1:
-                engine.oversights.check_updates()
+                engine.program_checks.check_updates()
             engine.loop.check_epoch()
 
     def _save_due(self, actions: list[tuple[Service | None, Action]], phase: Phase) -> None:

@@ -21,7 +21,7 @@ from everstep.state import Encoded, decode, encode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
-from everstep.supervisor.checks.sanity_checks import Oversights, WatchedMetrics
+from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
@@ -223,7 +223,7 @@ class Engine:
         self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered)
         self.collector.emit = self.recording.add
-        self.oversights = Oversights(self.user, self.progress, self.recovered.step, self.voice)
+        self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
         self.saves, self.decisions = Saves(self), Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
 
@@ -300,8 +300,8 @@ class Engine:
         current, wakeups = self.progress, self.wakeups
         current.step = step = current.step + 1
         self.verifier.step_done(step, current.epoch)
-        if self.oversights.looks_left:
-            self.oversights.look()
+        if self.program_checks.looks_left:
+            self.program_checks.look()
         # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
             self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)

@@ -1,1 +1,1 @@
-"""What a run checks about its program, its data and itself."""
+"""Checks of the program, of its data, and of steps that run again."""

@@ -14,7 +14,7 @@ _LOOKS = 16
 """Number of first steps after which modules outside the state are looked at: an average changes rarely."""
 
 
-class Oversights:
+class ProgramChecks:
     """Looks for what the state lacks, in the first steps and at boundaries.
 
     Args:

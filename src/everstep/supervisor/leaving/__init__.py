@@ -1,1 +1,1 @@
-"""How a start ends: exit, ending, or another try."""
+"""End of a start: exit, ending, rollback or retry."""

@@ -108,7 +108,7 @@ class Exit:
         engine.saves.await_first()
         # a loop without epochs has no earlier end at which to ask
         if not current.epoch:
-            engine.oversights.check_updates()
+            engine.program_checks.check_updates()
         self._save_last()
         # before `ended` is recorded: a finished run has its last state on disk
         engine.saves.await_commit()
@@ -263,7 +263,7 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         raise NoCheckpointError("they were not kept; leave save=True, and measure after the last step")
     path = store.best_folder(service.metric) / place.name
     if not path.exists():
-        raise NoCheckpointError(f"{path} is gone; restore it from a copy")
+        raise NoCheckpointError(f"{path} is gone; bring it back from a copy")
     try:
         saved = read_checkpoint(path)
     except DamagedCheckpointError as error:

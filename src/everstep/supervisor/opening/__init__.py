@@ -1,1 +1,1 @@
-"""From the arguments of a start to its first step: what is compared, restored, or begun anew."""
+"""Opening of a run: its directory is locked, a checkpoint is chosen, compared and restored."""

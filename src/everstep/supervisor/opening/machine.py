@@ -1,4 +1,4 @@
-"""Machine of a run: a single process so far, and the fingerprint that is compared at each resume.
+"""Machine of a run: a single process, and the fingerprint that is compared at each resume.
 
 State, samples and random state come back to the bit on any machine.  Results computed from them are equal
 only where processor, libraries, threads and flags are the same.

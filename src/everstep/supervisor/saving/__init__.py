@@ -1,1 +1,1 @@
-"""The state of a run, and its saves."""
+"""State of a run, and its saves."""

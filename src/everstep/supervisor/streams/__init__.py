@@ -1,1 +1,1 @@
-"""The data of a run: passes, positions, generators, quarantined batches."""
+"""Data of a run: passes, positions, generators, quarantined batches."""

@@ -18,7 +18,7 @@ from everstep.supervisor.streams.generators import Generators, HeadWatch
 from everstep.supervisor.streams.slot import StreamSlot
 
 
-class Sieve(CursorWrapper):
+class QuarantineCursor(CursorWrapper):
     """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out.
 
     Args:
@@ -131,10 +131,10 @@ class Streams:
 
     def _new(self, name: str) -> StreamSlot:
         head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
-        return StreamSlot(name, self._seed, self._say, self._generators, self._sieve, head)
+        return StreamSlot(name, self._seed, self._say, self._generators, self._without_quarantined, head)
 
-    def _sieve(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
-        """Return the cursor, in a sieve if batches of its pass are to be noted or left out."""
+    def _without_quarantined(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
+        """Wrap the cursor, if batches of its pass are to be noted or left out."""
         place = (slot.name, slot.pass_index)
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
         # the usual case: nothing stands between the program and its batches
@@ -150,7 +150,7 @@ class Streams:
                 f"position{otherwise}"
             )
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
-        return Sieve(cursor, out, drew)
+        return QuarantineCursor(cursor, out, drew)
 
     def try_words(self) -> list[tuple[str, Verdict]]:
         """Try streams that are taken at their word; return the new verdicts by stream."""

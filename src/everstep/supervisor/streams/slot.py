@@ -31,7 +31,7 @@ class StreamSlot:
         seed: int,
         say: Callable[[str], None],
         generators: Generators,
-        sieve: Callable[[StreamSlot, Cursor], Cursor],
+        without_quarantined: Callable[[StreamSlot, Cursor], Cursor],
         head: HeadWatch,
     ) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class StreamSlot:
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
         self._generators, self.head = generators, head
-        self._seed, self._say, self._sieve = seed, say, sieve
+        self._seed, self._say, self._without_quarantined = seed, say, without_quarantined
         self._what: dict[str, Any] | None = None
         """Description of the data, by `data.describe`."""
         self._varies = False
@@ -127,7 +127,7 @@ class StreamSlot:
             if self.cursor is None:
                 self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._seed)
-                self.cursor = self._sieve(self, cursor)
+                self.cursor = self._without_quarantined(self, cursor)
             self._left, self._must_return = None, False
         return self.cursor
 
@@ -151,7 +151,7 @@ class StreamSlot:
         with self._generators.returning(self.stream, self._states, given):
             if self._saved is not None:
                 cursor = self._open_at(self.pass_index, self._saved)
-                self.cursor, self._saved = self._sieve(self, cursor), None
+                self.cursor, self._saved = self._without_quarantined(self, cursor), None
             elif self._must_return:
                 self._open_at(self.pass_index - 1, self._left).close()
         self._must_return, self._states = False, None

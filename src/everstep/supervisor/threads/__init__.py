@@ -1,1 +1,1 @@
-"""What comes from outside the main thread: signals, the clock, periodic functions."""
+"""Wake-ups from outside the main thread: signals, the clock, periodic functions."""
