@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from everstep import data
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data import arrays, as_stream, checked, prefetch
+from everstep.data.adapt import describe
 from everstep.errors import ConfigError, DataError
 from everstep.record import Batch
 from everstep.supervisor.streams.run_streams import Streams
@@ -193,14 +194,12 @@ def test_a_quarantined_batch_takes_its_weight_along() -> None:
 
 @pytest.mark.parametrize(
     ("given", "kind"),
-    [([1, 2], "SequenceStream"), (iter([1]), "IterableStream"), (data.replay(range(3)), "IterableStream")],
+    [([1, 2], "list"), (iter([1]), "list_iterator"), (data.replay(range(3)), "range")],
 )
 def test_data_that_all_ranks_would_read_alike_is_refused_by_name(given: Any, kind: str) -> None:
     stream = as_stream(given)
     assert stream.split(Share(0, 1)) is stream
-    with pytest.raises(
-        DataError, match=f"a {kind} cannot be split: each of 2 ranks.*use everstep.data.arrays"
-    ):
+    with pytest.raises(DataError, match=rf"a {kind} does not say.*each of 2 ranks.*use everstep.data.arrays"):
         stream.split(Share(1, 2))
 
 
@@ -209,6 +208,33 @@ def test_a_share_that_is_none_is_an_error() -> None:
         Share(2, 2)
     with pytest.raises(ConfigError, match="did you mean 'weight'"):
         Share(0, 2, "weigh")  # type: ignore[arg-type]
+
+
+class Part:
+    """Batches of one rank, which say so."""
+
+    num_replicas, rank = 2, 1
+
+    def __iter__(self) -> Any:
+        return iter([5, 6])
+
+
+def test_data_that_says_that_it_splits_itself_is_taken_at_its_word() -> None:
+    stream = as_stream(Part()).split(Share(1, 2))
+    assert list(stream.open("train", 0, seed=0)) == [5, 6]
+    assert describe(stream, 0)["inside"] == {"ranks": 2}  # its places are those of one rank
+    with pytest.raises(DataError, match=r"part of rank 1 of 2, and this is rank 0 of 3; make it with"):
+        as_stream(Part()).split(Share(0, 3))
+
+
+class Same(Stream):
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        raise AssertionError("not read")
+
+
+def test_a_stream_of_ones_own_without_split_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match=r"a Same cannot be split.*give the stream a method split\(share\)"):
+        Same().split(Share(0, 2))
 
 
 class Numbers(Stream):

@@ -20,9 +20,16 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from everstep.arguments import checked_keywords
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.cursor import PassCursor
-from everstep.data.other_libraries import begin_anew, begins_anew, depends_on_path, shuffle_buffers
+from everstep.data.other_libraries import (
+    begin_anew,
+    begins_anew,
+    depends_on_path,
+    ranks_said,
+    require_ranks,
+    shuffle_buffers,
+)
 from everstep.errors import DataError, NotResumableError
 
 Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
@@ -43,7 +50,25 @@ def is_stateful(data: Any) -> bool:
     return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
 
 
-class SequenceStream(Stream):
+class OwnStream(Stream):
+    """Stream over a user's data; on several ranks the data splits itself, at its word, or is refused."""
+
+    rank_keys = ("state",)
+    _data: Any
+
+    def split(self, share: Share) -> Stream:
+        if share.size == 1:
+            return self
+        require_ranks(self._data, share)
+        return self
+
+    def _inside(self) -> dict[str, Any]:
+        """Describe whose part a place is in, where the data splits itself."""
+        said = ranks_said(self._data)
+        return {} if said is None or said[1] == 1 else {"inside": {"ranks": said[1]}}
+
+
+class SequenceStream(OwnStream):
     """Stream over a list, tuple or range of ready batches, handed out as they are."""
 
     on_word = False
@@ -55,7 +80,7 @@ class SequenceStream(Stream):
         return _SequenceCursor(f"data {purpose!r}", self._data, position)
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "sequence", "length": len(self._data)}
+        return {"kind": "sequence", "length": len(self._data), **self._inside()}
 
 
 class _SequenceCursor(PassCursor):
@@ -68,7 +93,7 @@ class _SequenceCursor(PassCursor):
         return {"batches": self.done}
 
 
-class IterableStream(Stream):
+class IterableStream(OwnStream):
     """Stream over any iterable: a fresh iterator for each pass, or the single pass of an iterator."""
 
     shareable = False
@@ -119,10 +144,10 @@ class IterableStream(Stream):
         return cursor
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "iterable"}
+        return {"kind": "iterable", **self._inside()}
 
     def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
-        batches = iter(self._data)
+        batches: Iterator[Any] = iter(self._data)
         if batches is not self._data:
             return batches
         again = self._used or pass_index > 0
@@ -279,7 +304,7 @@ class _IterableCursor(PassCursor):
         )
 
 
-class StatefulStream(Stream):
+class StatefulStream(OwnStream):
     """Stream over data that keeps its own position: `state_dict`, `load_state_dict`, and maybe `set_epoch`.
 
     The state belongs to the object: use a separate object for each purpose.
@@ -336,7 +361,7 @@ class StatefulStream(Stream):
         return cursor
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "stateful", **shuffle_buffers(self._data)}
+        return {"kind": "stateful", **shuffle_buffers(self._data), **self._inside()}
 
 
 class _StatefulCursor(PassCursor):

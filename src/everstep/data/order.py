@@ -110,6 +110,17 @@ class Sampling:
         whole, rest = divmod(self.length, self.batch_size)
         return whole, 0 if self.drop_last else rest
 
+    @property
+    def own_samples(self) -> int:
+        """Number of samples that this rank is handed in a pass, padding included."""
+        whole, rest = self._counts()
+        sizes = ([self.batch_size] * whole + [rest])[: self.batches]
+        return sum(len(self.share.of(size)[0]) for size in sizes)
+
+    def weight(self, batch: int) -> float:
+        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
+        return self.share.of(min(self.batch_size, self.length - batch * self.batch_size))[1]
+
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe what decides the samples of each batch in a run of this seed."""
         seeded = self.shuffle or self.keyed
@@ -136,6 +147,7 @@ class Plan:
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed
         self.batch_size, self.share = int(sampling.batch_size), sampling.share
+        self._sampling = sampling
         self._batches = sampling.batches
         self._order = (
             permutation(sampling.length, self.seed, purpose, pass_index)
@@ -160,4 +172,4 @@ class Plan:
 
     def weight(self, batch: int) -> float:
         """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
-        return self.share.of(len(self.indices(batch)))[1]
+        return self._sampling.weight(batch)

@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from everstep.contracts.data import Share
+from everstep.errors import DataError
+
 _ACCELERATE = "accelerate.data_loader.DataLoaderAdapter"
 _HUGGING_FACE = "datasets.iterable_dataset.IterableDataset"
 _BUFFERED = "datasets.iterable_dataset.BufferShuffledExamplesIterable"
@@ -25,6 +28,39 @@ def refusal(data: Any) -> str | None:
             "each batch to accelerator.device with accelerate.utils.send_to_device"
         )
     return None
+
+
+def ranks_said(data: Any) -> tuple[int, int] | None:
+    """Return the rank and the number of ranks for which data says that it splits itself; else None.
+
+    Samplers and data say so by attributes `rank` and `num_replicas`, as torch's `DistributedSampler` does;
+    Hugging Face's datasets by what `split_dataset_by_node` sets.
+    """
+    if begins_anew(data) and (node := data._distributed) is not None:
+        return node.rank, node.world_size
+    rank, size = getattr(data, "rank", None), getattr(data, "num_replicas", None)
+    return (rank, size) if isinstance(rank, int) and isinstance(size, int) else None
+
+
+def require_ranks(data: Any, share: Share) -> None:
+    """Require that data says that it splits itself as `share` does.
+
+    Raises:
+        DataError: it says nothing of ranks, or another rank or number of ranks.
+    """
+    kind, said = type(data).__name__, ranks_said(data)
+    if said is None:
+        raise DataError(
+            f"a {kind} does not say that it splits itself, so each of {share.size} ranks would be handed the "
+            "same batches; use everstep.data.arrays, everstep.data.loader or a DataLoader with a "
+            "DistributedSampler, or give it the attributes num_replicas and rank if it hands out one rank's "
+            "part, as many batches as any other rank's"
+        )
+    if said != (share.rank, share.size):
+        raise DataError(
+            f"a {kind} hands out the part of rank {said[0]} of {said[1]}, and this is rank {share.rank} of "
+            f"{share.size}; make it with num_replicas={share.size} and rank={share.rank}"
+        )
 
 
 def begins_anew(data: Any) -> bool:

@@ -154,12 +154,13 @@ class _Drawn(NamedTuple):
 
 
 def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
-    whole = _drawn(make_stream, Share(), seed)
     shares = [Share(rank, size, "pad") for rank in range(size)]
     try:
-        as_stream(make_stream()).split(shares[0])
+        for share in shares:
+            as_stream(make_stream()).split(share)
     except DataError:
         return
+    whole = _drawn(make_stream, None, seed)
     for start in sorted({0, len(whole) // 2}):
         position = whole[start - 1].position if start else None
         ranks = [_drawn(make_stream, share, seed, position) for share in shares]
@@ -194,9 +195,12 @@ def _check_weight(part: _Drawn, batch: _Drawn, size: int, where: str) -> None:
         )
 
 
-def _drawn(make_stream: Callable[[], Stream], share: Share, seed: int, position: Any = None) -> list[_Drawn]:
+def _drawn(
+    make_stream: Callable[[], Stream], share: Share | None, seed: int, position: Any = None
+) -> list[_Drawn]:
     _seed_globals(seed)
-    stream = as_stream(make_stream()).split(share)
+    stream = as_stream(make_stream())
+    stream = stream if share is None else stream.split(share)
     with closing(stream.open(_PURPOSE, 0, position, seed=seed)) as cursor:
         return [_noted(stream, cursor, batch) for batch in cursor]
 

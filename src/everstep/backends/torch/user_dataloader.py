@@ -33,7 +33,8 @@ from everstep.backends.python import same_state
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
-from everstep.contracts.data import Stream
+from everstep.backends.torch.split_dataloader import Part, split, whole_facts
+from everstep.contracts.data import WHOLE, Share, Stream
 from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
 from everstep.data.other_libraries import begin_anew, begins_anew, depends_on_path, shuffle_buffers
@@ -53,8 +54,13 @@ class DataLoaderStream(Stream):
         "its workers make prefetch_factor batches ahead"
     )
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
+    rank_keys = ("start", "first", "generators", "now", "own")
+
+    def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
+        self.given = loader
+        """The user's loader; another is read where it is split among ranks."""
+        self._share, self._part = share or WHOLE, Part(loader) if share is None else split(loader, share)
+        self.loader = loader = self._part.loader
         self.generators: list[Generator] = _generators(loader)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.place_words = ("own",) if depends_on_path(loader.dataset) else ()
@@ -71,7 +77,7 @@ class DataLoaderStream(Stream):
     @property
     def keeps_place(self) -> Any:
         """Object with one place for all iterators: the loader or its dataset; None if neither has one."""
-        loader = self.loader
+        loader = self.given
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
         dataset = loader.dataset
@@ -93,7 +99,19 @@ class DataLoaderStream(Stream):
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
         """Reason why no checkpoint can be made while a run reads the loader, with the remedy; else None."""
-        return _unsaveable(self.loader)
+        return _unsaveable(self.given)
+
+    def split(self, share: Share) -> DataLoaderStream:
+        """Return the stream of a rank's part, where the loader's sampler or `IterableDataset` is a rank's.
+
+        `set_epoch` of the sampler is called with each pass; the samples that a `DistributedSampler` repeats
+        are left out.
+        """
+        return DataLoaderStream(self.given, share)
+
+    def weight(self, batch: int) -> float:
+        """Return the weight of the mean over this rank's part of a batch; see `Cursor.weight`."""
+        return 1.0 if self._part.sampling is None else self._part.sampling.weight(batch)
 
     def end_workers(self) -> None:
         """End the workers that persist from pass to pass; the next pass starts others."""
@@ -112,6 +130,8 @@ class DataLoaderStream(Stream):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self.loader).__name__})"
+        if self._part.sampler is not None:
+            self._part.sampler.pass_index = pass_index
         if position is None:
             begin_anew(self.loader.dataset)
             return DataLoaderCursor(what, self)
@@ -120,9 +140,9 @@ class DataLoaderStream(Stream):
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Settings that decide which batches come; the number of workers counts inside a pass only."""
-        loader = self.loader
+        loader = self.given
         iterable = isinstance(loader.dataset, IterableDataset)
-        return {
+        facts = {
             "kind": "dataloader",
             "length": None if iterable else length_of(loader.dataset),
             "batch_size": loader.batch_size,
@@ -132,6 +152,7 @@ class DataLoaderStream(Stream):
             **shuffle_buffers(loader.dataset),
             "inside": {"num_workers": loader.num_workers},
         }
+        return whole_facts(facts, self._part, self._share)
 
     def __repr__(self) -> str:
         return f"{type(self.loader).__name__}(num_workers={self.loader.num_workers})"
@@ -343,6 +364,11 @@ class DataLoaderCursor(PassCursor):
         if self._first is None:
             self._first = data_rng.get_state()
         return super().__next__()
+
+    @property
+    def weight(self) -> float:  # type: ignore[override]
+        """Weight of the mean over the batch handed out last."""
+        return self._stream.weight(self._count - 1) if self._count else 1.0
 
     @property
     def _is_left(self) -> bool:
