@@ -4,8 +4,9 @@
 `Agreement` finds the step at which all ranks stop for a wish of one.
 """
 
+from everstep.group.agreement import Agreement
 from everstep.group.environment import find_group
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
 
-__all__ = ["Single", "StoreGroup", "find_group"]
+__all__ = ["Agreement", "Single", "StoreGroup", "find_group"]

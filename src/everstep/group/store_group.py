@@ -6,6 +6,7 @@ Keys, all below a prefix that no other group has ever had (see `_meet`):
     N/all    the list of all that, made by the writer
     failed   [rank, reason] of the first failure
     left/R   rank R has left
+    bell/R   something has happened that a thread of rank R has to see to, which waits for this key
 
 The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
 `elastic.utils.store.get_all` each rank reads all values, O(size²), and the keys stay.)  Each rank deletes its
@@ -40,6 +41,9 @@ class StoreGroup(Group):
         store: a connection to a store that all ranks see, for this group alone.
         limit: seconds that an operation waits for the other ranks.
 
+    Attributes:
+        bells: the key of each rank that wakes the rank's threads.
+
     Raises:
         MissingRankError: ranks did not come within `limit`; names them.
     """
@@ -49,6 +53,7 @@ class StoreGroup(Group):
     def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
         session = _meet(store, rank, size, limit)
         super().__init__(rank, size, store.clone(f"{session}/"), limit)
+        self.bells = [f"bell/{other}" for other in range(size)]
         self._reports = self.store.clone()
         """A connection for `fail`, as any thread may call it, also while another one is inside a request."""
         self._count = 0
@@ -95,15 +100,24 @@ class StoreGroup(Group):
                 self.store.delete(f"{count}/all")
 
     def _wait(self, keys: list[str], what: str, limit: float) -> None:
-        ready = _looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
+        ready = looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
         if not wait_until(ready, limit):
             require_no_failure(self)
             came = [self.store.has([key]) for key in self._keys(self._count)]
-            raise _missing(what, limit, self.rank, came)
+            raise missing(what, limit, self.rank, came)
 
     def fail(self, reason: str) -> None:
         """Report that this rank cannot go on; every operation of other ranks raises `PeerFailedError`."""
         self._reports.set_once("failed", json.dumps([self.rank, reason]))
+        self._reports.set_all(self.bells, "")
+
+    def abandon(self, reason: str) -> None:
+        """Begin no further operation, and wait for nobody at `close`; from any thread.
+
+        Args:
+            reason: as in "cannot begin, as REASON".
+        """
+        self._broken = reason
 
     def close(self) -> None:
         """Leave the group; the writer leaves last, as its process may host the store."""
@@ -141,7 +155,7 @@ def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None
             )
 
 
-def _looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
+def looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
     """Make a condition that calls `look` before its answer, from time to time."""
     due = time.monotonic() + LOOK
 
@@ -155,7 +169,7 @@ def _looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[]
     return ask
 
 
-def _missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
+def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
     absent = [other for other, there in enumerate(came) if not there]
     if absent:
         text = f"{named(absent)} did not come to {what!r} within {limit:g} s"
@@ -186,7 +200,7 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     own = secrets.token_hex(8)
     meeting = _call(store, own, size) if rank == 0 else _answer(store, rank, own)
     if not wait_until(meeting, limit):
-        raise _missing("the opening of the group", limit, rank, _present(store, own, rank, size))
+        raise missing("the opening of the group", limit, rank, _present(store, own, rank, size))
     if rank == 0:
         store.set("session", json.dumps([own, *_tokens(store, own, size)]))
         return own
