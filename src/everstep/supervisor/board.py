@@ -252,7 +252,7 @@ def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
 
 
 def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
-    """Refuse other actions than those of a controller up to stage DECIDE, and saves at stage SAVE.
+    """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE.
 
     Raises:
         UsageError: names the service and the action.
@@ -330,7 +330,7 @@ class Announcer:
         self._apply(actions)
 
     def announce(self, moment: Moment, payload: Any = None) -> None:
-        """Tell a moment inside a step to its observers, which may look but not act."""
+        """Tell a moment inside a step to its observers, which may not act."""
         if moment in self.synchronous:
             self.fire(moment, payload)
 

@@ -77,7 +77,7 @@ class Decisions:
             engine.wakeups.wake()
 
     def reopen(self) -> None:
-        """Take back the stop, whose reason does not hold any more."""
+        """Take back the stop, because its reason is gone."""
         self._engine.progress.stop = None
 
     def check_limits(self, at_epoch_end: bool) -> None:
@@ -260,7 +260,7 @@ class Boundaries:
                     console.mark_best(best.metric, best.value)
 
     def _plan(self) -> None:
-        """Find out after which step, or when, the next boundary is due."""
+        """Plan the next boundary: the step after which it is due, or the time."""
         engine = self._engine
         step, limit = engine.progress.step, engine.limits.max_step
         last = NEVER if limit is None else max(limit, step + 1)

@@ -189,7 +189,7 @@ def _require_one_each(services: Sequence[Service]) -> None:
 
 
 def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
-    """Add the services that every run has and, unless they are left out, the default ones."""
+    """Add the services of every run and, if `defaults`, the default services."""
     services = list(given)
 
     def lacks(kind: type[Service]) -> bool:

@@ -36,7 +36,7 @@ class Voice:
         self.say(f"warning: {message}")
 
     def release(self) -> None:
-        """Say what has waited for the log, which is open now or will never be."""
+        """Say the lines that waited for the log: it is open now, or never will be."""
         waiting, self._waiting = self._waiting or [], None
         for message, shorten in waiting:
             self.say(message, shorten)

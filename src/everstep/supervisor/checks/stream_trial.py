@@ -244,7 +244,7 @@ def _copy(obj: Any) -> Any:
 
 
 def _contents(obj: Any) -> tuple[list[Any], int]:
-    """Find the large arrays in an object, and the bytes of all other data, as far as the limits go."""
+    """Find the large arrays in an object, and the bytes of all other data, up to the limits."""
     seen: dict[int, Any] = {}
     todo, arrays, others = [obj], [], 0
     while todo and others <= LARGEST:

@@ -146,7 +146,7 @@ def _comparable(value: Any, apart: set[int], depth: int) -> Any:
 
 
 def _inside(value: Any, apart: set[int], depth: int) -> Any:
-    """Make the stand-in for an object: only the type, of functions and of objects saved on their own."""
+    """Make the stand-in for an object; functions and objects saved on their own give only their type."""
     kind = type(value).__qualname__
     if isinstance(value, set | frozenset):
         return kind, sorted(map(repr, value))

@@ -172,7 +172,7 @@ class Verifier:
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
-        """Return the step after which the replay is over, or may be."""
+        """Return the step after which the replay may be over."""
         return NEVER if self._replay.done else max(self._replay.last, step + 1)
 
     def waive(self) -> None:
@@ -210,7 +210,7 @@ class Verifier:
             raise error
 
     def _notice(self) -> None:
-        """Record a divergence as soon as it is known: in the journal's file, whatever comes next."""
+        """Record a divergence at once in the journal's file, because a kill may follow."""
         found = self._replay.difference
         if found is None or found == self._noted:
             return
@@ -254,7 +254,7 @@ _CAUSES = {
 
 
 def incomparable(same_numbers: bool) -> str:
-    """Say why equal steps need not give equal numbers here; "" if they must."""
+    """Explain why equal steps may give unequal numbers here; "" if they may not."""
     if not same_numbers:
         return "they were computed on another machine, or under other settings of it"
     if not all(backend.is_deterministic() for backend in backends.active()):

@@ -49,7 +49,7 @@ class Snapshot:
 
     @property
     def interim(self) -> bool:
-        """Whether the checkpoint only stands in for that at the epoch's end: observers are not told."""
+        """Whether the checkpoint only replaces the later one at the epoch's end: observers are not told."""
         return bool(self.meta.get("interim"))
 
 

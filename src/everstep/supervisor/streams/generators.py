@@ -122,7 +122,7 @@ class HeadWatch:
         self._touched = tree.get("touched", False)
 
     def begin(self, held: Held) -> None:
-        """Begin a head: changes to the generators from here on are its work."""
+        """Begin a head: it is blamed for changes to the generators from here on."""
         self._left = list(zip(held, states_of(held), strict=True))
 
     @property

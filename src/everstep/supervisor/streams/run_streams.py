@@ -163,7 +163,7 @@ class Streams:
         return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
 
     def no_way_back(self) -> str:
-        """Say why this process cannot read all streams from an earlier place, and a remedy; else ""."""
+        """Explain why this process cannot read a stream again, with a remedy; "" if it can."""
         if not self._same_data:
             return ""
         for name, slot in self._slots.items():
@@ -249,4 +249,4 @@ class Streams:
 
 
 def _unnoted(index: int) -> None:
-    """Note nothing, where nobody asks for batches."""
+    """Do nothing: no service asks for the batches."""

@@ -106,13 +106,13 @@ def is_interactive() -> bool:
 
 
 def leaving(code: int, reason: str) -> BaseException:
-    """Make the exception that leaves a saved run; after Ctrl-C an interactive session goes on."""
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
     return Interrupted(code, reason)
 
 
 def describe(number: int) -> str:
-    """A signal's name, with what usually sends it."""
+    """Name of a signal, with the key that usually sends it."""
     name = signal.Signals(number).name
     return "Ctrl-C (SIGINT)" if name == "SIGINT" else name
