@@ -105,7 +105,7 @@ def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
     value = plain(value)
     right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
     if not (right or (none and value is None)):
-        wanted = "a whole number" + ("" if least is None else f", {least} or more")
+        wanted = "an integer" + ("" if least is None else f", {least} or more")
         raise ConfigError(f"{what}={value!r}: give {wanted}{_or_none(none)}")
     return value
 

@@ -55,7 +55,7 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only: remount it",
     errno.EACCES: "it may not be written: change its permissions",
     errno.EPERM: "it may not be written: change its permissions",
-    errno.EIO: "the device fails: see its health and the system's log, and take the run to another disk",
+    errno.EIO: "the device fails: look at its health and the system's log, and move the run to another disk",
     errno.ENAMETOOLONG: "a name is too long for the file system: choose shorter names (of a metric, say)",
     errno.ENOENT: "something was deleted, moved or unmounted: bring it back",
     errno.EEXIST: "something else has the name: move it away",
@@ -70,7 +70,7 @@ _REMEDIES = {
     errno.ESTALE: "the file system was lost: mount it again",
     errno.ENODEV: "the device was lost: connect and mount it again",
     errno.ENXIO: "the device was lost: connect and mount it again",
-    errno.ETIMEDOUT: "the file system does not answer: see to its server",
+    errno.ETIMEDOUT: "the file system does not answer: look at its server",
 }
 
 
@@ -79,7 +79,7 @@ def remedy(error: BaseException | None) -> str:
     if isinstance(error, MemoryError):
         return _REMEDIES[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None
-    return _REMEDIES.get(number or 0, "see to the disk")
+    return _REMEDIES.get(number or 0, "look at the disk")
 
 
 def temporary(target: Path) -> Path:

@@ -314,7 +314,7 @@ def test_misuse() -> None:
         ClipOptimizer(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"clip=1\.0: give Clip"):
         ClipOptimizer(optimizer, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="num_minibatches=0: give a whole number"):
+    with pytest.raises(ConfigError, match="num_minibatches=0: give an integer"):
         MinibatchOptimizer(optimizer, 0)
     with pytest.raises(ConfigError, match="did you mean 'num_minibatches'"):
         MinibatchOptimizer(optimizer, num_minibatch=2)  # type: ignore[call-arg]

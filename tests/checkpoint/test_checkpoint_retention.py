@@ -72,7 +72,7 @@ def test_the_partner_of_a_partial_one_stays_with_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"keep_last": 0}, "keep_last=0: give a whole number, 1 or more, or None"),
+        ({"keep_last": 0}, "keep_last=0: give an integer, 1 or more, or None"),
         ({"keep_last": True}, "keep_last=True"),
         ({"keep_last": 2.5}, "keep_last=2.5"),
         ({"keep_every": 100}, "Every\\(steps=1000\\)"),

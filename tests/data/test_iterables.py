@@ -229,14 +229,14 @@ class Samples:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("digits.npz", r"str 'digits.npz' is no data .* list of batches"),
+        ("digits.npz", r"str 'digits.npz' does not give batches.* list of batches"),
         ({"x": 1}, r"dict .*everstep\.data\.arrays\(\*data\.values\(\)"),
         (np.ones(3), r"ndarray .*everstep\.data\.arrays"),
         (torch.ones(3), r"Tensor .*everstep\.data\.arrays"),
         (Samples(), r"Samples .*everstep\.data\.loader"),
         (Fresh, r"type .*give an object: Fresh\(\.\.\.\)"),
         (len, r"builtin_function.*call it"),
-        (3, r"int 3 is no data .*everstep\.data\.arrays"),
+        (3, r"int 3 does not give batches.*everstep\.data\.arrays"),
         (None, "NoneType None"),
     ],
 )

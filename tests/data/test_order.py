@@ -63,10 +63,10 @@ def test_batches_of_a_plan(length, batch_size, drop_last, sizes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0: give a whole number, 1 or more"),
-        ({"batch_size": 2.5}, "batch_size=2.5: give a whole number"),
-        ({"batch_size": True}, "batch_size=True: give a whole number"),
-        ({"seed": "x"}, "seed='x': give a whole number, or None"),
+        ({"batch_size": 0}, "batch_size=0: give an integer, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5: give an integer"),
+        ({"batch_size": True}, "batch_size=True: give an integer"),
+        ({"seed": "x"}, "seed='x': give an integer, or None"),
     ],
 )
 def test_bad_arguments(change, message):

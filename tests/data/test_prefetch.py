@@ -94,7 +94,7 @@ def test_no_thread_is_left():
 
 @pytest.mark.parametrize("buffer", [0, -1, True, 1.5])
 def test_bad_buffer(buffer):
-    with pytest.raises(ConfigError, match=r"buffer=.*: give a whole number, 1 or more"):
+    with pytest.raises(ConfigError, match=r"buffer=.*: give an integer, 1 or more"):
         prefetch([1], buffer)
 
 

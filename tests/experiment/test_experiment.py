@@ -67,7 +67,7 @@ def test_nothing_is_called_at_construction() -> None:
         ({"task": TinyTask()}, "task is .*give a function that makes it"),
         ({"train_stream_fn": [1, 2]}, r"stream 'train' is \[1, 2\]; give a function"),
         ({"max_epochs": 3}, "no argument 'max_epochs'; did you mean 'max_epoch'"),
-        ({"seed": -1}, "seed=-1: give a whole number"),
+        ({"seed": -1}, "seed=-1: give an integer"),
         ({"strict_git": True, "skip_check": True}, "contradict each other"),
     ],
 )

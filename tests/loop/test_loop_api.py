@@ -497,7 +497,7 @@ def test_a_name_given_twice(make: Make) -> None:
 @pytest.mark.parametrize("name", ["max_step", "max_epoch", "steps_per_epoch"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
 def test_limits_must_be_positive_whole_numbers(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}={value!r}: give a whole number"):
+    with pytest.raises(ConfigError, match=rf"{name}={value!r}: give an integer"):
         everstep.TrainLoop(tmp_path, **{name: value})
 
 

@@ -207,7 +207,7 @@ def test_a_step_generator_of_an_epoch_that_is_over_says_so(tmp_path: Path) -> No
                 kept.append(loop.iter_steps([1, 2, 3]))
                 next(kept[0])
             if epoch == 2:
-                with pytest.raises(UsageError, match="do not keep it"):
+                with pytest.raises(UsageError, match="do not keep the iterator"):
                     next(kept[0])
             if epoch > 1:
                 list(loop.iter_steps([1, 2]))
@@ -248,7 +248,7 @@ def test_a_step_generator_kept_beyond_the_block_says_so(tmp_path: Path) -> None:
             steps = loop.iter_steps([1, 2, 3])
             next(steps)
             break
-    with pytest.raises(UsageError, match="do not keep it"):
+    with pytest.raises(UsageError, match="do not keep the iterator"):
         next(steps)
     assert loop.step == 1
 

@@ -198,7 +198,7 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
         ({"metric": "loss", "patience": 1, "min_delta": -1}, "min_delta=-1: give a number, 0 or more"),
         ({"metric": "loss", "patience": 1, "min_delta": "a"}, "min_delta='a'"),
         ({"metric": "loss", "patience": 1, "min_delta": float("nan")}, "min_delta=nan"),
-        ({"metric": "loss", "patience": 1, "min_steps": "a"}, "min_steps='a': give a whole number, 0 or"),
+        ({"metric": "loss", "patience": 1, "min_steps": "a"}, "min_steps='a': give an integer, 0 or"),
         ({"metric": "loss", "patience": 1, "min_steps": -1}, "min_steps=-1"),
         ({"metric": "f1", "patience": 1}, 'give mode="min"'),
         ({"metric": "f1", "mode": "up", "patience": 1}, "'up'"),

@@ -291,7 +291,7 @@ WORDS = {
     "EDQUOT": "raise the quota",
     "EROFS": "remount it",
     "EACCES": "change its permissions",
-    "EIO": "take the run to another disk",
+    "EIO": "move the run to another disk",
     "ENAMETOOLONG": "choose shorter names",
     "EMFILE": "ulimit -n",
     "EFBIG": "ulimit -f",
@@ -321,7 +321,7 @@ def test_a_journal_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     program = Tiny(tmp_path, max_epoch=1)
     with armed("EIO:journal.write:1-"), pytest.raises(CheckpointError) as last:
         program.train()
-    assert "free" not in str(last.value) and "take the run to another disk" in str(last.value)
+    assert "free" not in str(last.value) and "move the run to another disk" in str(last.value)
     assert not any("ree space" in line for line in program.lines)
 
 

@@ -147,7 +147,7 @@ def test_an_fsync_that_keeps_failing_is_told_once(journal, tmp_path, told):
     [
         ("ENOSPC", "free space"),
         ("EDQUOT", "raise the quota"),
-        ("EIO", "take the run to another disk"),
+        ("EIO", "move the run to another disk"),
         ("EROFS", "remount it"),
     ],
 )

@@ -96,5 +96,5 @@ def test_it_keeps_the_laws() -> None:
 
 
 def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="keep=0: give a whole number, 1 or more"):
+    with pytest.raises(ConfigError, match="keep=0: give an integer, 1 or more"):
         everstep.Best("loss", keep=0)

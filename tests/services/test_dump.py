@@ -149,11 +149,11 @@ def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> No
 
 
 def test_what_cannot_be_dumped_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"returned no 'eac'; did you mean 'each'"):
+    with pytest.raises(ConfigError, match=r"did not return 'eac'; did you mean 'each'"):
         trainer(tmp_path / "a", Dump([*ALL, "eac"])).run_training()
-    with pytest.raises(MetricError, match=r"'loss' is .*one value for a whole batch"):
+    with pytest.raises(MetricError, match=r"'loss' is .*a single value for a whole batch"):
         trainer(tmp_path / "b", Dump([*ALL, "loss"])).run_training()
-    with pytest.raises(ConfigError, match="names of what eval_step returns"):
+    with pytest.raises(ConfigError, match="names of values that eval_step returns"):
         Dump([])
     with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
         Dump("id", format="json")  # type: ignore[arg-type]

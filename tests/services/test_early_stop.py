@@ -62,7 +62,7 @@ def test_without_any_value_steps_of_patience_do_not_pass(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         ({}, "no reason to stop: give patience=, patience_steps= or threshold="),
-        ({"patience": 0}, "patience=0: give a whole number, 1 or more"),
+        ({"patience": 0}, "patience=0: give an integer, 1 or more"),
         ({"patience_steps": 0}, "patience_steps=0"),
     ],
 )

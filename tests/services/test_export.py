@@ -311,8 +311,8 @@ def test_it_keeps_the_laws() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"when": 3}, "3 is no condition; give a schedule"),
-        ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave every out"),
+        ({"when": 3}, "3 is not a condition; give a schedule"),
+        ({"when": Every(epochs=1), "every": Every(steps=1)}, "leave out every="),
         ({"when": OnBest("loss"), "every": Every(seconds=9)}, "by steps or epochs"),
         ({"format": "safetensor"}, "did you mean 'safetensors'"),
         ({"format": "torch.export"}, "give inputs="),

@@ -154,7 +154,7 @@ def test_a_handler_added_in_the_middle(tmp_path: Path) -> None:
         (3, None, "no moment 3"),
         ("BEFORE_EPOCH", 2, "leave out every=2"),
         ("METRICS_COLLECTED", Every(steps=2), "leave out every="),
-        ("AFTER_STEP", 0, "steps=0: give a whole number, 1 or more"),
+        ("AFTER_STEP", 0, "steps=0: give an integer, 1 or more"),
     ],
 )
 def test_wrong_registrations(tmp_path: Path, moment: Any, every: Any, message: str) -> None:

@@ -60,7 +60,7 @@ def test_it_keeps_the_laws() -> None:
 
 
 def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="keep=0: give a whole number, 1 or more, or None for all"):
+    with pytest.raises(ConfigError, match="keep=0: give an integer, 1 or more, or None for all"):
         Profile(keep=0)
     with pytest.raises(ConfigError, match="steps=0"):
         Profile(steps=0)

@@ -61,7 +61,7 @@ def test_exit_status_4_again_and_again_until_the_requirement_changes(tmp_path: P
 
 def test_no_value_at_all(tmp_path: Path) -> None:
     tiny = run(tmp_path, [Require("nothing", 0.5, "min", step=2)], max_epoch=1)
-    assert tiny.loop.ending.reason.endswith("by step 2, no value of it came")
+    assert tiny.loop.ending.reason.endswith("by step 2, it has no value")
 
 
 def test_a_run_that_is_over_before_fails_and_goes_on_with_a_raised_limit(tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_it_keeps_the_laws() -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"step": 1, "epoch": 1}, {"step": 0}])
 def test_misuse(arguments: Any) -> None:
-    with pytest.raises(ConfigError, match=r"give (step= or epoch=|a whole number)"):
+    with pytest.raises(ConfigError, match=r"give (step= or epoch=|an integer)"):
         Require("loss", 0.5, **arguments)

@@ -95,10 +95,10 @@ def test_it_keeps_the_laws() -> None:
 
 
 def test_misuse() -> None:
-    with pytest.raises(ConfigError, match="every=0: give a whole number, 1 or more"):
+    with pytest.raises(ConfigError, match="every=0: give an integer, 1 or more"):
         Annealing(1.0, 0.5, every=0)
     for bounds in ({"least": 0.5, "most": 0.1}, {"least": 2.0}, {"most": 0.5}, {"least": float("nan")}):
-        with pytest.raises(ConfigError, match=r"initial=1\.0.*give bounds with the initial value between"):
+        with pytest.raises(ConfigError, match=r"initial=1\.0.*give bounds so that the initial value"):
             Annealing(1.0, 0.5, **bounds)
     with pytest.raises(ConfigError, match="give a function of the step"):
         Scheduled("settings.rate", 0.5)  # type: ignore[arg-type]

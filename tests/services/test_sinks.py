@@ -369,7 +369,7 @@ WRONG: dict[str, Any] = {
     "give a mapping": 3.0,
     "numbers go to collect_metrics": {"loss": 0.5},
     "with 1, 3 or 4 channels": {"x": Image(np.zeros((2, 2, 2)))},
-    "is no array": {"x": Image([[1, 2]])},
+    "is not an array": {"x": Image([[1, 2]])},
     "none of them finite": {"x": Histogram(np.array([math.nan]))},
 }
 

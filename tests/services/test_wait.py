@@ -70,7 +70,7 @@ def test_the_time_is_over(tmp_path: Path) -> None:
     train(tmp_path / "other", 2)
     waiter = GlobalStepWaiter(tmp_path / "other", 4, poll=0.01, timeout=0.02)
     sv = everstep.Supervisor(tmp_path / "run", services=[waiter])
-    with pytest.raises(ServiceError, match="has come to step 2 and not to 4; see to it"):
+    with pytest.raises(ServiceError, match="has come to step 2, not to step 4; look at that run"):
         sv.__enter__()
 
 

@@ -177,11 +177,11 @@ def test_it_keeps_the_laws() -> None:
 
 
 def test_misuse(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'save' is no action; give Save"):
+    with pytest.raises(ConfigError, match="'save' is not an action; give Save"):
         When(Every(steps=1), ["save"])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="is no action"):
+    with pytest.raises(ConfigError, match="is not an action"):
         When(Every(steps=1), Save)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="is no condition"):
+    with pytest.raises(ConfigError, match="is not a condition"):
         When("loss", Save())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="returned True; return nothing"):
         run(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]

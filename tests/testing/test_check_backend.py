@@ -237,7 +237,7 @@ FAULTS: list[tuple[type[Any], str]] = [
     (LosesGradients, "an open window would be lost"),
     (StaysInEvaluation, "put every mode back"),
     (DescribesTheMoment, "something else the second time"),
-    (HasNoFingerprint, "give texts by name"),
+    (HasNoFingerprint, "give strings by name"),
 ]
 
 

@@ -228,7 +228,7 @@ def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
 def test_a_metric_without_a_name(tmp_path: Path, where: str, name: Any) -> None:
     task = TinyTask()
     setattr(task, where, lambda *_: {name: 1.0})
-    with pytest.raises(MetricError, match=rf"metric name {name!r}: give a text, not empty"):
+    with pytest.raises(MetricError, match=rf"metric name {name!r}: give a string, not empty"):
         trainer(tmp_path, task).run_training()
 
 
@@ -326,7 +326,7 @@ def test_a_task_without_its_parts_says_which(tmp_path: Path) -> None:
         door(tmp_path, Bare())
     task = Bare()
     task.model = torch.nn.Linear(3, 1)
-    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; give it one")
+    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; write it")
 
     class Unoptimized(Fit):
         def build_optimizer(self, model: Any) -> Any:

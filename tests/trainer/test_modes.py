@@ -199,7 +199,7 @@ def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
     torn.write_bytes(torn.read_bytes()[:-1])  # killed while it was written
     assert [one.metrics for one in everstep.evaluations(tmp_path / "run")] == found[:1]
     hazard.arm("ENOSPC:journal.fsync:1-9")
-    with pytest.warns(RuntimeWarning, match="an evaluation is not recorded: .*; see to the disk"):
+    with pytest.warns(RuntimeWarning, match="an evaluation is not recorded: .*; repair the disk"):
         assert door.evaluate("valid") == found[1]
     hazard.arm(None)
     found[1] = door.evaluate("valid", 1)

@@ -415,7 +415,7 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         everstep.Trainer(TinyTask(), [1], tmp_path / "run")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no stream is named 'train'"):
         everstep.Trainer(TinyTask(), {}, tmp_path / "run", max_epoch=1).run_training()
-    with pytest.raises(ConfigError, match="num_steps=0: give a whole number"):
+    with pytest.raises(ConfigError, match="num_steps=0: give an integer"):
         everstep.Evaluate("valid", num_steps=0)
     with pytest.raises(ConfigError, match="give it to a Trainer's services="):
         with everstep.TrainLoop(tmp_path / "loop", services=[everstep.Evaluate("valid")]):
@@ -440,7 +440,7 @@ def test_data_that_keeps_its_own_place_is_not_trained_on_and_evaluated(tmp_path:
 
 
 def test_a_task_without_the_step_that_is_asked_of_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Task has no train_step; give it one"):
+    with pytest.raises(ConfigError, match="Task has no train_step; write it"):
         everstep.Trainer(everstep.Task(), {"train": [1]}, tmp_path / "run", max_epoch=1).run_training()
 
 

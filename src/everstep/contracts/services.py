@@ -352,7 +352,7 @@ class Service:
         self.name = valid_name("service", type(self).__name__.lower() if name is None else name)
         if not isinstance(schedule, Schedule | None):
             raise ConfigError(
-                f"every={schedule!r} of service {self.name!r} is no schedule; give Every(steps=...), "
+                f"every={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
         # A copy, because a schedule in seconds remembers when it was due, and two services may share one.

@@ -56,7 +56,7 @@ def as_stream(data: Any) -> Stream:
     if adapter is not None:
         return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
-        raise DataError(f"{type(data).__name__} {_short(data)} is no data to take batches from; {remedy}")
+        raise DataError(f"{type(data).__name__} {_short(data)} does not give batches; {remedy}")
     if is_stateful(data):
         return StatefulStream(data)
     if isinstance(data, Sequence):

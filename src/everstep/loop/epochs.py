@@ -297,7 +297,8 @@ class Epochs(Questions):
                 yield step if slot is None else (step, batch)
                 if self._step_loops != number or collector.open_step != step:
                     raise UsageError(
-                        f"the step loop of step {step} went on after its epoch had ended; do not keep it"
+                        f"the step loop of step {step} continued after its epoch had ended; do not keep the "
+                        "iterator"
                     )
                 if self._step_began is not None:
                     step_times.append(clock() - began)
@@ -445,8 +446,9 @@ class Epochs(Questions):
         self._idle_epochs = 0 if current.step > current.epoch_start else self._idle_epochs + 1
         if current.stop is None and max_epoch is None and self._idle_epochs >= IDLE_AT_MOST:
             raise ProgressError(
-                f"no step was completed in {IDLE_AT_MOST} epochs in a row, and max_epoch is not set, so they "
-                "may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, or "
+                f"no step was completed in {IDLE_AT_MOST} epochs in a row, and max_epoch is not set, so the "
+                "run may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, "
+                "or "
                 "give max_epoch= if epochs without steps are meant"
             )
         made = self._engine.user.updates - self._epoch_updates

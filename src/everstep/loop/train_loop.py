@@ -387,4 +387,4 @@ def _require_metrics(metrics: Mapping[str, Any]) -> None:
         raise MetricError(f"collect_metrics({metrics!r}): give a mapping of names to values, or keywords")
     for name in metrics:
         if not isinstance(name, str) or not name:
-            raise MetricError(f"metric name {name!r}: give a text, not empty")
+            raise MetricError(f"metric name {name!r}: give a string, not empty")

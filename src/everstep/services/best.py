@@ -37,9 +37,7 @@ def direction(
         return "min", True
     if last in ("acc", "accuracy"):
         return "max", True
-    raise ConfigError(
-        f"whether a smaller or a larger {metric!r} is better cannot be told from its name; {remedy}"
-    )
+    raise ConfigError(f"the name does not tell whether a smaller or a larger {metric!r} is better; {remedy}")
 
 
 def better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:

@@ -54,7 +54,7 @@ class Trigger:
     def __init__(self, condition: Condition, every: Schedule | None) -> None:
         if not (isinstance(condition, Schedule | OnBest) or callable(condition)):
             raise ConfigError(
-                f"{condition!r} is no condition; give a schedule such as Every(epochs=1), "
+                f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
                 'OnBest("valid_loss"), or a function of the boundary'
             )
         self._condition = condition
@@ -65,7 +65,8 @@ class Trigger:
         if isinstance(condition, Schedule):
             if every is not None:
                 raise ConfigError(
-                    f"every={every!r} beside {condition!r}: a schedule is asked by itself; leave every out"
+                    f"every={every!r} beside {condition!r}: a schedule says by itself when it is due; leave "
+                    "out every="
                 )
             self.schedule = condition
             return
@@ -73,7 +74,8 @@ class Trigger:
         if isinstance(condition, OnBest):
             if isinstance(every, Schedule) and every.wall:
                 raise ConfigError(
-                    f"every={every!r} with {condition!r}: a best is judged by steps or epochs; give those"
+                    f"every={every!r} with {condition!r}: a best value is judged by steps or epochs; give a "
+                    "schedule of those"
                 )
             self._best = Best(condition.metric, condition.mode, save=False)
 

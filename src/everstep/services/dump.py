@@ -62,10 +62,14 @@ class Dump(Service):
     ) -> None:
         super().__init__(name or f"dump {stream}")
         if self.name.startswith("."):
-            raise ConfigError(f"Dump(name={name!r}): it is a folder's name; give one without a leading '.'")
+            raise ConfigError(
+                f"Dump(name={name!r}): the name becomes a folder's name; give a name without a leading '.'"
+            )
         self.outputs = (variables,) if isinstance(variables, str) else tuple(variables)
         if not self.outputs:
-            raise ConfigError('Dump() needs names of what eval_step returns, as in Dump(["prediction"])')
+            raise ConfigError(
+                'Dump() needs names of values that eval_step returns, as in Dump(["prediction"])'
+            )
         if format not in get_args(Format):
             raise ConfigError(f"Dump(format={format!r}): {nearest(format, get_args(Format))}")
         self.stream, self.format = stream, format
@@ -150,12 +154,14 @@ def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]
 def _column(name: str, step: EvalStep) -> list[Any]:
     if name not in step.outputs:
         raise ConfigError(
-            f"Dump: eval_step on stream {step.stream!r} returned no {name!r}; {nearest(name, step.outputs)}"
+            f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
+            f"{nearest(name, step.outputs)}"
         )
     value = _listed(step.outputs[name])
     if not isinstance(value, list):
         raise MetricError(
-            f"Dump: {name!r} is {value!r}, one value for a whole batch of stream {step.stream!r}; return one "
+            f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
+            "return one "
             "for each example, as an array or list"
         )
     return value

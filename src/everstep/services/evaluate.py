@@ -81,8 +81,8 @@ class Evaluate(Service):
     def open(self, run: RunView) -> None:
         if self.evaluator is None:
             raise ConfigError(
-                f"{self!r} evaluates a stream of a Trainer, and this loop has none; give it to a Trainer's "
-                "services=, or evaluate in the loop: with loop.evaluation(): ..."
+                f"{self!r} evaluates a stream of a Trainer, and this loop has no Trainer; give the service "
+                "to a Trainer's services=, or evaluate in the loop: with loop.evaluation(): ..."
             )
 
     def due(self, when: Instant) -> bool:

@@ -73,7 +73,9 @@ class Export(Service):
         self._trigger = Trigger(Never() if when is None else when, every)
         super().__init__(name, self._trigger.schedule)
         if name.startswith("."):
-            raise ConfigError(f"Export(name={name!r}): it is a folder's name; give one without a leading '.'")
+            raise ConfigError(
+                f"Export(name={name!r}): the name becomes a folder's name; give a name without a leading '.'"
+            )
         if format not in FORMATS:
             raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")
         if (format == "torch.export") != isinstance(inputs, tuple):

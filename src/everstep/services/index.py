@@ -42,12 +42,12 @@ class Index(Service):
         if lacks_credential(found):
             run.println(
                 "warning: the run has recorded its index without the password: set EVERSTEP_INDEX, or pass "
-                "--index. The training goes on; nothing is lost, the journal has it all"
+                "--index. The training continues; nothing is lost: the journal has all rows"
             )
         elif isinstance(found, str) and find_spec("sqlalchemy") is None:
             run.println(
                 "warning: the index is a database, which needs SQLAlchemy: pip install "
-                "'everstep[postgres]'. The training goes on; nothing is lost, the journal has it all"
+                "'everstep[postgres]'. The training continues; nothing is lost: the journal has all rows"
             )
         elif found is not None and find_spec("sqlalchemy") is not None:
             first = run.step

@@ -58,7 +58,8 @@ class LossBound(Controller):
         times = number("times", times, none="for an absolute bound")
         if times is not None and times <= 1:
             raise ConfigError(
-                f"LossBound(times={times!r}): give more than 1, or the median itself is too large"
+                f"LossBound(times={times!r}): give more than 1: with less, the median itself exceeds the "
+                "bound"
             )
         self.metric, self.watches = metric, (metric,)
         self.bound, self.times, self.policy = bound, times, policy

@@ -100,7 +100,7 @@ class Require(Controller):
 
     @property
     def _found(self) -> str:
-        return "no value of it came" if self.best is None else f"its best is {self.best:.6g}"
+        return "it has no value" if self.best is None else f"its best is {self.best:.6g}"
 
     def _is_late(self, boundary: Boundary) -> bool:
         if self.epoch is None:

@@ -51,7 +51,7 @@ class Retry(Service):
         for each in self.errors:
             if not (isinstance(each, type) and issubclass(each, Exception)):
                 raise ConfigError(
-                    f"Retry(errors={errors!r}): {each!r} is no class of exceptions; give classes"
+                    f"Retry(errors={errors!r}): {each!r} is not a class of exceptions; give classes"
                 )
         self.times = integer("times", times)
         self.backoff = number("backoff", backoff, of="seconds", zero=True)

@@ -48,7 +48,7 @@ class Annealing:
         if not self.least <= self.initial <= self.most:  # also true for NaN
             raise ConfigError(
                 f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "
-                "give bounds with the initial value between them"
+                "give bounds so that the initial value lies between them"
             )
 
     def __call__(self, number: int) -> float:

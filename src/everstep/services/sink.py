@@ -61,7 +61,7 @@ class Sink(Service, ABC):
         self._place = Path(path)
         if not self._place.parts or _is_the_runs(self._place):
             raise ConfigError(
-                f"path={str(path)!r} of service {self.name!r} is a place of the run's own; give another one, "
+                f"path={str(path)!r} of service {self.name!r} belongs to the run itself; give another path, "
                 'as in "logs/mine"'
             )
         self._run: RunView
@@ -87,7 +87,9 @@ class Sink(Service, ABC):
         try:
             self._catch_up()
         except OSError as error:
-            self._run.println(f"warning: {self.path} is not complete ({error}); see to it, start again")
+            self._run.println(
+                f"warning: {self.path} is not complete ({error}); repair the cause and start the run again"
+            )
         finally:
             self._release()
 
@@ -111,7 +113,7 @@ class Sink(Service, ABC):
         if not self._said:
             self._said = True
             self._run.println(
-                f"warning: {self.path} was deleted or changed while the run goes on; it is made anew from "
+                f"warning: {self.path} was deleted or changed during the run; the file is made anew from "
                 "the journal"
             )
         return False

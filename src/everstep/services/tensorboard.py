@@ -300,7 +300,7 @@ def _on_host(array: Any) -> NDArray[Any]:
     """Copy an array or tensor to a NumPy array."""
     backend = backends.of(array)
     if backend is None:
-        raise MetricError(f"{array!r} is no array; give a NumPy array or a tensor")
+        raise MetricError(f"{array!r} is not an array; give a NumPy array or a tensor")
     host = backend.to_host(array, None)
     try:
         copied: NDArray[Any] = backends.get("numpy").from_host(

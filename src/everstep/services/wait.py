@@ -61,8 +61,8 @@ class GlobalStepWaiter(Service):
         while (newest := self._newest()) < self.step and not self._run.interrupted:
             if self.timeout is not None and time.monotonic() - began >= self.timeout:
                 raise ServiceError(
-                    f"in {self.timeout:g} s the run in {self.run_dir} has come to step {newest} and not to "
-                    f"{self.step}; see to it, or give a longer timeout="
+                    f"in {self.timeout:g} s the run in {self.run_dir} has come to step {newest}, not to "
+                    f"step {self.step}; look at that run, or give a longer timeout="
                 )
             time.sleep(self.poll)
 

@@ -67,7 +67,8 @@ class When(Service):
                 isinstance(action, (*_DECISIONS, Save)) or (callable(action) and not isinstance(action, type))
             ):
                 raise ConfigError(
-                    f"{action!r} is no action; give Save(), Stop(reason), Interrupt(reason), SetValue(...) "
+                    f"{action!r} is not an action; give Save(), Stop(reason), Interrupt(reason), "
+                    "SetValue(...) "
                     "or a function of the boundary"
                 )
         self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))

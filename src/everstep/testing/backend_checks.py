@@ -73,19 +73,21 @@ def _check_fingerprint(backend: Backend, state: State) -> None:
     before = encode(backend.random_state())
     found = backend.fingerprint(state)
     texts = all(isinstance(text, str) for pair in found.items() for text in pair)
-    assert found and texts, f"fingerprint() gives {found!r}: give texts by name"
+    assert found and texts, f"fingerprint() gives {found!r}: give strings by name"
     assert backend.fingerprint(state) == found, "fingerprint() gives something else the second time"
     assert digest(encode(backend.random_state())) == digest(before), "fingerprint() draws random numbers"
 
 
 def _check_facts(backend: Backend) -> None:
-    assert isinstance(backend.name, str) and backend.name, f"name {backend.name!r}: give a text"
+    assert isinstance(backend.name, str) and backend.name, f"name {backend.name!r}: give a string"
     types = backend.array_types
     assert isinstance(types, tuple) and all(isinstance(t, type) for t in types), f"array_types {types!r}"
     facts = backend.describe()
     texts = all(isinstance(text, str) for pair in facts.items() for text in pair)
-    assert facts and texts, f"describe() gives {facts!r}: give texts by name"
-    assert backend.processes() == 1, f"processes() is {backend.processes()}: here is one, outside any group"
+    assert facts and texts, f"describe() gives {facts!r}: give strings by name"
+    assert backend.processes() == 1, (
+        f"processes() is {backend.processes()}: there is one process here, outside any group"
+    )
     assert backend.entry(object()) is None, "entry() takes an object that is not the framework's"
     assert backend.pack(object()) is None, "pack() takes an object that is not the framework's"
 
@@ -232,7 +234,7 @@ def _check_entries(backend: Backend, make: Callable[[], State], update: Callable
             update(state)
         update(restored)
         _require_state(
-            _saved(backend, restored), _saved(backend, state), "what was restored goes another way"
+            _saved(backend, restored), _saved(backend, state), "the restored objects continue in another way"
         )
 
 

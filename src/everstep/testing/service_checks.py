@@ -88,8 +88,12 @@ def _check_facts(make_service: Callable[[], Service]) -> None:
     assert isinstance(service, Service), f"{service!r} is not an everstep.Service"
     assert service is not twin, "make_service() must make a new service each time"
     name = service.name
-    assert isinstance(name, str) and name and "/" not in name, f"name {name!r}: a text without '/', not empty"
-    assert twin.name == name, f"the name is the key of its state, but two of them are {name!r}, {twin.name!r}"
+    assert isinstance(name, str) and name and "/" not in name, (
+        f"name {name!r}: give a string without '/', not empty"
+    )
+    assert twin.name == name, (
+        f"the name is the key of the service's state, but two services are called {name!r}, {twin.name!r}"
+    )
     assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.Stage"
     moments = service.moments
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)
@@ -108,7 +112,7 @@ def _check_failure(program: _Program, alone: _Final | None) -> None:
     with suppress(_Planted):
         final = program.run(program.make_failing)
     assert (final is not None) == reports, (
-        "a failure in REPORT, and in no other stage, lets the training go on"
+        "a failure in REPORT, and in no other stage, lets the training continue"
     )
     if final is not None:
         assert any("planted" in text for text in final.ending.warnings), "a failure must be warned about"

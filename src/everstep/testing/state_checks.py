@@ -84,7 +84,7 @@ def _check_same_future(one: T, other: T, mutate: Callable[[T], object]) -> None:
         mutate(one)
         restore(random_state)
         mutate(other)
-        where = f"after {count} more mutate() the restored object has gone another way"
+        where = f"after {count} more mutate() the restored object differs"
         _require_same(_encoded(other), _encoded(one), where)
 
 
@@ -105,10 +105,10 @@ def _check_strict(make: Callable[[], Any], tree: Any) -> None:
         return
     for key in tree:
         without = {name: value for name, value in tree.items() if name != key}
-        _require_refused(make, without, f"a state without {key!r} is taken without an error")
+        _require_refused(make, without, f"a state without {key!r} is accepted without an error")
     if all(isinstance(key, str) for key in tree):
         more = {**tree, _EXTRA: 0}
-        _require_refused(make, more, f"a state with an unknown part {_EXTRA!r} is taken without an error")
+        _require_refused(make, more, f"a state with an unknown part {_EXTRA!r} is accepted without an error")
 
 
 def _require_refused(make: Callable[[], Any], tree: Any, broken: str) -> None:

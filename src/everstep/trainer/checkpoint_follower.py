@@ -134,5 +134,5 @@ class CheckpointFollower:
         if self._timeout is None or time.monotonic() - self._alive_at < self._timeout:
             return False
         there = "nobody trains it" if self.run_dir.exists() else "it is not there"
-        self._say(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: it is watched no more")
+        self._say(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: the watch ends here")
         return True

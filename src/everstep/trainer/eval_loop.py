@@ -179,7 +179,7 @@ def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
     for name in value:
         if not isinstance(name, str) or not name:
             raise MetricError(
-                f"{type(owner).__name__}.{method} returned the metric name {name!r}: give a text, not empty"
+                f"{type(owner).__name__}.{method} returned the metric name {name!r}: give a string, not empty"
             )
     return value
 
@@ -229,8 +229,8 @@ class _Metrics:
                     self._no_metrics.add(name)
                 else:
                     error.add_note(
-                        "what eval_step returns of each sample is for eval_reduce: write one; or for "
-                        f"Evaluate's stats=: ask for some of {name!r}"
+                        "values per sample are for eval_reduce: write that method; or for Evaluate's "
+                        f"stats=: ask for statistics of {name!r}"
                     )
                     raise
         if not self.batches % _READ_AFTER:

@@ -62,7 +62,9 @@ class RecordedEvaluations:
         try:
             record_evaluation(to_read(self._run_dir), found, self._facts, wall, lock=self._lock)
         except OSError as error:
-            warnings.warn(f"an evaluation is not recorded: {error}; see to the disk", RuntimeWarning, 4)
+            warnings.warn(
+                f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4
+            )
         return found
 
     def all(self) -> list[Evaluation]:
@@ -117,7 +119,7 @@ def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
         kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
         meant = [name for name in kept if metric in ("", name, name.replace("/", "."))]
         if len(meant) != 1:
-            known = ", ".join(f"'best/{name}'" for name in kept) or "none: add Best(metric)"
+            known = ", ".join(f"'best/{name}'" for name in kept) or "none; add Best(metric)"
             raise ConfigError(f"weights={str(asked)!r}: give one that the run keeps: {known}")
         return Path(kept[meant[0]])
     named = to_read(run_dir) / "checkpoints" / str(asked)

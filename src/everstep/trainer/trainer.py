@@ -77,7 +77,7 @@ class Trainer:
         **loop: Any,
     ) -> None:
         if not isinstance(task, Task):
-            raise ConfigError(f"{task!r} is no Task; give an object of a class that is derived from Task")
+            raise ConfigError(f"{task!r} is not a Task; give an object of a class derived from everstep.Task")
         require_our_names(task)
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
@@ -239,7 +239,7 @@ class Trainer:
             return  # it is finished
         if not loop.may_end:
             loop.println(
-                "no limit is given: the training goes on until it is interrupted; to end it, give "
+                "no limit is given: the training continues until it is interrupted; to end it, give "
                 "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
             )
         if others := self.streams.keys() - {"train", *(each.stream for each in _evaluates(self._services))}:
@@ -600,7 +600,9 @@ class Trainer:
     def _require_weights(self, asked: str | Path | None) -> None:
         if asked is not None:
             if self._loop is not None:
-                raise UsageError(f"weights={str(asked)!r} inside the loop, which has its own; leave it first")
+                raise UsageError(
+                    f"weights={str(asked)!r} inside the loop, which has its own weights; leave the loop first"
+                )
             self._weights = load(weights_of(self.run_dir, asked), self.task.state())
         elif self._weights is None:
             self._load()
@@ -612,7 +614,7 @@ class Trainer:
             self._weights = load(self.run_dir, self.task.state())
         except (NoCheckpointError, RunDirError) as error:
             raise NoCheckpointError(
-                f"nothing to evaluate: {error}; train first: weights that no run has made are not evaluated"
+                f"nothing to evaluate: {error}; train first: random weights are not evaluated"
             ) from error
 
 
