@@ -35,7 +35,7 @@ _ELSEWHERE = {
     "max_seconds": "max_time",
     "warm_start": "init_from",
 }
-"""Names in other libraries to ours, where the nearest name would be a wrong hint."""
+"""Names in other libraries, each with our name, where the nearest of our names would be a wrong hint."""
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
@@ -115,7 +115,7 @@ def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str =
 
     Args:
         of: unit of the number, in the plural.
-        none: as in `whole`.
+        none: as in `integer`.
 
     Raises:
         ConfigError: `value` is not such a number.
@@ -155,7 +155,7 @@ def positive(value: Any, returned: str, remedy: str) -> float:
     """
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's, of many elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of many elements
         number = math.nan
     if not 0 < number < math.inf:
         raise MetricError(f"{returned} returned {value!r}; return {remedy}, a finite number above 0")

@@ -75,7 +75,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException | None) -> str:
-    """Return what happened to a file operation and what to do, in words."""
+    """Describe a failed file operation: what happened, and what to do."""
     if isinstance(error, MemoryError):
         return _REMEDIES[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None

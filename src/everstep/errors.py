@@ -15,11 +15,11 @@ class EverstepError(Exception):
 
 
 class UsageError(EverstepError, RuntimeError):
-    """A method was called at a time, or in an order, in which it has no meaning."""
+    """A method was called at the wrong time, or in the wrong order."""
 
 
 class ConfigError(EverstepError, ValueError):
-    """An argument, a name or a combination of them cannot be right."""
+    """An argument, a name or a combination of them is wrong."""
 
 
 class ChangedError(ConfigError):
@@ -35,7 +35,7 @@ class ChangedError(ConfigError):
 
 
 class TrustError(EverstepError):
-    """A run names code to import and call, and is not known to be this user's own."""
+    """A run names code to import and call, and the run is not known to be this user's own."""
 
 
 class RunDirError(EverstepError, OSError):
@@ -119,11 +119,11 @@ class DataError(EverstepError, ValueError):
 
 
 class MetricError(EverstepError, TypeError):
-    """A metric's value is not a single real number, or its name is taken."""
+    """A metric's value is not one real number, or another writer has the metric's name."""
 
 
 class BadStepError(EverstepError, ArithmeticError):
-    """A step has spoilt the training; raised by guards, and undone if the run has a `Recovery`.
+    """A step has damaged the training; guards raise this error, and a `Recovery` undoes the step.
 
     Attributes:
         step: number of the step; None: the step in which this was raised, or the last step.
@@ -151,7 +151,7 @@ class ProgressError(EverstepError, RuntimeError):
 
 
 class DivergenceError(EverstepError, RuntimeError):
-    """Steps that were executed again had other results than the first time, and the run should stop then.
+    """Steps that were executed again had other results than the first time, and the run stops, as was asked.
 
     Attributes:
         step: the first step that differs.
@@ -167,7 +167,7 @@ class ServiceError(EverstepError, RuntimeError):
 
 
 class DrillError(EverstepError, RuntimeError):
-    """A script cannot be drilled: it fails undisturbed, opens no run, or does not end in time."""
+    """A script cannot be drilled: the script fails undisturbed, opens no run, or does not end in time."""
 
 
 class GroupError(EverstepError, RuntimeError):
@@ -217,7 +217,7 @@ class Interrupted(SystemExit):
 
 
 class RolledBack(Interrupted):
-    """The run goes back to a checkpoint, without the batches that spoilt it, at the next start.
+    """The next start goes back to a checkpoint and leaves out the batches of the failed steps.
 
     `everstep.recovering` makes that start in the same process, and so does a `Trainer`.
 

@@ -1,7 +1,8 @@
 """Hazards: named places at which a test can kill the process or make an operation fail.
 
-Every operation of a save calls `reach(name)`, and so do a few other places where a crash is worst
-("loop.PLACE").  If no hazard is armed, that is one comparison.  A process is armed through its environment:
+Every operation of a save calls `reach(name)`, and so do a few other places where a crash does most harm
+("loop.PLACE").  If no hazard is armed, a call costs one comparison.  A process is armed through its
+environment:
 
     EVERSTEP_HAZARD="kill:checkpoint.rename:2"     # SIGKILL itself at the second time it gets there
     EVERSTEP_HAZARD="ENOSPC:journal.write:3-5"     # raise OSError(ENOSPC) the 3rd to 5th time
@@ -34,8 +35,8 @@ def arm(spec: str | None) -> None:
 
     Args:
         spec: "ACTION:POINT:N" or "ACTION:POINT:FROM-TO"; ACTION is "kill", or the name of a signal or
-            errno; counts start at 1.  "... then ..." arms the second part when the first part has struck
-            for the last time.  Or "trace:FILE".
+            errno; counts start at 1.  "... then ..." arms the second part when the first part has struck for
+            the last time.  "trace:FILE" only appends names.
 
     Raises:
         ConfigError: the spec has another form.

@@ -1,8 +1,8 @@
 """Removal of credentials: `***` is recorded and printed in their place.
 
-Credentials are known by their form: the password of a URL, its user if that may be a token, its parameters
-such as `?access_token=`, and `user:token@host:path`.  If a password has an "@" or a "/", more of the URL
-may be removed.
+Credentials are known by their form: the password of a URL, its user if the user may be a token, its
+parameters such as `?access_token=`, and `user:token@host:path`.  If a password has an "@" or a "/", more of
+the URL may be removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _patterns: list[_Pattern] = []
 
 
 def redact(pattern: str | re.Pattern[str]) -> None:
-    """Let everstep neither record nor print what a pattern finds, in this process from now on.
+    """Replace what a pattern finds in everything that this process records or prints from now on.
 
         everstep.record.redact(r"api[-_]key[= ](\\S+)")
 
@@ -138,7 +138,7 @@ def _url(scheme: str, rest: str) -> str:
 
 
 def _user_information(scheme: str, rest: str) -> str:
-    """Return the part before the host; too much rather than too little if a password is not valid."""
+    """Return the part before the host; rather too much than too little of an odd password."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
     first = head.partition("@")[0]
     if "@" in head and ":" not in first:

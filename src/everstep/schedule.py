@@ -23,7 +23,7 @@ NEVER = 1 << 62
 
 
 class Instant(NamedTuple):
-    """Facts that a schedule may look at.
+    """Facts about a boundary, for schedules.
 
     Attributes:
         step: last completed step, from 0.

@@ -1,4 +1,4 @@
-"""Careful reading of the files in a run directory that anybody may have sent.
+"""Careful reading of files that may come from anybody, such as a run directory that somebody has sent.
 
 Only regular files are opened, without waiting: a FIFO has no end, and a device may act when it is opened.
 Size and holes can be checked before a file is read into memory.

@@ -89,7 +89,7 @@ WHOLE = Share()
 
 
 class Cursor(ABC):
-    """Iterator over one pass of a stream.  Not shared, not restarted.
+    """Iterator over one pass of a stream, with one reader.  It is never restarted.
 
     Attributes:
         done: batches handed out since the start of the pass, also where the cursor was opened at a
@@ -98,7 +98,7 @@ class Cursor(ABC):
         ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
         first_took: seconds that the first batch took; None before that batch, and where nobody measured.
-        on_word: whether the position is the data's own word, which a start tries out on copies.
+        on_word: whether only the data itself vouches for the position; then a start tries it out on copies.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
         weight: factor for the mean over the batch handed out last.  With it the mean over ranks is the mean
@@ -152,7 +152,7 @@ class Stream(ABC):
         may_be_empty: whether a pass may have no batch.
         spent: whether this object cannot be read from an earlier place any more.
         unsaveable: why no run can be saved while it reads this stream, and the remedy; None where a run can.
-        on_word: whether the state is the data's own word, which a start tries out on copies.
+        on_word: whether only the data itself vouches for its state; then a start tries it out on copies.
         resumes: how the stream reaches a place inside a pass; None: by its cursor's position, with no other
             way.
         place_words: keys of positions that also say how a place was reached; these keys are saved, but are

@@ -56,7 +56,7 @@ SYNCHRONOUS = frozenset(
 """Moments that are announced at once, to observers that only look."""
 
 OBSERVED = SYNCHRONOUS | {Moment.AFTER_CHECKPOINT, Moment.EXIT_LOOP}
-"""Moments at which nobody may act."""
+"""Moments at which no service may act."""
 
 
 class Stage(enum.IntEnum):
@@ -339,7 +339,7 @@ class Service:
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
     default_schedule: ClassVar[Schedule] = Never()
-    """Schedule where none is given."""
+    """Schedule of a service that was given none."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
 

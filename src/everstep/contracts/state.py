@@ -47,7 +47,7 @@ class HostArray:
 
 
 class Mismatch(NamedTuple):
-    """Difference between a saved tree and an entry's expectation: names ("layer.weight (4, 2) -> (8, 2)")."""
+    """Difference between a saved tree and the expected tree, as names ("layer.weight (4, 2) -> (8, 2)")."""
 
     missing: list[str]
     unexpected: list[str]
@@ -55,7 +55,7 @@ class Mismatch(NamedTuple):
 
 
 BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes"})
-"""Keys of a model's tree under which there are no weights."""
+"""Keys of a model's tree that hold other things than weights."""
 
 
 class Entry(ABC):

@@ -49,7 +49,7 @@ def as_stream(data: Any) -> Stream:
         return data
     if is_stream(data):
         return _adapted.setdefault(id(data), AdaptedStream(data))
-    # Data that cannot say its place is refused before the adapters, which would take its state_dict's word.
+    # Refused before the adapters, which would believe the state_dict of data that cannot tell its place.
     if (told := refusal(data)) is not None:
         raise DataError(told)
     adapter = _loader_adapter(data)

@@ -5,7 +5,7 @@
 | a sequence of batches (list, tuple, range) | exact, by index |
 | an object with `state_dict`/`load_state_dict` (loaders, HF and streaming datasets) | by its state |
 | an iterator with `get_state`/`set_state` or `state_dict`/`load_state_dict` | by the iterator's state |
-| `replay(iterable)` | by drawing and discarding, on the user's word |
+| `replay(iterable)` | by drawing and discarding, where the user asserts that this is right |
 | any other iterable | refused when a position is asked for, with the remedy |
 """
 
@@ -111,7 +111,7 @@ class IterableStream(OwnStream):
 
     @property
     def replays(self) -> bool:
-        """Whether a resume goes to its place by drawing and discarding."""
+        """Whether a resume draws and discards batches to reach its place."""
         return self._replay or self.resumes == "replay"
 
     @property
@@ -154,7 +154,7 @@ class IterableStream(OwnStream):
         self._used = True
         if not again:
             return self._drawing_again(batches) if self._keeping or self._drawn else batches
-        if self._may_rewind():  # if it has not rewound, the pass is empty, and the error comes then
+        if self._may_rewind():  # if it has not gone back to its start, the pass is empty: an error then
             return _not_empty(batches, _exhausted(what, pass_index))
         raise _exhausted(what, pass_index)
 
@@ -209,9 +209,9 @@ def _unsaveable(data: Any) -> str | None:
 
 @checked_keywords
 def replay(iterable: Iterable[Any]) -> IterableStream:
-    """Make a stream over any iterable, on your word that each iteration gives the same batches again.
+    """Make a stream over any iterable; you assert that each iteration gives the same batches.
 
-    A resume draws and discards the batches that were handed out before, and says their number and the time.
+    A resume draws and discards the batches that were handed out before, and prints their number and the time.
     The iterable must not draw from the global random state: give it a generator of its own.
 
     Args:
@@ -335,7 +335,7 @@ class StatefulStream(OwnStream):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         what = f"data {purpose!r} ({type(self._data).__name__})"
         set_epoch = getattr(self._data, "set_epoch", None)
-        if callable(set_epoch):  # before the state is loaded, which has the last word
+        if callable(set_epoch):  # before the state is loaded, so that the state decides
             set_epoch(pass_index)
         if position is None:
             begin_anew(self._data)
@@ -378,7 +378,8 @@ class _StatefulCursor(PassCursor):
         if self._stream.resumes != "state":
             return {**here, "state": None}
         if here.items() <= self._opened.items():
-            return {**self._opened}  # until its next batch, some data says the start instead of its place
+            # until the next batch, the state_dict of some data tells the start instead of the place
+            return {**self._opened}
         return {**here, "state": copy.deepcopy(self._state(self._count))}
 
 

@@ -1,4 +1,4 @@
-"""Facts about other libraries' data, by class names: data whose `state_dict` is not the whole place."""
+"""Facts about data of other libraries, by class names: where a `state_dict` is not the whole place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def class_names(data: Any) -> list[str]:
 
 
 def refusal(data: Any) -> str | None:
-    """Say why data with a `state_dict` cannot say its place all the same, and what to give instead."""
+    """Say why data cannot tell its place in spite of its `state_dict`, and what to give instead."""
     if _ACCELERATE in class_names(data):
         return (
             f"a {type(data).__name__} that accelerate has prepared reads a batch ahead and cannot say its "

@@ -1,4 +1,4 @@
-"""Streams and cursors around other objects, which supply the members that the wrapper lacks."""
+"""Streams and cursors around other objects, whose members they forward."""
 
 from __future__ import annotations
 

@@ -17,18 +17,18 @@ from everstep.supervisor.streams.slot import StreamSlot, no_batch
 from everstep.timing import progress
 
 IDLE_AT_MOST = 100
-"""Number of epochs in a row that may be without a step, where max_epoch is not set."""
+"""Limit on epochs in a row without a step, where max_epoch is not set."""
 
 
 class Epochs(Questions):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
-    checkpoint stands, `replaying` is true, and step loops before that one run no step.
+    checkpoint stands, `replaying` is true, and earlier step loops of the epoch run no step.
 
     Args:
         engine: counts the steps.
-        steps_per_epoch: an epoch has this many steps; None: a pass over its data.
+        steps_per_epoch: number of steps in an epoch; None: an epoch is a pass over its data.
         epoch_lines: window of the epoch's line, which begins anew with each epoch.
         show_eta: whether lines have the ETA.
 
@@ -117,7 +117,7 @@ class Epochs(Questions):
         if not engine.begun and engine.recovered.mid_epoch:
             engine.begin_inside()
             self.replaying = True
-            # before the epoch's first line: its head draws again what it drew the first time
+            # before the epoch's first line, so that the head draws the same random numbers as the first time
             engine.rng_marks.back_to("epoch")
             self._enter_epoch()
             return True
@@ -131,7 +131,7 @@ class Epochs(Questions):
         current.calls, current.iterating, current.stream = 0, False, None
         engine.collector.begin_epoch()
         engine.rng_marks.forget()
-        # at the place of back_to() above
+        # at the same place in the code as back_to() above, so that both see the same random state
         engine.rng_marks.mark("epoch")
         self._enter_epoch()
         return True
@@ -153,7 +153,7 @@ class Epochs(Questions):
         engine = self._engine
         hazard.reach("loop.tail_end")
         self.left_open = self.left_open or engine.collector.open_step != 0
-        self._step_loops += 1  # one that is kept alive is not this epoch's any more
+        self._step_loops += 1  # a step loop that the program has kept belongs to no open epoch
         self._in_steps = False
         self.settle()
         if self.replaying:
@@ -248,7 +248,7 @@ class Epochs(Questions):
         self._engine.resume()
 
     def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
-        """The one loop body: fetch, yield, count."""
+        """Fetch, yield, count: the only loop body of a TrainLoop."""
         self._require_no_steps()
         self._step_loops += 1
         number = self._step_loops
@@ -286,7 +286,7 @@ class Epochs(Questions):
                         self._fetch_failed(slot)
                         raise
                     self.batch = batch
-                    # before the program has the batch, which it may change
+                    # before the program gets the batch, as it may change the batch
                     verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
                 began = clock()
                 self._waited += began - asked
@@ -318,7 +318,7 @@ class Epochs(Questions):
                     self.left_open = True
 
     def note_step_time(self) -> None:
-        """Take the step's time so far as its time, as TFSnippet does."""
+        """Record the step's time so far as the time of the whole step, as TFSnippet does."""
         if self._step_began is not None:
             self._engine.collector.step_times.append(self._engine.clock() - self._step_began)
             self._step_began = None
@@ -329,7 +329,7 @@ class Epochs(Questions):
         return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
 
     def _fetch_failed(self, slot: StreamSlot) -> None:
-        """Save the last step and leave if a signal is to blame: a fetch lies between two steps."""
+        """Save the last step and leave if a signal caused the error: a fetch lies between two steps."""
         engine = self._engine
         if engine.killed_by_signal(slot.cursor):
             if engine.progress.step > engine.progress.epoch_start:
@@ -343,13 +343,13 @@ class Epochs(Questions):
         if cursor is None or cursor.remaining() != 0:
             self._pass_unfinished = True
         else:
-            next(cursor, None)  # some data draws random numbers for its end: the next pass begins after them
+            next(cursor, None)  # some data draws random numbers when it ends: the next pass begins after them
 
     def _end_steps(self) -> None:
         """End the step loop; the epoch's tail follows."""
         current = self._engine.progress
         current.iterating, current.calls = False, self._calls
-        # the copy of one step before is better for a resume from the tail: the last step runs again
+        # a resume from the tail needs the copy of one step before, so that the last step runs again
         if not self._engine.saves.one_before():
             self._engine.saves.keep("step")
         self._tail_ready = True

@@ -1,4 +1,4 @@
-"""The arguments of a `TrainLoop`, checked."""
+"""Checked arguments of a `TrainLoop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values with weights, collected as one mean."""
+"""Mean of values with weights, collected as one metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MetricMean:
         """Add one value with a weight of 0 or more.
 
         Raises:
-            MetricError: not one real number, or a negative weight.
+            MetricError: the value is not one real number, or the weight is negative.
         """
         self._window.add(float(to_scalar(self._name, value)), weight)
 

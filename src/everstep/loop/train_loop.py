@@ -41,9 +41,9 @@ class TrainLoop(Door):
                     loop.collect_metrics(valid_loss=evaluate(model, valid))
                 loop.print_logs()
 
-    Run twice, it resumes, in the middle of an epoch if need be: the epoch is entered again, lines
-    before the inner loop run again (`resumed_mid_epoch` tells), then the remaining steps and the
-    lines after the loop run.  Carries on TFSnippet's TrainLoop.
+    A second start of the program resumes, also in the middle of an epoch: the epoch is entered again, the
+    lines before the inner loop run again (`resumed_mid_epoch` is true), then the remaining steps and the
+    lines after the loop run.  After TFSnippet's TrainLoop.
 
     Args:
         run_dir, state: as for `Supervisor`, like all arguments not listed here.
@@ -140,7 +140,7 @@ class TrainLoop(Door):
 
     @property
     def step_data(self) -> Any:
-        """The batch of the step that is running, None outside steps and without data."""
+        """Batch of the step that is running; None outside steps, and without data."""
         return self._epochs.batch if self.within_step else None
 
     @property
@@ -220,7 +220,7 @@ class TrainLoop(Door):
         self._engine.announcer.announce(Moment.METRICS_COLLECTED, values)
 
     def _collect_outside(self, name: str, value: Any) -> None:
-        """Collect a value outside steps; in the head of a resumed epoch it was recorded the first time."""
+        """Collect a value outside steps; a head that runs again at a resume has its rows already."""
         if not self._epochs.replaying:
             place, step = self._epochs.place, self._engine.progress.step
             self._collector.require_alone(place, step, name)
@@ -253,7 +253,7 @@ class TrainLoop(Door):
     def evaluation(self) -> Iterator[None]:
         """Evaluate in the block, with models in evaluation mode; random state and modes come back afterwards.
 
-        Therefore evaluating, however often, changes nothing in the training.  The block may run
+        So an evaluation changes nothing in the training.  The block may run
         again after a resume and must not change the state.
 
         Raises:
@@ -276,7 +276,7 @@ class TrainLoop(Door):
                 f"{self.updates} after); train in iter_steps(), and evaluate without optimizer.step()"
             )
         engine.note_evaluation(self.clock() - began)
-        # all values are read together, in one transfer
+        # read all values together: each read would wait for the device
         values = resolve(list(found.values()))
         engine.announcer.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
 
@@ -305,7 +305,7 @@ class TrainLoop(Door):
         else:
             self._epochs.enter_outside("print_logs")
             if self._epochs.replaying:
-                return  # printed the first time; what came since is printed later
+                return  # these values were printed the first time; later values are printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
         stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}

@@ -1,4 +1,4 @@
-"""The `Best` of a TrainLoop's watched metric, given or not."""
+"""`Best` of a TrainLoop's watched metric: from the services, or a new one."""
 
 from __future__ import annotations
 

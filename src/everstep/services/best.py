@@ -182,7 +182,8 @@ class Best(Service):
         came, self._is_new = self._is_new, False
         if values:
             return came and self.value in values
-        is_judged = deepcopy(self.schedule).due(when)  # a copy: only a boundary may ask the schedule itself
+        # a copy: a schedule in seconds remembers when it was due at a boundary
+        is_judged = deepcopy(self.schedule).due(when)
         return is_judged and better(stats.mean, self.value, self.mode)
 
     def _came(self, value: float) -> None:

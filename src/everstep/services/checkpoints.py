@@ -1,4 +1,4 @@
-"""Schedule of checkpoints, and which of them to keep."""
+"""Schedule of checkpoints, and the rule that keeps some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Checkpoints(Service):
     Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
 
     Args:
-        every: when to save; default `Every(epochs=1) | Every(seconds=600)`.
+        every: schedule of saves; default `Every(epochs=1) | Every(seconds=600)`.
         keep_last: number of the newest checkpoints that stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
         keep_best: (metric, "min" or "max", number): the checkpoints that stay, by the metric's value at the

@@ -93,7 +93,7 @@ class Console(Service):
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
-        taken = isinstance(sys.stdout, _Above)  # another console draws already, and only one can
+        taken = isinstance(sys.stdout, _Above)  # two consoles that draw would overwrite each other
         if self._sink is None and not taken and is_live_terminal(sys.stdout):
             self._line = _LiveLine(sys.stdout, self._lock, self.live_lines)
             self._line.open()

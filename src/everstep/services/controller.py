@@ -31,7 +31,7 @@ class Controller(Service):
             cls.settings = tuple(name for name in parameters if name not in ("self", "name"))
 
     def _given(self) -> dict[str, Any]:
-        """Map names to settings; settings that are None are left out, so that a new one changes no run."""
+        """Map names to settings that are not None, so that a setting added later changes no run."""
         values = {name: self.schedule if name == "every" else getattr(self, name) for name in self.settings}
         return {name: value for name, value in values.items() if value is not None}
 

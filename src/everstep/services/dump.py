@@ -104,7 +104,7 @@ class Dump(Service):
             self._take(boundary.payload)
 
     def _take(self, step: EvalStep) -> None:
-        if step.number == 1:  # a new evaluation: the file of an interrupted one goes
+        if step.number == 1:  # a new evaluation begins: the file of an interrupted evaluation goes
             self.close()
             require_no_link(self.folder, Path(self._run.run_dir))
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class Dump(Service):
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
-            self._beside.unlink(missing_ok=True)  # somebody may have deleted the folder meanwhile
+            self._beside.unlink(missing_ok=True)  # the folder may have been deleted meanwhile
 
 
 def _examples(variables: Sequence[str], step: EvalStep) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Early stop: a metric has not improved for a while, or is good enough."""
+"""Early stop: at a metric that has not improved for a while, or that is good enough."""
 
 from __future__ import annotations
 

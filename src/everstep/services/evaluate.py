@@ -69,7 +69,7 @@ class Evaluate(Service):
         self.ends: Callable[[], bool] | None = None
         """Whether the run ends at this epoch's end; None unless the end is evaluated in any case."""
         self.is_default = False
-        """Whether nobody asked for this service; then an evaluation by the program replaces it."""
+        """Whether the Trainer added this service by itself; then an evaluation by the program replaces it."""
         self.left_out_at = -1
         """Step at which the program evaluated by itself; -1 for none."""
         if validate_first:

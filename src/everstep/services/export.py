@@ -211,7 +211,7 @@ def write_export(
 
 
 def about_export(folder: Path) -> Any:
-    """Read an export's description; None if there is no whole description."""
+    """Read an export's description; None if the description is missing or damaged."""
     try:
         return json.loads((folder / ABOUT).read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Flushes of the journal: every row reaches the file at the latest 1,000 steps or 30 seconds later."""
+"""Flushes of the journal: a row reaches the file after 1,000 steps or 30 seconds at the latest."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class LossBound(Controller):
         if self.bound is not None and not stats.max <= self.bound:
             return f"its bound {self.bound:g}"
         if self.times is not None and not math.isfinite(stats.max):
-            return "any bound"  # also before there is a median, which a NaN would spoil
+            return "any bound"  # also while there is no median yet: a NaN would spoil it
         if self.times is not None and len(self._last) == self.last:
             middle = median(self._last)
             if not stats.max <= self.times * middle:

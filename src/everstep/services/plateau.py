@@ -1,4 +1,4 @@
-"""Action when a metric gets no better any more: lower the learning rate, or stop."""
+"""Action when a metric has stopped improving: lower the learning rate, or stop."""
 
 from __future__ import annotations
 

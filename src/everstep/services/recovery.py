@@ -1,4 +1,4 @@
-"""Rollback of a failed step: back to a checkpoint, then on without the batch that caused the failure."""
+"""Rollback of a failed step: back to a checkpoint, and training without the batch that caused the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries after errors that pass by themselves."""
+"""Retries after errors that go away by themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Retry(Service):
     A `Trainer` over a generator or another iterator, which can be read only once, is not tried again.
 
     Args:
-        errors: classes of errors that pass by themselves.
+        errors: classes of errors that go away by themselves.
         times: limit of tries in a row, 1 or more.
         backoff: seconds before the first try, 0 or more; doubled before each further try.
 

@@ -30,7 +30,7 @@ _LOGS = {Path("logs/run.log"), Path("logs/media")}
 
 
 def _is_the_runs(place: Path) -> bool:
-    """Whether a path in the run directory is, or lies in, a place that the run needs; or is hidden."""
+    """Whether a path in the run directory is hidden, or belongs to the run, or lies in a folder that does."""
     first = place.parts[0]
     return first in _RUNS or first.startswith(".") or not _LOGS.isdisjoint((place, *place.parents))
 
@@ -108,7 +108,8 @@ class Sink(Service, ABC):
         """Append new rows; False if the file was changed or deleted by anything else."""
         if self._is_intact():
             self._add(follower.news())
-            if self._is_intact():  # again: our rows do not reach a file that was replaced by an equal one
+            # checked again: our rows do not reach a file that was replaced by an equal file meanwhile
+            if self._is_intact():
                 return True
         if not self._said:
             self._said = True

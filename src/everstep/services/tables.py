@@ -43,7 +43,7 @@ class _TableSink(Sink):
         """Make a new file in the place of the old file, whole or not at all."""
         self._release()
         beside = self.path.with_name(f".{self.path.name}.tmp")
-        beside.unlink(missing_ok=True)  # a link with this name would lead the writing elsewhere
+        beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
         hazard.reach("sink.create")
         self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
         self._head(self._file)

@@ -262,7 +262,7 @@ class TensorBoard(Sink):
 
     def _fill_image(self, image: Any, data: dict[str, Any]) -> None:
         image.height, image.width, image.colorspace = data["height"], data["width"], data["channels"]
-        with suppress(FileNotFoundError):  # a user deleted the file: the point stays, without its picture
+        with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
 
     def _is_intact(self) -> bool:

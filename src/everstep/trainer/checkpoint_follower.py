@@ -1,4 +1,4 @@
-"""The checkpoints of a run that another process trains, as they are committed, until it ends."""
+"""Reader of a run that another process trains: its checkpoints as they are committed, until it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.errors import CheckpointError, ConfigError, RunDirError, nearest
 from everstep.record import RunJournal, is_held
 
 POLL = 0.25
-"""Seconds between two looks."""
+"""Seconds between two looks at the run directory."""
 
 Which = Literal["each", "newest"]
 
@@ -40,7 +40,7 @@ class CheckpointFollower:
     Args:
         run_dir: the run directory, which may be made later.
         which: each checkpoint, or always the newest.
-        throttle: seconds at least from one to the next.
+        throttle: least number of seconds between two checkpoints.
         timeout: seconds without a sign of life after which the run is given up; None for no limit.
         say: takes sentences for the user.
 
@@ -66,12 +66,12 @@ class CheckpointFollower:
         self._known: dict[CheckpointName, tuple[object, Committed | None]] = {}
         """Mark of each folder that was looked at, and its checkpoint (None for an interim one), by name."""
         self._seen: object = None
-        """Name and size of the newest journal file at the last look for the end."""
+        """Name and size of the newest journal file when the end was looked for last."""
         self._over = False
         self._alive_at = time.monotonic()
 
     def checkpoints(self, done: Collection[tuple[str, str]]) -> Iterator[Committed]:
-        """Each committed checkpoint once, or always the newest one, until the run has ended.
+        """Yield each committed checkpoint once, or always the newest, until the run has ended.
 
         Args:
             done: keys of the checkpoints that are passed over.
@@ -79,7 +79,8 @@ class CheckpointFollower:
         given = set(done)
         last = float("-inf")
         while True:
-            over = self.has_ended()  # asked first: then the last checkpoint is among those found next
+            # asked first, so that a run that has ended has its last checkpoint in the list made next
+            over = self.has_ended()
             there = self._committed()
             asked = there[-1:] if self._which == "newest" else there
             waiting = [one for one in asked if one.key not in given]

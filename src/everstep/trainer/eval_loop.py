@@ -19,15 +19,15 @@ from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, make_entry, seed_all
 
 _READ_AFTER = 1000
-"""Batches whose numbers wait on their device to be read together."""
+"""Number of batches whose metrics wait on their device, to be read together."""
 
 
 @contextmanager
 def evaluating(task: Task, seed: int) -> Iterator[None]:
     """Put the task's models in evaluation mode for the block; random state and modes come back afterwards.
 
-    Random numbers in the block follow from the seed alone, so an evaluation finds the same whenever, and by
-    whomever, it is made.
+    Random numbers in the block follow from the seed alone, so an evaluation finds the same at any time and in
+    any process.
     """
     with isolated(), ExitStack() as stack:
         seed_all(seed)
@@ -39,7 +39,7 @@ def evaluating(task: Task, seed: int) -> Iterator[None]:
 
 @contextmanager
 def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
-    """Put data with a place, or generators, of its own back to where it stood, after the block."""
+    """After the block, put data that keeps a place or generators of its own back to where it stood."""
     with ExitStack() as stack:
         for stream in streams:
             for generator in stream.generators:
@@ -51,7 +51,7 @@ def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
 
 @contextmanager
 def drawn_again(streams: Iterable[Stream]) -> Iterator[None]:
-    """Keep in memory what the block draws from iterators, so that it comes again afterwards."""
+    """Keep the batches that the block draws from iterators, so that they come again afterwards."""
     with ExitStack() as stack:
         for stream in streams:
             stack.enter_context(stream.drawn_again())
@@ -118,13 +118,13 @@ def evaluate(
 
 
 class _Reduction:
-    """Passes a state through an evaluation, by the task or by the functions given to `Evaluate`."""
+    """Reduction of outputs to metrics, by the task or by the functions given to `Evaluate`."""
 
     def __init__(self, task: Task, how: Evaluate | None) -> None:
         self._task = task
         self._how = how if how is not None and (how.agg_func or how.online_agg_func) else None
         self.takes_all = self._how is not None or type(task).eval_reduce is not Task.eval_reduce
-        """Whether outputs may be other values than metrics."""
+        """Whether outputs may have values that are not metrics."""
 
     def begin(self) -> Any:
         return self._task.eval_begin() if self._how is None else None

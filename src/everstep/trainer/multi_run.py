@@ -26,7 +26,7 @@ class MultiRun:
     Each Trainer makes a run of its own, in its own run directory, equal to the bit to a run alone: with its
     own random state, its own copy of each batch, its own evaluations and its own end.  Killed, all of them
     resume; a run behind the others reads alone until it has reached them.  A failed run does not end the
-    others.  Carries on tfutils' lists of params.
+    others.  After tfutils' lists of params.
 
     Args:
         trainers: one or more, with the same object as stream "train": everstep's own, or a `Stream`; its

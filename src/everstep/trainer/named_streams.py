@@ -1,4 +1,4 @@
-"""Streams of a Trainer: by name, and of data that is given in place of a name."""
+"""Streams of a Trainer, by name; data that is given in place of a name gets one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations outside the loop: recorded beside the run, and found again by later starts."""
+"""Evaluations outside the loop: recorded beside the run, found again by later starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RecordedEvaluations:
         return found
 
     def all(self) -> list[Evaluation]:
-        """List the evaluations, oldest first; none of a run that is not there yet."""
+        """List the evaluations, oldest first; empty for a run that does not exist yet."""
         try:
             return evaluations(located(self._run_dir))
         except RunDirError:

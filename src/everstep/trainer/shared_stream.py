@@ -1,4 +1,4 @@
-"""Sharing of a stream by several runs, which read each batch once."""
+"""Stream that several runs share: each batch is read once for all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Pass:
         self.head = position
 
     def left(self, position: Any) -> int | None:
-        """Batches left from a position that is here; None if unknown."""
+        """Number of batches left after a position that this reading has; None if unknown."""
         left = self.cursor.remaining()
         if self._last is not None and position == self._last.before and left is not None:
             return left + 1
@@ -147,7 +147,7 @@ class _TapCursor(Cursor):
             self.close()
             found = reading.after(self._at)
             self._at = found.after
-            return copied(found.batch)  # what one run does to it, the others do not see
+            return copied(found.batch)  # a copy: the step of one run may change its batch in place
         alone = self._read_alone()
         batch = next(alone)
         self._at = alone.position()

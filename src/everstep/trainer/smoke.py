@@ -1,4 +1,4 @@
-"""Smoke tests: a training is tried in a directory of its own, and nothing is left of it."""
+"""Smoke tests: a training is tried in a directory of its own, which is deleted afterwards."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ class Trainer:
                           services=[EarlyStop("valid/accuracy", "max", patience=3)])
         ending = trainer.run_training()
 
-    Run twice, it resumes.  `run_training` is a short program over `TrainLoop`; if it does not suit you,
-    write your own, with `open` and `epoch`.  Carries on Model Garden's Trainer, Orbit and emloop's MainLoop.
+    A second start of the program resumes.  `run_training` is a short program over `TrainLoop`; if it does not
+    suit you, write your own with `open` and `epoch`.  After Model Garden's Trainer, Orbit and emloop's
+    MainLoop.
 
     Args:
         task: your steps.
@@ -104,7 +105,7 @@ class Trainer:
         settings = LoopSettings(
             TrainerLoop.kind(), run_dir, services=self._services, seed=seed, streams=self.streams, **loop
         )
-        settings.state(task.state())  # refuses here what no loop could be opened with
+        settings.state(task.state())  # refused here, before any loop is opened
         self._recorded = RecordedEvaluations(
             run_dir, self._services, loop.get("config"), loop.get("lock", True)
         )
@@ -236,7 +237,7 @@ class Trainer:
         """Say at the start of a training what is trained, and what may have been forgotten."""
         loop.print_training_summary()
         if loop.should_stop():
-            return  # it is finished
+            return  # the run is finished
         if not loop.may_end:
             loop.println(
                 "no limit is given: the training continues until it is interrupted; to end it, give "
@@ -284,7 +285,7 @@ class Trainer:
             **options,
         )
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
-        # the loop changes the objects: what was known of their weights does not hold any more
+        # the loop changes the objects: the source of their weights is not known from here on
         self._weights = None
         self._found.clear()
         try:
@@ -354,7 +355,7 @@ class Trainer:
                 how.left_out_at = loop.step
 
     def smoke_test(self) -> None:
-        """Try everything once: a training step, a batch of each evaluated stream, a save and a restore.
+        """Try each part once: a training step, a batch of each evaluated stream, a save and a restore.
 
         The test runs in a directory of its own, without the services; afterwards nothing is left of it: the
         task's state, the random state and the data's place are as they were, and no worker runs.  (An
@@ -401,7 +402,7 @@ class Trainer:
 
         Args:
             stream: its name, or data, which is called "valid".
-            num_steps: number of batches, 1 or more; -1: until the stream ends (one without an end needs a
+            num_steps: number of batches, 1 or more; -1: until the stream ends (an endless stream needs a
                 number).
             weights: weights to load for it: "best" or "best/METRIC" of this run, the name of one of its
                 checkpoints, or a path as for `everstep.load`.  All of the task's state comes from there, an
@@ -435,7 +436,7 @@ class Trainer:
         self._require_weights(weights)
         with closing(data.open(name, 0, seed=self._stream_seed)) as batches:
             for batch in batches:
-                # not around the yield: what the caller does is not ours
+                # not around the yield: the caller's code must not run in evaluation mode
                 with evaluating(self.task, self._stream_seed):
                     prediction = self.task.inference_step(batch)
                 yield prediction
@@ -466,8 +467,8 @@ class Trainer:
             streams: names; default those of the `Evaluate` services.
             every: "each" checkpoint, or always the "newest".
             throttle: seconds at least between two checkpoints.
-            timeout: seconds after which the watch gives up a run that is not there, or that nobody trains (it
-                was killed); None: never.
+            timeout: seconds after which the watch ends if the run does not exist, or nobody trains it (it was
+                killed); None: never.
             max_step: the watch also ends with a checkpoint of that step or a later one.
 
         Raises:
