@@ -72,7 +72,7 @@ def test_it_keeps_the_laws() -> None:
     ("arguments", "message"),
     [
         ({"then": "lower"}, "give SetValue"),
-        ({"then": LOWER, "long": 5, "short": 5}, "long must be larger than short"),
+        ({"then": LOWER, "long": 5, "short": 5}, "give a long that is larger than short"),
         ({"then": LOWER, "cooldown": -1}, "cooldown=-1"),
     ],
 )

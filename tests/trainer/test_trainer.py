@@ -440,7 +440,7 @@ def test_data_that_keeps_its_own_place_is_not_trained_on_and_evaluated(tmp_path:
 
 
 def test_a_task_without_the_step_that_is_asked_of_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Task has no train_step; write it"):
+    with pytest.raises(ConfigError, match="Task has no train_step; give the class one"):
         everstep.Trainer(everstep.Task(), {"train": [1]}, tmp_path / "run", max_epoch=1).run_training()
 
 

@@ -125,4 +125,6 @@ class Task:
 
 
 def _lacks(task: Task, method: str) -> ConfigError:
-    return ConfigError(f"{type(task).__name__} has no {method}; write it: def {method}(self, batch): ...")
+    return ConfigError(
+        f"{type(task).__name__} has no {method}; give the class one: def {method}(self, batch): ..."
+    )

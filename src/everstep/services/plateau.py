@@ -60,7 +60,7 @@ class Plateau(Controller):
             raise ConfigError(f"Plateau(then={then!r}): give SetValue(...) or Stop(...)")
         self.long, self.short = integer("long", long), integer("short", short)
         if self.short >= self.long:
-            raise ConfigError(f"Plateau(long={long}, short={short}): long must be larger than short")
+            raise ConfigError(f"Plateau(long={long}, short={short}): give a long that is larger than short")
         self.metric, self.watches, self.then = metric, (metric,), then
         self.sets = (then.target,) if isinstance(then, SetValue) else ()
         self.mode, _ = direction(metric, mode)
