@@ -326,7 +326,7 @@ def test_a_task_without_its_parts_says_which(tmp_path: Path) -> None:
         door(tmp_path, Bare())
     task = Bare()
     task.model = torch.nn.Linear(3, 1)
-    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; give the class one")
+    refused(tmp_path / "forward", task, ConfigError, "Bare has no forward; give it one")
 
     class Unoptimized(Fit):
         def build_optimizer(self, model: Any) -> Any:
