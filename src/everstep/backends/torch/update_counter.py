@@ -1,0 +1,330 @@
+"""Count of the updates that happen, and the gradients that are still to be used."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from everstep.backends.torch.optimizers import layers
+from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
+from everstep.errors import RestoreError
+
+_SENTINELS = 4
+_owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers in the states of all open loops: those of another run are not strangers."""
+
+_RECOMPUTED = {
+    LambdaLR: ("lr",),
+    CosineAnnealingWarmRestarts: ("lr",),
+    OneCycleLR: ("lr", "momentum", "betas"),
+    CyclicLR: ("lr", "momentum", "betas"),
+}
+"""Options that these schedulers compute from the step alone; other schedulers change the present value."""
+
+
+class TorchUpdateCounter:
+    """Watch that counts the steps of the state's optimizers through one hook on all optimizers.
+
+    An optimizer belongs to the state if it is an entry, stands in a dict or list that is an entry, or is an
+    attribute of an entry whose `state_dict` saves an optimizer.  A fused optimizer under a gradient scaler
+    skips an overflowed step on the device; such a step is counted.
+
+    Gradients need saving while they are still to be used.  They are used up if the optimizer has stepped with
+    them, no backward pass came after (the gradients are the same objects, unchanged), and the program makes
+    new gradients for each update, as `zero_grad()` does.  If the same objects ever served two updates (zeroed
+    in place, now and then, or never), gradients are always saved.  Which of the two a program does is known
+    at its second update, and is saved, too.
+
+    Attributes:
+        updates: number of steps that the state's optimizers have made.
+        optimizers: number of the state's optimizers.
+        outside: finds changed modules that the state does not save.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.updates = 0
+        self._objects = objects
+        pairs = list(flatten(objects))
+        self._layers = {name: layers(optimizer) for name, optimizer in _optimizers(pairs)}
+        self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
+        self.optimizers = len(self._own)
+        scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
+        self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
+        self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
+        self._models = [(n, v) for n, v in pairs if isinstance(v, (torch.nn.Module, Tensor))]
+        self.outside = TorchUnsavedObjects(objects, self._parameters)
+        self._strangers: dict[str, None] = {}
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Optimizers of arrays outside the state; true if `strangers` was asked after they first stepped."""
+        for watched in self._own.values():
+            self._seen.update(v for v in vars(watched.optimizer).values() if isinstance(v, Optimizer))
+        _owned.update(watched.optimizer for watched in self._own.values())
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watched = self._by_id.get(id(optimizer))
+        if watched is not None:
+            self.updates += 1
+            watched.stepped()
+        elif optimizer in _owned:  # of another open loop
+            return
+        elif optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._meet(optimizer)
+        elif self._others.get(optimizer):
+            self._strangers[f"{type(optimizer).__name__} of arrays that are not in the state"] = None
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
+        theirs = [names[id(p)] for p in _parameters(optimizer) if id(p) in names]
+        if theirs:
+            some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
+            self._strangers[
+                f"{type(optimizer).__name__} that steps {len(theirs)} of the state's arrays ({some})"
+            ] = None
+        else:
+            self._others[optimizer] = False
+
+    def left_out(self) -> bool:
+        """Whether an update was left out because its gradients were not finite; waits for the device."""
+        around = any(getattr(layer, "left_out", False) for found in self._layers.values() for layer in found)
+        return around or any(scaler.get_scale() < before for scaler, before in self._scales)
+
+    def strangers(self) -> list[str]:
+        """Describe, each in words, the optimizers on which training depends and that the state lacks.
+
+        They stepped the state's parameters; or they stepped arrays of their own before the last call of this
+        method and again since.  (An optimizer that is made, used and dropped inside a step does not count.)
+        """
+        for optimizer in self._others:
+            self._others[optimizer] = True
+        return list(self._strangers)
+
+    def unsaved(self, user: Mapping[str, Any]) -> list[str]:
+        """Describe, each in words, the parameters that the state's optimizers step and that the state lacks.
+
+        An object of the user's may save copies of parameters: a copy is recognised by its shape alone.
+        """
+        saved = {0}  # address of tensors without elements, which need no saving
+        copies: Counter[tuple[int, ...]] = Counter()
+        for name, value in self._objects.items():
+            tensors = list(_tensors(user[name]))
+            # Compared by storage: a tied parameter may be saved under another name.
+            saved.update(map(_place, tensors))
+            if isinstance(value, torch.nn.Module):
+                own = dict(getattr(value, "_orig_mod", value).named_parameters())
+                saved.update(_place(parameter) for key, parameter in own.items() if key in user[name])
+            elif not isinstance(value, Tensor | Optimizer | dict | list | torch.Generator):
+                copies.update(tuple(tensor.shape) for tensor in tensors)
+        found = []
+        for owner, watched in self._own.items():
+            for index, parameter in enumerate(_parameters(watched.optimizer)):
+                shape = tuple(parameter.shape)
+                if _place(parameter) in saved:
+                    continue
+                if copies[shape] > 0:
+                    copies[shape] -= 1
+                else:
+                    found.append(f"parameter {index} {shape} of {owner!r}")
+        return found
+
+    def unscheduled(self) -> list[str]:
+        """Names of the optimizers for which a scheduler was made that is not part of the state."""
+        driven = {id(optimizer) for _, value in flatten(self._objects) for optimizer in _driven(value)}
+        return [
+            name
+            for name, found in self._layers.items()  # torch's schedulers leave this mark
+            if any(hasattr(layer.step, "_wrapped_by_lr_sched") for layer in found)
+            and not any(id(layer) in driven for layer in found)
+        ]
+
+    def recomputing(self, owner: str, option: str) -> list[str]:
+        """Describe, each in words, the schedulers that overwrite an option whatever its present value is."""
+        return [
+            f"{type(part).__name__} {name!r}"
+            for name, value in flatten(self._objects)
+            for part in [value, *getattr(value, "_schedulers", ())]
+            if getattr(part, "optimizer", None) is self._objects.get(owner)
+            and option in next((sets for kind, sets in _RECOMPUTED.items() if isinstance(part, kind)), ())
+        ]
+
+    def gradients(self) -> Any:
+        """Return the gradients that are still to be used, and whether optimizers reuse theirs.
+
+        The key of a parameter is its index in its optimizer, or its name in a model if no optimizer of the
+        state has it.  Returns None if there is nothing to save.
+        """
+        tree: dict[str, Any] = {}
+        used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
+        for owner, key, parameter in self._parameters():
+            if parameter.grad is not None and owner not in used_up:
+                tree.setdefault(owner, {})[key] = parameter.grad
+        reused = {  # after a resume nobody holds gradients that were not saved
+            owner: [watched.reused, watched.held() if owner not in used_up else False]
+            for owner, watched in self._own.items()
+        }
+        return {"grad": tree, "reused": reused} if tree or reused else None
+
+    def load_gradients(self, tree: Any) -> None:
+        """Set each parameter's gradient to the saved one, or to None.
+
+        Raises:
+            RestoreError: the saved gradients belong to parameters that are missing.
+        """
+        tree = tree or {"grad": {}, "reused": {}}
+        saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
+        for owner, key, parameter in self._parameters():
+            grad = saved.pop((owner, key), None)
+            # A copy: the program changes gradients in place.
+            parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
+        for owner, watched in self._own.items():
+            watched.resume(*tree["reused"].get(owner, (None, None)))
+        if saved:
+            names = [f"{owner}/{key}" for owner, key in saved]
+            raise RestoreError("saved gradients belong to no parameter", unexpected=names)
+
+    def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
+        """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
+        found: dict[int, tuple[str, int | str, Tensor]] = {}
+        for owner, watched in self._own.items():
+            for index, parameter in enumerate(_parameters(watched.optimizer)):
+                found.setdefault(id(parameter), (owner, index, parameter))
+        for owner, model in self._models:
+            named = [(0, model)] if isinstance(model, Tensor) else model.named_parameters()
+            for name, parameter in named:
+                found.setdefault(id(parameter), (owner, name, parameter))
+        return found.values()
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+        for watched in self._own.values():
+            _owned.discard(watched.optimizer)
+
+
+class _Watched:
+    """Optimizer of the state, with marks of the gradients of its last step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.sentinels: list[Tensor] = []
+        self.marks: list[tuple[weakref.ref[Tensor], int] | None] = []
+        self.reused: bool | None = None
+        """Whether two updates in a row ever used the same gradient objects; None before the second."""
+        self.gone = False
+        """Whether the last update was made before a resume, and its gradients are no longer there."""
+
+    def stepped(self) -> None:
+        """Mark the sentinels' gradients by weak references: an address alone may be used again."""
+        held, self.gone = self.held(), False
+        if held is not None and not self.reused:
+            self.reused = held
+        self.marks = [
+            None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
+            for parameter in self.sentinels
+        ]
+        if not any(self.marks) and self._choose():
+            self.stepped()
+
+    def holds(self) -> bool:
+        """Whether the gradients are still the objects of the last update."""
+        last = self.marks[0] if self.marks else None
+        grad = self.sentinels[0].grad if last is not None else None
+        return last is not None and grad is not None and last[0]() is grad
+
+    def held(self) -> bool | None:
+        """Whether the gradients are still the objects of the last update; None before the first update."""
+        begun = self.gone or (bool(self.marks) and self.marks[0] is not None)
+        return self.holds() if begun else None
+
+    def resume(self, reused: bool | None, held: bool | None) -> None:
+        """Take over the saved facts; restored gradients count as still to be used."""
+        self.reused, self.marks, self.gone = reused, [], held is False
+        if held and self._choose():
+            self.marks = [(weakref.ref(p.grad), -1) for p in self.sentinels if p.grad is not None]
+
+    def _choose(self) -> bool:
+        """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
+        having = [p for p in _parameters(self.optimizer) if p.grad is not None]
+        places = {round((len(having) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
+        self.sentinels = [having[place] for place in sorted(places)] if having else []
+        return bool(having)
+
+    def used_up(self) -> bool:
+        """Whether the gradients are unchanged since the last step, and the next step makes new ones."""
+        if self.reused is not False:
+            return False
+        for parameter, mark in zip(self.sentinels, self.marks, strict=False):
+            grad = parameter.grad
+            if mark is None:
+                if grad is not None:
+                    return False
+            elif grad is None or mark[0]() is not grad or grad._version != mark[1]:
+                return False
+        return any(self.marks)
+
+
+def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
+    for name, value in objects.items():
+        if isinstance(value, dict):
+            yield from flatten({f"{name}/{key}": item for key, item in value.items()})
+        elif isinstance(value, list):
+            yield from flatten({f"{name}/{i}": item for i, item in enumerate(value)})
+        else:
+            yield name, value
+
+
+def _driven(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the attribute `optimizer` of an object, and of the objects that it holds."""
+    if depth == 0 or isinstance(value, torch.nn.Module | Optimizer | Tensor):
+        return
+    yield getattr(value, "optimizer", None)
+    inside = value if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
+    if isinstance(inside, dict):
+        inside = list(inside.values())
+    if isinstance(inside, list | tuple):
+        for each in inside:
+            yield from _driven(each, depth - 1)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(item)
+
+
+def _place(tensor: Tensor) -> int:
+    """Return a tensor's address in memory."""
+    refuse_sharded(tensor, "a tensor of the state")
+    return tensor.untyped_storage().data_ptr()
+
+
+def _optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
+    for name, value in pairs:
+        if isinstance(value, Optimizer):
+            yield name, value
+        elif not isinstance(value, torch.nn.Module) and hasattr(value, "state_dict"):
+            held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
+            if held and _saves_optimizer(value.state_dict()):
+                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
+
+
+def _saves_optimizer(tree: Any) -> bool:
+    return isinstance(tree, dict) and ("param_groups" in tree or any(map(_saves_optimizer, tree.values())))
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
