@@ -61,7 +61,7 @@ def test_seed_accepts_seeds_of_any_width() -> None:
 def test_parameters_lists_arrays_and_nothing_is_watched() -> None:
     objects = {"w": np.zeros((2, 3)), "config": {"a": np.zeros(1)}}
     assert NUMPY.parameters(objects) == [("w", (2, 3), True)]
-    assert NUMPY.watch_updates(objects) is None
+    assert NUMPY.update_counter(objects) is None
     assert NUMPY.entry(objects["config"]) is None
     assert NUMPY.describe() == {"numpy": np.__version__}
     with NUMPY.evaluation_mode(objects):

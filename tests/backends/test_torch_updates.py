@@ -22,7 +22,7 @@ def watch() -> Any:
     opened: list[Any] = []
 
     def build(**objects: Any) -> Any:
-        opened.append(TORCH.watch_updates(objects))
+        opened.append(TORCH.update_counter(objects))
         return opened[-1]
 
     yield build
@@ -133,7 +133,7 @@ def test_an_optimizer_that_the_state_lacks_is_a_stranger(watch: Any, extra: str)
 def test_nothing_is_left_behind(watch: Any) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    counting = TORCH.watch_updates({"optimizer": optimizer})
+    counting = TORCH.update_counter({"optimizer": optimizer})
     counting.close()
     backward(model)
     optimizer.step()
@@ -220,7 +220,7 @@ def test_the_decision_does_not_depend_on_when_it_is_asked(watch: Any) -> None:
         torch.manual_seed(0)
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        counting = TORCH.watch_updates({"model": model, "optimizer": optimizer})
+        counting = TORCH.update_counter({"model": model, "optimizer": optimizer})
         for step in range(1, 8):
             backward(model)
             if step % 3 == 0:

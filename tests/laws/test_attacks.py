@@ -368,7 +368,7 @@ def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
     def watched() -> Any:
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return model, optimizer, get("torch").watch_updates({"optimizer": optimizer})
+        return model, optimizer, get("torch").update_counter({"optimizer": optimizer})
 
     model, optimizer, before = watched()
     for _ in range(2):
@@ -388,7 +388,7 @@ def test_a_resume_after_the_first_update_knows_that_there_was_one() -> None:
     def watched() -> Any:
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return model, optimizer, get("torch").watch_updates({"optimizer": optimizer})
+        return model, optimizer, get("torch").update_counter({"optimizer": optimizer})
 
     def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model(torch.ones(1, 2)).sum().backward()

@@ -178,15 +178,15 @@ class TakesForeigners(TorchBackend):
 
 
 class CountsNothing(TorchBackend):
-    def watch_updates(self, objects: Mapping[str, Any]) -> Any:
-        watch = super().watch_updates(objects)
+    def update_counter(self, objects: Mapping[str, Any]) -> Any:
+        watch = super().update_counter(objects)
         watch.close()
         return watch
 
 
 class NeverCloses(TorchBackend):
-    def watch_updates(self, objects: Mapping[str, Any]) -> Any:
-        watch = super().watch_updates(objects)
+    def update_counter(self, objects: Mapping[str, Any]) -> Any:
+        watch = super().update_counter(objects)
         real = watch.close
         self.closers = [*getattr(self, "closers", []), real]
         watch.close = lambda: None
@@ -194,8 +194,8 @@ class NeverCloses(TorchBackend):
 
 
 class LosesGradients(TorchBackend):
-    def watch_updates(self, objects: Mapping[str, Any]) -> Any:
-        watch = super().watch_updates(objects)
+    def update_counter(self, objects: Mapping[str, Any]) -> Any:
+        watch = super().update_counter(objects)
         watch.gradients = lambda: None
         return watch
 
@@ -233,7 +233,7 @@ FAULTS: list[tuple[type[Any], str]] = [
     (NoEntry, "None for 'noise'"),
     (TakesForeigners, "not the framework's"),
     (CountsNothing, r"counted \[0, 0, 0\]"),
-    (NeverCloses, "a closed watch still counts"),
+    (NeverCloses, "a closed counter still counts"),
     (LosesGradients, "an open window would be lost"),
     (StaysInEvaluation, "put every mode back"),
     (DescribesTheMoment, "something else the second time"),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everstep.backends.python import same_state
-from everstep.contracts.state import Entry, HostArray, Mismatch, UpdateWatch
+from everstep.contracts.state import Entry, HostArray, Mismatch, UpdateCounter
 from everstep.errors import MetricError, RestoreError, StateError
 
 _NAMES = {
@@ -128,7 +128,7 @@ class NumpyBackend:
             return RandomStateEntry(value)
         return None
 
-    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
         """Return None: NumPy has no optimizers."""
         return None
 

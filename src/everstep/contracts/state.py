@@ -115,8 +115,8 @@ class Entry(ABC):
         """Use these options as the program gave them; called after `load`."""
 
 
-class OutsideWatch(Protocol):
-    """Watch on objects of the framework that the state does not save."""
+class UnsavedObjects(Protocol):
+    """Finder of changed objects of the framework that the state does not save."""
 
     def changed(self, epoch: int) -> list[str]:
         """Return the classes of objects that changed since the last call; called after each step."""
@@ -125,17 +125,17 @@ class OutsideWatch(Protocol):
         """Forget the changes until now: no step made them."""
 
 
-class UpdateWatch(Protocol):
+class UpdateCounter(Protocol):
     """Counter of the updates that really happen (optimizer steps); knows open accumulation windows."""
 
     updates: int
     """Count of optimizer steps."""
     optimizers: int
-    """Count of the state's optimizers; 0 where the watch looks for strangers only."""
+    """Count of the state's optimizers; 0 where the counter looks for strangers only."""
 
     @property
-    def outside(self) -> OutsideWatch:
-        """Watch on objects that the state does not save."""
+    def outside(self) -> UnsavedObjects:
+        """Finder of changed objects that the state does not save."""
 
     def gradients(self) -> Any:
         """Return the gradients as a tree, or None where the state needs none (no window is open)."""
@@ -215,7 +215,7 @@ class Backend(Protocol):
     def entry(self, value: Any) -> Entry | None:
         """Make the entry for one of this framework's own objects; None for any other object."""
 
-    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
         """Watch the optimizers among the state's objects, and strangers that should be among them.
 
         Returns None for a framework without optimizers.

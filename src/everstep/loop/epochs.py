@@ -24,7 +24,7 @@ class Epochs(Questions):
     """The epochs and step loops of a `TrainLoop`; answers the engine's questions about them.
 
     A resume inside an epoch enters that epoch again: until the program reaches the step loop in which the
-    checkpoint stands, `replaying` is true, and earlier step loops of the epoch run no step.
+    checkpoint stands, `before_resume_point` is true, and earlier step loops of the epoch run no step.
 
     Args:
         engine: counts the steps.
@@ -34,7 +34,7 @@ class Epochs(Questions):
 
     Attributes:
         within_epoch: whether an epoch is open.
-        replaying: whether the open epoch was entered again and its resume point is not reached.
+        before_resume_point: whether the open epoch was entered again and its resume point is not reached.
         left_open: whether a step's body was left by `break` or `return` (or by an exception: then nothing
             follows).
         batch: the batch of the open step, or of the last one.
@@ -45,7 +45,7 @@ class Epochs(Questions):
     ) -> None:
         self._engine, self._steps_per_epoch = engine, steps_per_epoch
         self._epoch_lines, self._show_eta = epoch_lines, show_eta
-        self.within_epoch = self.replaying = self.left_open = False
+        self.within_epoch = self.before_resume_point = self.left_open = False
         self.batch: Any = None
         self._step_began: float | None = None
         """Clock time at which the open step began; None once its time is noted."""
@@ -116,7 +116,7 @@ class Epochs(Questions):
             self._close_epoch()
         if not engine.begun and engine.recovered.mid_epoch:
             engine.begin_inside()
-            self.replaying = True
+            self.before_resume_point = True
             # before the epoch's first line, so that the head draws the same random numbers as the first time
             engine.rng_marks.back_to("epoch")
             self._enter_epoch()
@@ -144,7 +144,7 @@ class Epochs(Questions):
         self._pass_unfinished = False
         self._tail_ready = False
         self._epoch_began = self._engine.clock()
-        if not self.replaying:
+        if not self.before_resume_point:
             self._epoch_lines.clear()
         self._engine.boundaries.announce_epoch()
 
@@ -156,7 +156,7 @@ class Epochs(Questions):
         self._step_loops += 1  # a step loop that the program has kept belongs to no open epoch
         self._in_steps = False
         self.settle()
-        if self.replaying:
+        if self.before_resume_point:
             raise UsageError(
                 f"the checkpoint stands in iter_steps() loop number {engine.progress.calls + 1} of epoch "
                 f"{engine.progress.epoch}, but the program entered only {self._calls}; run the program that "
@@ -209,14 +209,14 @@ class Epochs(Questions):
             slot = engine.streams.bind(data, name)
             self._note_data(data, name)
         self._calls += 1
-        if self.replaying and self._calls <= current.calls:  # done before the checkpoint
+        if self.before_resume_point and self._calls <= current.calls:  # done before the checkpoint
             engine.rng_marks.back_to(f"steps {self._calls}")
             if self._calls == current.calls and not current.iterating:
                 self._resume_here()
                 self._tail_ready = True
             return iter(())
         reads = None if slot is None else slot.name
-        if not self.replaying:
+        if not self.before_resume_point:
             current.iterating, current.call_start, current.stream = True, current.step, reads
         elif current.stream != reads:
             raise UsageError(
@@ -244,7 +244,7 @@ class Epochs(Questions):
 
     def _resume_here(self) -> None:
         """Resume here, at the resume point inside an epoch."""
-        self.replaying = False
+        self.before_resume_point = False
         self._engine.resume()
 
     def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
@@ -261,7 +261,7 @@ class Epochs(Questions):
         self._loop_end = end = (
             NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
         )
-        if self.replaying:
+        if self.before_resume_point:
             self._resume_here()
         engine.decisions.check_limits(False)
         pass_began = -1 if slot is None or slot.in_pass else current.step

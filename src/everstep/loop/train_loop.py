@@ -221,7 +221,7 @@ class TrainLoop(Door):
 
     def _collect_outside(self, name: str, value: Any) -> None:
         """Collect a value outside steps; a head that runs again at a resume has its rows already."""
-        if not self._epochs.replaying:
+        if not self._epochs.before_resume_point:
             place, step = self._epochs.place, self._engine.progress.step
             self._collector.require_alone(place, step, name)
             self._collector.outside(place, step, name, value)
@@ -288,7 +288,7 @@ class TrainLoop(Door):
         """
         if not self.within_step:
             self._epochs.enter_outside("add_summary")
-        if not self._epochs.replaying:
+        if not self._epochs.before_resume_point:
             super().add_summary(summary)
 
     # ------------------------------------------------------------------------------- the lines
@@ -304,7 +304,7 @@ class TrainLoop(Door):
             self._epochs.note_step_time()
         else:
             self._epochs.enter_outside("print_logs")
-            if self._epochs.replaying:
+            if self._epochs.before_resume_point:
                 return  # these values were printed the first time; later values are printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)

@@ -38,7 +38,7 @@ def check_backend(
     3. A metric value is one real number, copied; anything else is a `MetricError`.
     4. The framework's own objects have entries that restore them to the bit and refuse what does not
        fit; other objects have no entry.
-    5. Updates are counted when they happen, until the watch is closed; open gradients come back.
+    5. Updates are counted when they happen, until the counter is closed; open gradients come back.
     6. Evaluation mode, the table of parameters, the description and the fingerprint change nothing; the
        fingerprint of a process is the same each time.
 
@@ -63,7 +63,7 @@ def check_backend(
         _check_random_state(backend, draw)
         _check_scalars(backend, {backend.to_host(array, None).dtype for array in arrays})
         _check_entries(backend, make, update)
-        _check_watch(backend, make, update)
+        _check_updates(backend, make, update)
         if accumulate is not None:
             _check_gradients(backend, make, update, accumulate)
         _check_evaluation_mode(backend, make(), update)
@@ -263,26 +263,26 @@ def _require_state(got: Encoded, expected: Encoded, broken: str) -> None:
     assert digest(got) == digest(expected), broken
 
 
-def _check_watch(backend: Backend, make: Callable[[], State], update: Callable[[State], object]) -> None:
+def _check_updates(backend: Backend, make: Callable[[], State], update: Callable[[State], object]) -> None:
     state = make()
-    watch = backend.watch_updates(state)
-    if watch is None:
+    counter = backend.update_counter(state)
+    if counter is None:
         return
     try:
-        assert watch.updates == 0, f"a new watch has counted {watch.updates} updates"
+        assert counter.updates == 0, f"a new counter has counted {counter.updates} updates"
         counts = []
         for _ in range(_ROUNDS):
             update(state)
-            counts.append(watch.updates)
+            counts.append(counter.updates)
         even = counts[0] > 0 and counts == [counts[0] * n for n in range(1, _ROUNDS + 1)]
-        assert even or not watch.optimizers, f"after 1, 2, 3 update() the watch has counted {counts}"
-        assert watch.strangers() == [], f"the state's own optimizers are strangers: {watch.strangers()}"
+        assert even or not counter.optimizers, f"after 1, 2, 3 update() the counter has counted {counts}"
+        assert counter.strangers() == [], f"the state's own optimizers are strangers: {counter.strangers()}"
         update(make())
-        assert watch.updates == counts[-1], "updates of another state are counted"
+        assert counter.updates == counts[-1], "updates of another state are counted"
     finally:
-        watch.close()
+        counter.close()
     update(state)
-    assert watch.updates == counts[-1], "a closed watch still counts"
+    assert counter.updates == counts[-1], "a closed counter still counts"
 
 
 def _check_gradients(
@@ -291,28 +291,28 @@ def _check_gradients(
     update: Callable[[State], object],
     accumulate: Callable[[State], object],
 ) -> None:
-    for state, watch in _watched(backend, make()):
+    for state, counter in _counted(backend, make()):
         update(state)
         accumulate(state)
-        saved = encode(watch.gradients())
+        saved = encode(counter.gradients())
         assert saved.arrays, "after accumulate() gradients() is empty: an open window would be lost"
         objects = _saved(backend, state)
-    for state, watch in _watched(backend, make()):
+    for state, counter in _counted(backend, make()):
         for name, entry in _entries(backend, state).items():
             entry.load(decode(objects)[name])
-        watch.load_gradients(decode(saved))
-        _require_state(encode(watch.gradients()), saved, "load_gradients() does not bring back gradients()")
-        watch.load_gradients(None)
-        assert not encode(watch.gradients()).arrays, "load_gradients(None) must clear them"
+        counter.load_gradients(decode(saved))
+        _require_state(encode(counter.gradients()), saved, "load_gradients() does not bring back gradients()")
+        counter.load_gradients(None)
+        assert not encode(counter.gradients()).arrays, "load_gradients(None) must clear them"
 
 
-def _watched(backend: Backend, state: State) -> Iterator[tuple[State, Any]]:
-    watch = backend.watch_updates(state)
-    assert watch is not None, "watch_updates() gives None for a state that accumulates gradients"
+def _counted(backend: Backend, state: State) -> Iterator[tuple[State, Any]]:
+    counter = backend.update_counter(state)
+    assert counter is not None, "update_counter() gives None for a state that accumulates gradients"
     try:
-        yield state, watch
+        yield state, counter
     finally:
-        watch.close()
+        counter.close()
 
 
 def _check_evaluation_mode(backend: Backend, state: State, update: Callable[[State], object]) -> None:

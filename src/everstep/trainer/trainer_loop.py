@@ -47,7 +47,7 @@ class TrainerLoop(TrainLoop):
 
     def collect_found(self, found: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
-        if not self._epochs.replaying:
+        if not self._epochs.before_resume_point:
             self._require_new(found)
         self._engine.watched.evaluated(found.keys() - self._found)
         self._found.update(found)

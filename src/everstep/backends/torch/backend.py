@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.torch_entries import make_entry
-from everstep.backends.torch.update_watch import TorchUpdateWatch, flatten
-from everstep.contracts.state import Entry, HostArray, UpdateWatch
+from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
+from everstep.contracts.state import Entry, HostArray, UpdateCounter
 from everstep.errors import MetricError, StateError
 
 _NAMES = {
@@ -206,9 +206,9 @@ class TorchBackend:
         """Make the entry of a module, optimizer, scheduler, scaler, tensor or generator; None for others."""
         return make_entry(value)
 
-    def watch_updates(self, objects: Mapping[str, Any]) -> UpdateWatch | None:
+    def update_counter(self, objects: Mapping[str, Any]) -> UpdateCounter | None:
         """Watch the optimizers among the objects, and others that should be among them."""
-        return TorchUpdateWatch(objects)
+        return TorchUpdateCounter(objects)
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List the parameters: name, shape, whether it is trained.

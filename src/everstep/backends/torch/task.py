@@ -21,7 +21,7 @@ from everstep.backends.torch.optimizers import (
     MinibatchOptimizer,
     ScaledOptimizer,
 )
-from everstep.backends.torch.update_watch import flatten
+from everstep.backends.torch.update_counter import flatten
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, MetricError, StateError
 

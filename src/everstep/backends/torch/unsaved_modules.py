@@ -20,8 +20,8 @@ _FIRST = 3
 """Step of a start after which modules are searched: the first steps may still make some."""
 
 
-class TorchOutsideWatch:
-    """Watch on the modules outside the state, asked after each of the first steps of a start.
+class TorchUnsavedObjects:
+    """Finder of changed modules outside the state, asked after each of the first steps of a start.
 
     Args:
         objects: the objects of the state by name; modules that they hold count as saved.

@@ -1,4 +1,4 @@
-"""Count of the updates that happen, and the gradients that are still to be used."""
+"""Count of optimizers' updates, and search for gradients that are still to be used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RECOMPUTED = {
     OneCycleLR: ("lr", "momentum", "betas"),
     CyclicLR: ("lr", "momentum", "betas"),
 }
-"""Options that these schedulers compute from the step alone; other schedulers change the present value."""
+"""Options that a scheduler computes from the step alone; other schedulers change the present value."""
 
 
 class TorchUpdateCounter:
@@ -101,21 +101,21 @@ class TorchUpdateCounter:
         return around or any(scaler.get_scale() < before for scaler, before in self._scales)
 
     def strangers(self) -> list[str]:
-        """Describe, each in words, the optimizers on which training depends and that the state lacks.
+        """List descriptions of the optimizers that the state lacks, and on which training depends.
 
-        They stepped the state's parameters; or they stepped arrays of their own before the last call of this
-        method and again since.  (An optimizer that is made, used and dropped inside a step does not count.)
+        Such an optimizer stepped the state's parameters; or it stepped other arrays both before and after the
+        last call of this method.  (An optimizer that is made, used and dropped inside a step does not count.)
         """
         for optimizer in self._others:
             self._others[optimizer] = True
         return list(self._strangers)
 
     def unsaved(self, user: Mapping[str, Any]) -> list[str]:
-        """Describe, each in words, the parameters that the state's optimizers step and that the state lacks.
+        """List descriptions of the parameters that the state's optimizers step, and that the state lacks.
 
-        An object of the user's may save copies of parameters: a copy is recognised by its shape alone.
+        A user's own object may save copies of parameters: a copy is recognised by its shape alone.
         """
-        saved = {0}  # address of tensors without elements, which need no saving
+        saved = {0}  # address of tensors without elements: there is nothing to save
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
             tensors = list(_tensors(user[name]))
@@ -149,7 +149,7 @@ class TorchUpdateCounter:
         ]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
-        """Describe, each in words, the schedulers that overwrite an option whatever its present value is."""
+        """List descriptions of the schedulers that overwrite an option without reading it."""
         return [
             f"{type(part).__name__} {name!r}"
             for name, value in flatten(self._objects)
@@ -222,7 +222,7 @@ class _Watched:
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
         self.gone = False
-        """Whether the last update was made before a resume, and its gradients are no longer there."""
+        """Whether the last update was made before a resume, so that its gradients are gone."""
 
     def stepped(self) -> None:
         """Mark the sentinels' gradients by weak references: an address alone may be used again."""

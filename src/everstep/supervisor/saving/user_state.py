@@ -11,7 +11,7 @@ from typing import Any
 from everstep import backends
 from everstep.arguments import valid_name
 from everstep.contracts.services import SetValue
-from everstep.contracts.state import Entry, Mismatch, UpdateWatch
+from everstep.contracts.state import Entry, Mismatch, UpdateCounter
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
 from everstep.state import Slot, array_name, array_paths, make_entry
@@ -42,7 +42,7 @@ class UserState:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
             self.objects[name] = value
             self.entries[name] = make_entry(name, value)
-        self._watches: dict[str, UpdateWatch] = {}
+        self._counters: dict[str, UpdateCounter] = {}
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
         """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
@@ -59,32 +59,32 @@ class UserState:
             entry.enter()
             stack.callback(entry.leave)
         for backend in backends.active():
-            watch = backend.watch_updates(self.objects)
-            if watch is not None:
-                self._watches[backend.name] = watch
-                stack.callback(watch.close)
+            counter = backend.update_counter(self.objects)
+            if counter is not None:
+                self._counters[backend.name] = counter
+                stack.callback(counter.close)
 
     @property
     def updates(self) -> int:
         """Optimizer updates of the whole run."""
-        return self._updates + sum(watch.updates for watch in self._watches.values())
+        return self._updates + sum(counter.updates for counter in self._counters.values())
 
     @property
     def watches_optimizers(self) -> bool:
         """Whether the state has an optimizer, so that steps without an update can be noticed."""
-        return any(watch.optimizers for watch in self._watches.values())
+        return any(counter.optimizers for counter in self._counters.values())
 
     def left_out(self) -> bool:
         """Whether due updates were left out, because their gradients were not finite."""
-        return any(watch.left_out() for watch in self._watches.values())
+        return any(counter.left_out() for counter in self._counters.values())
 
     def strangers(self) -> list[str]:
         """Descriptions of the optimizers that training depends on and this state lacks."""
-        return [text for watch in self._watches.values() for text in watch.strangers()]
+        return [text for counter in self._counters.values() for text in counter.strangers()]
 
     def forgotten(self, epoch: int) -> list[str]:
         """Classes of the objects outside this state that the last step has changed; `epoch` is the step's."""
-        return [name for watch in self._watches.values() for name in watch.outside.changed(epoch)]
+        return [name for counter in self._counters.values() for name in counter.outside.changed(epoch)]
 
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save.
@@ -93,14 +93,14 @@ class UserState:
             StateError: names the parameters, or an optimizer whose scheduler the state lacks.
         """
         user = {name: _saved(name, entry) for name, entry in self.entries.items()}
-        unsaved = [text for watch in self._watches.values() for text in watch.unsaved(user)]
+        unsaved = [text for counter in self._counters.values() for text in counter.unsaved(user)]
         if unsaved:
             some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
             raise StateError(
                 f"the state does not save what its optimizers step: {some}; add the model they belong to, "
                 "as in state={'model': model, 'optimizer': optimizer}"
             )
-        unscheduled = [name for watch in self._watches.values() for name in watch.unscheduled()]
+        unscheduled = [name for counter in self._counters.values() for name in counter.unscheduled()]
         if unscheduled:
             raise StateError(
                 f"a scheduler was made for the learning rate of {', '.join(map(repr, unscheduled))}, and the "
@@ -110,7 +110,7 @@ class UserState:
 
     def save(self) -> dict[str, Any]:
         """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows."""
-        gradients = {name: watch.gradients() for name, watch in self._watches.items()}
+        gradients = {name: counter.gradients() for name, counter in self._counters.items()}
         return {
             "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
@@ -173,9 +173,9 @@ class UserState:
         """Load what `save` returned, after `check`."""
         self.load_user(tree["user"])
         # watches have counted since the loop was entered: their sum must begin at the checkpoint's
-        self._updates = updates - sum(watch.updates for watch in self._watches.values())
-        for name, watch in self._watches.items():
-            watch.load_gradients(tree["gradients"].get(name))
+        self._updates = updates - sum(counter.updates for counter in self._counters.values())
+        for name, counter in self._counters.items():
+            counter.load_gradients(tree["gradients"].get(name))
 
     def load_user(self, user: Mapping[str, Any], part: Collection[str] | None = None) -> None:
         """Load each entry, or each of `part`, from its saved tree, in the order of the user's list."""
@@ -250,7 +250,7 @@ class UserState:
     def recomputing(self, target: str) -> list[str]:
         """Descriptions of the schedulers that undo what `set_value` does to this target."""
         owner, _, option = target.partition(".")
-        return [text for watch in self._watches.values() for text in watch.recomputing(owner, option)]
+        return [text for counter in self._counters.values() for text in counter.recomputing(owner, option)]
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -260,8 +260,8 @@ class UserState:
                 stack.enter_context(backend.evaluation_mode(self.objects))
             yield
         # what the evaluation changed outside the state is not the doing of a step
-        for watch in self._watches.values():
-            watch.outside.skip()
+        for counter in self._counters.values():
+            counter.outside.skip()
 
 
 @contextmanager
