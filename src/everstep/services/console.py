@@ -1,27 +1,16 @@
-"""Screen output of a run: one live line in a terminal, plain lines elsewhere, and a log file of all lines.
-
-The live line is redrawn on the main thread, at this service's boundaries (each second) and below
-every line that is printed.  No thread, no cursor hidden, no terminal mode changed: a run that is
-killed with SIGKILL leaves the terminal as it was.
-
-`rich.live` cannot be used: its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as
-markup (a stray "[/x]" raises inside the training loop), wraps long lines, and swallows prompts.
-"""
+"""Screen output of a run: one live line in a terminal, plain lines elsewhere, and a log file of all lines."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import threading
-import unicodedata
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TextIO
+from typing import ClassVar
 
 from everstep import hazard
 from everstep.arguments import number
@@ -31,13 +20,22 @@ from everstep.metrics.collector import is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag, loss_first
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
+from everstep.services.live_line import (
+    BOLD,
+    DIM,
+    GREEN,
+    Above,
+    LiveLine,
+    Part,
+    discard_output,
+    fitted,
+    is_live_terminal,
+    layout,
+    progress_bar,
+    write,
+)
 
 Print = Callable[[str], None]
-
-_ERASE = "\r\x1b[K"
-_ERASE_BELOW = "\r\x1b[J"
-_DIM, _BOLD, _CYAN, _GREEN = "2", "1", "36", "32"
-_ASCII = str.maketrans({"±": "+/-", "━": "#", "╸": "-", "─": "-"})
 
 
 class Console(Service):
@@ -79,7 +77,7 @@ class Console(Service):
         self._run: RunView
         """Set while the loop is open."""
         self._log: _LogFile | None = None
-        self._line: _LiveLine | None = None
+        self._line: LiveLine | None = None
         self._speed = _Speed()
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
@@ -93,9 +91,9 @@ class Console(Service):
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
         self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
-        taken = isinstance(sys.stdout, _Above)  # two consoles that draw would overwrite each other
+        taken = isinstance(sys.stdout, Above)  # two consoles that draw would overwrite each other
         if self._sink is None and not taken and is_live_terminal(sys.stdout):
-            self._line = _LiveLine(sys.stdout, self._lock, self.live_lines)
+            self._line = LiveLine(sys.stdout, self._lock, self.live_lines)
             self._line.open()
 
     def run(self, boundary: Boundary) -> None:
@@ -154,7 +152,7 @@ class Console(Service):
             self._guarded(lambda: line.print(fitted(text, line.stream) if shorten else text))
         elif sys.stdout is not None:  # None where a program has no standard output
             stream = sys.stdout
-            self._guarded(lambda: _write(stream, (fitted(text, stream) if shorten else text) + "\n"))
+            self._guarded(lambda: write(stream, (fitted(text, stream) if shorten else text) + "\n"))
 
     def _guarded(self, output: Callable[[], None]) -> None:
         """Run an output that may fail: say once, in the log, that output is lost; training continues."""
@@ -162,7 +160,7 @@ class Console(Service):
             output()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO):
-                _discard_output(sys.stdout if self._line is None else self._line.stream)
+                discard_output(sys.stdout if self._line is None else self._line.stream)
             if self._log is not None and not self._complained:
                 self._complained = True
                 self._log.write(f"standard output fails ({error}); lines go to this file only")
@@ -197,7 +195,7 @@ class Console(Service):
             parts.append(Part(4, ((speed, ""),)))
         if (eta := run.get_eta()) is not None:
             eta = round(eta) if eta >= 10 else round(eta, 1)
-            parts.append(Part(1, (("ETA ", _DIM), (humanize_duration(eta), ""))))
+            parts.append(Part(1, (("ETA ", DIM), (humanize_duration(eta), ""))))
         return parts
 
     @property
@@ -211,34 +209,13 @@ class Console(Service):
         return sorted(self._latest, key=loss_first)
 
 
-# ---------------------------------------------------------------------------------- the live line
-
-
-class Part(NamedTuple):
-    """Piece of the live line; where the line is too long, pieces of the highest rank go first."""
-
-    rank: int
-    spans: tuple[tuple[str, str], ...]  # text and SGR style ("" for none)
-
-    @property
-    def width(self) -> int:
-        return sum(cells(text) for text, _ in self.spans)
-
-
 def _counter(word: str, value: int, limit: int | None, rank: int) -> Part:
     of = "" if limit is None else f"/{limit}"
-    return Part(rank, ((f"{word} ", _DIM), (str(value), _BOLD), (of, _DIM)))
-
-
-def progress_bar(progress: float, width: int, rank: int = 0) -> Part:
-    """Make a bar of `width` cells, and five more for the percentage."""
-    halves = int(progress * width * 2)
-    done = "━" * (halves // 2) + "╸" * (halves % 2)
-    return Part(rank, ((done, _CYAN), ("─" * (width - len(done)), _DIM), (f" {int(progress * 100):3d}%", "")))
+    return Part(rank, ((f"{word} ", DIM), (str(value), BOLD), (of, DIM)))
 
 
 def _metric(name: str, stats: Stats, best: bool, rank: int) -> Part:
-    return Part(rank, ((f"{label(name)} ", _DIM), (shown(name, stats), ""), (" (*)" if best else "", _GREEN)))
+    return Part(rank, ((f"{label(name)} ", DIM), (shown(name, stats), ""), (" (*)" if best else "", GREEN)))
 
 
 def label(name: str) -> str:
@@ -249,190 +226,6 @@ def label(name: str) -> str:
 def shown(name: str, stats: Stats) -> str:
     """Format a metric's mean."""
     return humanize_duration(stats.mean) if is_wall(name) else f"{stats.mean:.4g}"
-
-
-def cells(text: str) -> int:
-    """Count the terminal cells that `text` takes: East Asian wide characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
-
-
-def layout(parts: list[Part], columns: int, color: bool) -> str:
-    """Join parts to one line of at most `columns` cells."""
-    parts = list(parts)
-    while len(parts) > 1 and sum(part.width + 2 for part in parts) - 2 > columns:
-        parts.remove(max(parts))
-    left, line = columns, []
-    for index, part in enumerate(parts):
-        for text, style in ((("  ", ""),) if index else ()) + part.spans:
-            text = _crop(text, left)
-            left -= cells(text)
-            line.append(f"\x1b[{style}m{text}\x1b[0m" if style and color and text else text)
-    return "".join(line)
-
-
-def _crop(text: str, room: int) -> str:
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
-    while text and cells(text) > room:
-        text = text[:-1]
-    return text
-
-
-def fitted(text: str, stream: TextIO) -> str:
-    """Shorten a log line that is wider than the terminal: without deviations, then without its last parts.
-
-    "; " divides the parts; the number of those that are left out stands at the end ("…+3").  Where `stream`
-    is not a terminal, the line stays whole.
-    """
-    columns = _columns(stream) if stream.isatty() else cells(text)
-    if cells(text) <= columns:
-        return text
-    parts = re.sub(r" \(±[^)]*\)", "", text).split("; ")
-    for count in range(len(parts), 0, -1):
-        left_out = f"; …+{len(parts) - count}" if count < len(parts) else ""
-        line = "; ".join(parts[:count]) + left_out
-        if cells(line) <= columns:
-            return line
-    return _crop(_crop(parts[0], columns - cells(left_out) - 1) + "…" + left_out, columns)
-
-
-class _LiveLine:
-    """Last line, or lines, of the terminal.  While open, `sys.stdout` and `sys.stderr` write above it.
-
-    After drawing, the cursor stands at the start of the live line, so that any other output to the terminal
-    starts there.  A line that the user has begun and not ended is left alone.
-    """
-
-    def __init__(
-        self, stream: TextIO, lock: threading.RLock, lines: Callable[[int, bool], list[str]]
-    ) -> None:
-        self.stream = stream
-        self.lock = lock
-        self.pid = os.getpid()
-        self.open_ = False
-        self._lines = lines
-        self._drawn = 0
-        """Number of lines drawn now."""
-        self._midline = False
-        self._color = "NO_COLOR" not in os.environ
-
-    def open(self) -> None:
-        self.open_ = True
-        self._stand_ins = {"stdout": _Above(sys.stdout, self)}
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._stand_ins["stderr"] = _Above(sys.stderr, self)
-        for name, stand_in in self._stand_ins.items():
-            setattr(sys, name, stand_in)
-
-    def close(self) -> None:
-        self.open_ = False
-        # A foreign stand-in around ours stays: ours passes the output on, because open_ is False.
-        for name, stand_in in self._stand_ins.items():
-            if getattr(sys, name) is stand_in:
-                setattr(sys, name, stand_in.stream)
-        self.erase()
-        self.stream.flush()
-
-    def draw(self) -> None:
-        if self._midline or not self.open_:
-            return
-        lines = self._lines(_columns(self.stream) - 1, self._color)
-        up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
-        erase = self._erasing()
-        self._drawn = len(lines)
-        _write(self.stream, erase + "\r\n".join(lines) + "\r" + up)
-
-    def erase(self) -> None:
-        if self._drawn:
-            erase = self._erasing()
-            self._drawn = 0
-            self.stream.write(erase)
-            self.stream.flush()  # standard error may write next, through another buffer
-
-    def _erasing(self) -> str:
-        return _ERASE if self._drawn <= 1 else _ERASE_BELOW
-
-    def print(self, text: str) -> None:
-        self.above(self.stream, ("\n" if self._midline else "") + text + "\n")
-
-    def above(self, stream: TextIO, text: str) -> None:
-        """Write `text` to `stream` in the place of the live line, and draw the live line again below."""
-        self.erase()
-        _write(stream, text)
-        self._midline = not text.endswith(("\n", "\r"))
-        self.draw()
-
-
-class _Above:
-    """Stand-in for `sys.stdout` or `sys.stderr`: the same stream, writing above the live line."""
-
-    def __init__(self, stream: TextIO, line: _LiveLine) -> None:
-        self.stream = stream
-        self._line = line
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        line = self._line
-        # a forked worker neither draws nor touches a lock that another thread may have held
-        if not text or not line.open_ or os.getpid() != line.pid:
-            return self.stream.write(text)
-        with line.lock:
-            line.above(self.stream, text)
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        for text in lines:
-            self.write(text)
-
-    def flush(self) -> None:
-        """Flush, and clear the live line's place: Python flushes before a prompt (`input`, pdb)."""
-        line = self._line
-        if line.open_ and os.getpid() == line.pid:
-            with line.lock:
-                line.erase()
-        self.stream.flush()
-
-
-def is_live_terminal(stream: TextIO | None) -> bool:
-    """Whether a live line can be drawn on `stream`: a terminal with a cursor and a person before it."""
-    if stream is None or stream.closed or not stream.isatty():
-        return False
-    if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
-        return False
-    return not ({"CI", "SLURM_JOB_ID"} & os.environ.keys() or "ipykernel" in sys.modules)
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-# ------------------------------------------------------------------------------------ small parts
-
-
-def _write(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.translate(_ASCII).encode(encoding, "replace").decode(encoding))
-    stream.flush()
-
-
-def _discard_output(stream: TextIO) -> None:
-    """Let a `stream` that nobody reads lead nowhere, so that no flush fails at Python's exit."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nowhere, stream.fileno())
-        finally:
-            os.close(nowhere)
 
 
 class _Speed:

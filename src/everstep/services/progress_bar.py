@@ -6,7 +6,8 @@ import os
 import sys
 
 from everstep.schedule import Schedule
-from everstep.services.console import Console, Part, cells, label, layout, progress_bar, shown
+from everstep.services.console import Console, label, shown
+from everstep.services.live_line import Part, cells, layout, progress_bar
 
 _ROWS = 12
 
