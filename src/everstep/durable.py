@@ -155,6 +155,7 @@ def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> 
         OSError: the disk refuses.
     """
     new = temporary(path)
+    # an earlier process with our id may have left a file of this name
     discard(new, room)
     try:
         with create(new, room) as file:

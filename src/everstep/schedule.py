@@ -139,6 +139,7 @@ class At(Schedule):
     def __init__(self, *steps: int) -> None:
         if not steps:
             raise ConfigError("At() needs at least one step number, as in At(100, 1000)")
+        # sorted and without repetitions, so that equal schedules compare equal
         self.steps = tuple(sorted({integer("step", step) for step in steps}))
 
     def due(self, when: Instant) -> bool:

@@ -199,10 +199,12 @@ class Best(Service):
         same = next((place for place in self._top if place.step == step), None)
         others = [place for place in self._top if place is not same]
         full = others[-1].value if len(others) == self.keep else None
+        # two values of one step share a place, the better one
         if not better(value, None if same is None else same.value, self.mode):
             return
         if not better(value, full, self.mode):
             return
+        # behind equal values, so that the earlier one stays the best
         rank = sum(not better(value, place.value, self.mode) for place in others)
         others.insert(rank, Place(value, step, self._run.epoch))
         self._top = others[: self.keep]
@@ -221,6 +223,7 @@ class Best(Service):
         boundary.readings.clear()
         if place is None or not self.save:
             return None
+        # weights are trained on after a measurement: they are those of the value at its own step only
         if place.step == boundary.step:
             return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self.kept)),))
         self._run.println(

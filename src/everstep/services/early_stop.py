@@ -80,6 +80,7 @@ class EarlyStop(Controller):
                 self.best, self.waited, self._improved = value, 0, boundary.step
             else:
                 self.waited += 1
+        # the memory is updated before `min_steps` is looked at: early values count for later judgements
         reason = self._reason(values, boundary.step)
         if reason is None or boundary.step < self.min_steps or boundary.stop is not None:
             return None

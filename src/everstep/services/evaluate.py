@@ -96,6 +96,7 @@ class Evaluate(Service):
         return self.ends is not None and self.ends() and not super().due(last_step)
 
     def run(self, boundary: Boundary) -> Outcome | None:
+        # a baseline comes before step 1 only, also where a resume enters an epoch again
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
             return None
         assert self.evaluator is not None

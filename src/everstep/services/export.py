@@ -101,6 +101,7 @@ class Export(Service):
         self._id = RunDir.open(run.run_dir, create=False).id
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
+            # refused at the start, not after hours at the first export
             importlib.import_module("everstep.backends.torch.model_export").require_module(self.entry, obj)
         if self.schedule.wall:  # such a schedule is not part of the state, so the folder says what is kept
             self._kept = sorted(p.name for p in self.folder.glob("*") if CheckpointName.matches(p.name))
@@ -154,6 +155,7 @@ class Export(Service):
             format=self.format,
         )
         target = self.folder / str(name)
+        # an equal export stays: a step that runs again after a kill writes no file twice
         if about_export(target) != about:
             write_export(target, self._contents(obj, arrays), about, top=Path(self._run.run_dir))
         self._kept = [*(other for other in self._kept if other != target.name), target.name]

@@ -63,6 +63,7 @@ class Plateau(Controller):
             raise ConfigError(f"Plateau(long={long}, short={short}): give a long that is larger than short")
         self.metric, self.watches, self.then = metric, (metric,), then
         self.sets = (then.target,) if isinstance(then, SetValue) else ()
+        # raises here, before a training begins, if the name does not tell the direction
         self.mode, _ = direction(metric, mode)
         self.cooldown = self.long if cooldown is None else integer("cooldown", cooldown, 0)
         self._values: deque[float] = deque(maxlen=self.long)
@@ -78,6 +79,7 @@ class Plateau(Controller):
         for value in latest(boundary.readings, self.metric):
             if math.isfinite(value):
                 self._values.append(value)
+                # before `or found`: each value must count down the cooldown, also after a plateau
                 found = self._is_plateau() or found
         boundary.readings.clear()
         if not found:

@@ -79,6 +79,7 @@ class Require(Controller):
         boundary.readings.clear()
         if self.best is not None and reaches(self.best, self.value, self.mode):
             return None
+        # judged after the loop, whose last boundary may have brought the value
         if boundary.moment is Moment.EXIT_LOOP:
             self._judge_end(boundary)
         elif self._is_late(boundary):

@@ -88,6 +88,7 @@ class When(Service):
 
     def run(self, boundary: Boundary) -> Outcome | None:
         holds = self._trigger.asked(boundary) is not None
+        # also where the condition does not hold: each window reaches from one boundary to the next
         boundary.readings.clear()
         if not holds:
             return None

@@ -68,6 +68,7 @@ class Witness(Service):
         place = _PLACES[boundary.moment]
         step, parts = boundary.step, {}
         if place == "before":
+            # the moment lies before a step: the boundary still counts the step before
             step += 1
             if boundary.payload is not None:
                 parts["samples/train"] = _digest(boundary.payload)
@@ -77,6 +78,7 @@ class Witness(Service):
         if place != "exit":
             parts |= {f"{_kind(tree)}/{name}": _digest(tree) for name, tree in self._save().items()}
         self._write({"at": place, "epoch": boundary.epoch, "step": step, "parts": parts})
+        # after the record, so that a kill here leaves the record of the place
         hazard.reach(f"witness.{place}")
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -326,14 +326,14 @@ def _check_evaluation_mode(backend: Backend, state: State, update: Callable[[Sta
         try:
             with backend.evaluation_mode(state):
                 if fails:
-                    raise _Planted
-        except _Planted:
+                    raise _InsideEvaluation
+        except _InsideEvaluation:
             pass
         assert _modes(state) == modes, "evaluation_mode() does not put every mode back"
     _require_state(_saved(backend, state), before, "evaluation_mode() changes the state")
 
 
-class _Planted(Exception):
+class _InsideEvaluation(Exception):
     """Error that is raised inside an evaluation on purpose."""
 
 

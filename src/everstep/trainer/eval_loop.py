@@ -30,6 +30,7 @@ def evaluating(task: Task, seed: int) -> Iterator[None]:
     any process.
     """
     with isolated(), ExitStack() as stack:
+        # inside `isolated`, which puts the training's random state back
         seed_all(seed)
         for backend in backends.active():
             stack.enter_context(backend.evaluation_mode(task.state()))
@@ -44,6 +45,7 @@ def places_kept(streams: Iterable[Stream]) -> Iterator[None]:
         for stream in streams:
             for generator in stream.generators:
                 entry = make_entry("generator", generator)
+                # saved now, loaded when the block ends
                 stack.callback(entry.load, entry.save())
             stack.enter_context(stream.place_kept())
         yield

@@ -40,6 +40,7 @@ class NamedStreams:
     @contextmanager
     def in_a_loop(self) -> Iterator[None]:
         """Keep the streams of data without a name in the block, so that they are the same in every epoch."""
+        # put back afterwards: data without a name belongs to this loop alone
         uses = dict(self._uses)
         self._unnamed = {}
         try:

@@ -223,6 +223,7 @@ class Trainer:
             if isinstance(service, Evaluate):
                 if when is False:
                     continue
+                # a copy: the user's service keeps its own schedule for other trainings
                 service = copy.copy(service)
                 service.schedule = copy.deepcopy(when) if isinstance(when, Schedule) else service.schedule
                 service.ends = self._ends if end else None
@@ -272,6 +273,7 @@ class Trainer:
     def _opened(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
+        # the rest of a time budget, after a rollback, comes last: it replaces the whole budget
         options = {"init_fn": self.task.initialize, **self._options, **self._retry}
         self._retry = {}
         if max_step is not None:
