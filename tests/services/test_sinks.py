@@ -425,7 +425,7 @@ def test_files_stay_inside_the_run(make: Callable[[str], Service], path: str) ->
     ],
 )
 def test_places_of_the_runs_own_are_refused(make: Callable[[str], Service], path: str) -> None:
-    with pytest.raises(ConfigError, match=r"own; give another one, as in \"logs/mine\""):
+    with pytest.raises(ConfigError, match=r"itself; give another path, as in \"logs/mine\""):
         make(path)
 
 

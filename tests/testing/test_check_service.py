@@ -172,7 +172,7 @@ FAULTS = [
     (ForgetsAndStops, "interrupted in step 1 and started again: .*progress"),
     (LeaksAThread, "threads outlive the block: leaked"),
     (LeaksAFile, "still open: .*test_check_service"),
-    (Numbered, "two of them are 'number 0', 'number 1'"),
+    (Numbered, "two services are called 'number 0', 'number 1'"),
     (Undecided, "two answers"),
     (WrongMoments, "frozenset"),
     (NeverDue, "never ran"),

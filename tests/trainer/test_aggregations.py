@@ -114,4 +114,4 @@ def test_wrong_statistics_are_errors_with_a_remedy(tmp_path: Path) -> None:
         door.run_training()
     with pytest.raises(MetricError, match="metric 'each'") as raised:
         trainer(tmp_path / "c", Values()).run_training()
-    assert "write one; or for Evaluate's stats=" in str(raised.value.__notes__)
+    assert "write that method; or for Evaluate's stats=" in str(raised.value.__notes__)

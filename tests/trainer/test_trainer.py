@@ -409,7 +409,7 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         trainer(tmp_path / "run", max_epochs=3)
     with pytest.raises(ConfigError, match=r"from the task's state\(\)"):
         trainer(tmp_path / "run", state={})
-    with pytest.raises(ConfigError, match="derived from Task"):
+    with pytest.raises(ConfigError, match=r"derived from everstep\.Task"):
         everstep.Trainer(object(), {}, tmp_path / "run")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give names to data"):
         everstep.Trainer(TinyTask(), [1], tmp_path / "run")  # type: ignore[arg-type]
@@ -417,7 +417,7 @@ def test_misuse_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         everstep.Trainer(TinyTask(), {}, tmp_path / "run", max_epoch=1).run_training()
     with pytest.raises(ConfigError, match="num_steps=0: give an integer"):
         everstep.Evaluate("valid", num_steps=0)
-    with pytest.raises(ConfigError, match="give it to a Trainer's services="):
+    with pytest.raises(ConfigError, match="give the service to a Trainer's services="):
         with everstep.TrainLoop(tmp_path / "loop", services=[everstep.Evaluate("valid")]):
             pass
 
