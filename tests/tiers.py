@@ -59,7 +59,7 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_a_hostile_run_is_one_note_and_its_neighbours_are_listed": 12,
     },
     "cli/test_prune.py": {
-        "test_what_only_begins_so_stays": NONE,
+        "test_a_run_whose_name_only_begins_so_is_not_deleted": NONE,
         "test_a_start_without_a_lock_stays_though_an_earlier_one_had_it": NONE,
         "test_what_is_no_run_or_holds_another_one_stays": NONE,
         "test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays": NONE,
@@ -73,7 +73,7 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_a_trial_that_fails_is_left_out_of_the_search": NONE,
         "test_a_search_by_a_metric_that_is_not_there_names_the_nearest": NONE,
         "test_a_failure_is_told_and_the_others_are_trained": NONE,
-        "test_any_exit_status_of_one_is_told_and_the_others_are_trained": NONE,
+        "test_a_training_that_fails_is_reported_and_the_others_are_trained": NONE,
         "test_what_was_cut_off_goes_on": NONE,
         "test_a_signal_stops_the_trainings_and_saves_them": NONE,
         "test_a_grid_in_parallel_and_every_value_with_its_type": NONE,

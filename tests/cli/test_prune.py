@@ -32,7 +32,7 @@ def there(here: Path) -> set[str]:
     return {path.name for path in (here / "runs").iterdir() if not path.name.startswith("everstep.db")}
 
 
-def test_it_only_says_what_would_go(here: Path) -> None:
+def test_prune_without_delete_only_lists_the_runs(here: Path) -> None:
     before = there(here)
     said, _ = everstep("prune", "status=failed", cwd=here)
     assert "failed-" in said and "good" not in said
@@ -60,7 +60,7 @@ def test_by_name_and_by_directory(here: Path) -> None:
     assert there(here) == before - {"good", "long"}
 
 
-def test_what_only_begins_so_stays(here: Path) -> None:
+def test_a_run_whose_name_only_begins_so_is_not_deleted(here: Path) -> None:
     """The same line again deletes nothing more."""
     (here / "runs" / "good").rename(here / "runs" / "goodness")
     before = there(here)

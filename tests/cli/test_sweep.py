@@ -196,7 +196,7 @@ def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     assert "failed" in said and "finished" in said
 
 
-def test_any_exit_status_of_one_is_told_and_the_others_are_trained(here: Path) -> None:
+def test_a_training_that_fails_is_reported_and_the_others_are_trained(here: Path) -> None:
     leave = "import os, tiny_experiment\n\nclass Leave(tiny_experiment.TinyTask):\n"
     leave += (
         "    def train_step(self, batch):\n        if self.scale:\n            os._exit(int(self.scale))\n"
@@ -339,6 +339,6 @@ def test_the_order_of_the_options_makes_no_other_trials(here: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "where"), [(".", "lr-1"), ("..", "../lr-1"), ("a/", "a-lr-1"), ("/a/b", "/a/b-lr-1")]
 )
-def test_any_run_dir_is_one(here: Path, given: str, where: str) -> None:
+def test_the_run_directory_of_a_trial_follows_from_any_given_path(here: Path, given: str, where: str) -> None:
     (trial,) = trials(Base([here / "tiny.yaml"], run_dir=Path(given)), grid=["optimizer.lr=[1]"])
     assert trial.run_dir == Path(where)

@@ -350,7 +350,9 @@ def test_even_trusted_code_does_not_come_out_of_a_run_directory(sent: Path) -> N
 
 
 @pytest.mark.parametrize("way", ["package", "link", "path"])
-def test_nor_by_a_way_around(here: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_no_module_is_imported_from_a_run_directory_by_a_link_a_package_or_a_path(
+    here: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     run, told = here / "runs" / "tiny", here / "told"
     (run / "evil.py").write_text(f"open({str(told)!r}, 'w').close()\n")
     name = "runs.tiny.evil:Task" if way == "package" else "beside:Task" if way == "link" else "evil:Task"

@@ -16,7 +16,7 @@ NAMES = ("file", "allow_pickle", "args", "a b")
 
 
 @pytest.mark.parametrize("kind", ["npz", "jsonl"])
-def test_every_name_comes_back(tmp_path: Path, kind: str) -> None:
+def test_predictions_of_any_name_are_read_back(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"found.{kind}"
     batches = [{name: np.arange(2.0) + at for at, name in enumerate(NAMES)} for _ in range(2)]
     assert write(path, batches) == 4

@@ -375,7 +375,7 @@ def test_a_mistake_is_told_with_its_place(write: Callable[..., str], text: str, 
         resolve(Config, [write(text)])
 
 
-def test_those_of_calls_are_told_with_the_others(write: Callable[..., str]) -> None:
+def test_mistakes_in_calls_are_listed_with_the_others(write: Callable[..., str]) -> None:
     text = f"lrr: 1\nnet: {{call: '{HERE}:Net', widht: 3}}\nlate: {HERE}:needs\nlayers: [{{}}, 3]\n"
     with pytest.raises(ConfigError, match="4 mistakes") as raised:
         resolve(Config, [write(text)])
@@ -414,7 +414,7 @@ def test_a_wrong_override_is_told(override: str, said: str) -> None:
         given(override)
 
 
-def test_a_place_that_a_list_has_not(write: Callable[..., str]) -> None:
+def test_an_override_beyond_the_end_of_a_list_is_an_error(write: Callable[..., str]) -> None:
     with pytest.raises(ConfigError, match="layers has 1 entries, but no entry 2; give a number from 0 to 0"):
         resolve(Config, [write("layers: [{}]")], ["layers.2.width=3"])
 

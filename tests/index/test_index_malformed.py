@@ -156,7 +156,7 @@ def test_another_programs_file_is_left_alone(folder: Path) -> None:
     photos = folder / "photos.db"
     no_database(photos)
     before = photos.read_bytes()
-    with pytest.raises(RunIndexError, match="no index of everstep") as caught:
+    with pytest.raises(RunIndexError, match="not an index of everstep") as caught:
         everstep.query("runs", index=photos)
     assert not isinstance(caught.value, MalformedIndexError)
     assert photos.read_bytes() == before

@@ -142,7 +142,7 @@ def places(run: Path) -> Iterator[tuple[Path, list[Callable[[Path], None]]]]:
 
 REMEDY = (
     "move it away",
-    "put it back",
+    "restore it",
     "restore one of them",
     "put the folder or file itself",
     "bring it back",

@@ -198,7 +198,7 @@ def test_the_state_in_a_snapshot_is_compared():
     assert "step 20 random state was 0000000000000006 and is 0000000000000007 now" in replay.report()
 
 
-def test_one_step_is_one_step(tmp_path):
+def test_the_report_of_a_single_step_says_1_step(tmp_path):
     replay = replayed(Replay(expected(tmp_path, block([3], [0.3]), first=2)), [([], [0.3])], 2)
     assert replay.report() == "resume verified: 1 step executed again: 1 value of loss equal"
 

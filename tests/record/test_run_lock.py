@@ -185,7 +185,7 @@ def test_a_lock_that_cannot_be_written_is_an_error_and_is_not_held(tmp_path, poi
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["replaced", "removed"])
-def test_a_lock_whose_directory_is_removed_while_it_is_taken_is_none(tmp_path, anew):
+def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, anew):
     """Else two processes train one directory: the second one locks the file of the new one."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()

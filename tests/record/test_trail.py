@@ -93,7 +93,7 @@ def test_it_grows_at_boundaries_and_keeps_two_intervals(trail: Trail, told: list
     assert not told
 
 
-def test_what_finds_no_room_is_known_to_be_missing(trail: Trail) -> None:
+def test_a_value_that_does_not_fit_into_the_trail_is_known_to_be_missing(trail: Trail) -> None:
     walk(trail, 1, 5000)
     found = read_trail(trail.path)
     assert found is not None
@@ -101,7 +101,7 @@ def test_what_finds_no_room_is_known_to_be_missing(trail: Trail) -> None:
 
 
 @pytest.mark.parametrize(("names", "length"), [(3000, 100), (300, 900), (1000, 1)])
-def test_a_step_of_which_a_name_finds_no_room_is_not_whole(
+def test_a_step_with_a_name_that_does_not_fit_into_the_trail_counts_as_incomplete(
     tmp_path: Path, told: list[str], names: int, length: int
 ) -> None:
     (tmp_path / "journal").mkdir()
@@ -164,7 +164,7 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     trail.rows(Block(1, "tail", "valid", False, [1], [0.25], [1], [0]))
     trail.mark(3, "pass", "train")
     trail.tidy()
-    assert len(told) == 1 and "what the steps find is not kept" in told[0]
+    assert len(told) == 1 and "the results of steps do not survive a kill" in told[0]
     assert list((tmp_path / "journal").iterdir()) == []
     trail.tidy()  # the disk has room again
     walk(trail, 4, 5)
@@ -228,7 +228,7 @@ def test_a_file_that_is_cut_is_made_anew_at_the_next_boundary(trail: Trail, left
     assert (found.whole, found.last, len(found.marks)) == (5, 7, 4)
 
 
-def test_damage_is_no_trail(trail: Trail) -> None:
+def test_a_damaged_file_is_not_read_as_a_trail(trail: Trail) -> None:
     walk(trail, 1, 5)
     trail.close()
     whole = trail.path.read_bytes()
@@ -262,7 +262,7 @@ def test_steps_that_a_forged_file_has_no_room_for_are_not_counted(trail: Trail) 
     assert read_trail(trail.path) is None
 
 
-def test_a_wrong_bit_is_no_other_batch_and_no_other_step(trail: Trail) -> None:
+def test_a_wrong_bit_in_a_trail_is_not_reported_as_another_batch_or_step(trail: Trail) -> None:
     """At the worst the last step is lost, for the state before it is whole."""
     walk(trail, 1, 5)
     trail.close()
@@ -281,7 +281,7 @@ def test_a_wrong_bit_is_no_other_batch_and_no_other_step(trail: Trail) -> None:
 
 
 @pytest.mark.parametrize("text", [b"7", b'["a"]', b"[" * 30_000, b"\xff"])
-def test_a_forged_name_is_no_trail(trail: Trail, text: bytes) -> None:
+def test_a_file_with_a_forged_name_is_not_read_as_a_trail(trail: Trail, text: bytes) -> None:
     walk(trail, 1, 1)
     trail.close()
     length = definition(text) - BITS.size
@@ -306,7 +306,7 @@ def test_a_forked_child_leaves_it_alone(trail: Trail) -> None:
     trail.close()
 
 
-def test_it_lets_go_of_the_file_and_of_what_it_has_too_much(trail: Trail) -> None:
+def test_closing_a_trail_releases_the_file_and_cuts_its_spare_bytes(trail: Trail) -> None:
     before = set(os.listdir("/proc/self/fd"))
     trail.close()
     trail.close()

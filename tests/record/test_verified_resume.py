@@ -137,7 +137,7 @@ def test_the_first_execution_stays_what_is_compared_with(tmp_path: Path) -> None
     assert [mark["step"] for mark in events(tmp_path, "diverged")] == [7]
 
 
-def test_an_execution_that_differed_is_none_to_compare_with(tmp_path: Path) -> None:
+def test_an_execution_after_a_divergence_is_not_compared_with(tmp_path: Path) -> None:
     crashed(tmp_path)
     with pytest.raises(Boom):
         differing(start(tmp_path)).train(inside=boom_at(9))
@@ -166,7 +166,7 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     assert events(tmp_path, "diverged") == []
 
 
-def test_it_says_so_also_where_the_stretch_is_not_done(tmp_path: Path) -> None:
+def test_a_start_killed_before_the_last_repeated_step_reports_what_it_verified(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         start(tmp_path).train(inside=boom_at(12))
     with pytest.raises(Boom):
