@@ -10,10 +10,12 @@ from typing import Any
 
 import datasets
 import pytest
+from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
+from everstep.contracts.data import Share
 from everstep.data import as_stream, other_libraries
 from everstep.errors import DataError
 from everstep.proof.compare import compare_runs
@@ -116,3 +118,16 @@ def test_a_trial_finds_the_buffer_out_without_knowing_its_name(
     assert re.match(
         "comes back" if kept else "its state does not bring it back: .*discards them", str(verdict)
     )
+
+
+def test_what_is_split_by_node_is_a_ranks_part_and_anything_else_is_refused() -> None:
+    whole = datasets.Dataset.from_dict({"a": list(range(12))}).to_iterable_dataset()
+    half = split_dataset_by_node(whole, rank=1, world_size=2)
+    for data in (half, DataLoader(half, batch_size=None)):
+        stream = as_stream(data).split(Share(1, 2))
+        assert [sample["a"] for sample in stream.open("train", 0, seed=0)] == [1, 3, 5, 7, 9, 11]
+        with pytest.raises(DataError, match="part of rank 1 of 2, and this is rank 0 of 2"):
+            as_stream(data).split(Share(0, 2))
+    for data in (whole, DataLoader(whole)):
+        with pytest.raises(DataError, match="does not say that it splits itself"):
+            as_stream(data).split(Share(0, 2))

@@ -24,6 +24,7 @@ from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import as_stream
 from everstep.data.adapt import describe
 from everstep.errors import DataError
+from everstep.supervisor.checks.stream_trial import try_stream
 from everstep.testing import check_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
@@ -141,6 +142,39 @@ def test_each_pass_has_its_order_and_a_place_opens_with_another_number_of_ranks(
 @pytest.mark.parametrize("options", [KINDS["plain"], KINDS["stateful sampler"]])
 def test_a_part_keeps_the_laws_of_streams(options: Any) -> None:
     check_stream(lambda: as_stream(loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad")), shares=False)
+
+
+class Stateful(Numbers):
+    """A dataset whose samples depend on how many it has given, which its state tells."""
+
+    given = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.given += 1
+        return 100 * self.given + index
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+class Forgetful(Stateful):
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": 0}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Stateful, True), (Forgetful, False)])
+def test_the_state_of_a_part_is_tried_and_its_laws_hold(kind: type[Stateful], kept: bool) -> None:
+    def part() -> Stream:
+        sampler = DistributedSampler(kind(12), num_replicas=2, rank=1)
+        return as_stream(StatefulDataLoader(kind(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
+
+    assert part().on_word
+    assert try_stream(part()).kept is kept
+    if kept:
+        check_stream(part, shares=False)
 
 
 def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:

@@ -78,12 +78,12 @@ def evaluate(
         how: the service with the statistics and aggregations that are asked for, if any.
         say: takes a line that names the batch in which a metric is not finite.
         poll: called before each batch; its exception ends the evaluation.
-        seen: called after each batch.
+        seen: called after each batch that is not padding.
         takes: names of outputs that services look at: their values per sample are not metrics.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
-        `eval_end`, or `agg_func`, returns.
+        `eval_end`, or `agg_func`, returns.  Of a stream that is split among ranks: those of this rank's part.
 
     Raises:
         DataError: there was no batch.
@@ -95,8 +95,13 @@ def evaluate(
     metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes)
     with evaluating(task, seed), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
         state = reduction.begin()
+        empty = True
         for inputs, logs in _inputs(task, batches, num_steps, poll):
+            empty = False
             outputs = mapping(task.eval_step(inputs), task, "eval_step")
+            # Padding: the other ranks wait for this forward, and its samples are counted elsewhere.
+            if not batches.weight:
+                continue
             if clash := outputs.keys() & logs.keys():
                 raise UsageError(
                     f"stream {name!r}: {min(clash)!r} is a log of next_eval_inputs and an output of "
@@ -109,7 +114,7 @@ def evaluate(
             outputs = {**outputs, **logs}
             state = reduction.reduce(state, outputs, metrics.batches - 1)
             seen(EvalStep(name, metrics.batches, inputs, outputs))
-        if not metrics.batches and not stream.may_be_empty:
+        if empty and not stream.may_be_empty:
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
         found = reduction.end(state)
     values = metrics.read()
