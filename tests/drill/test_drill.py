@@ -118,6 +118,18 @@ def test_faults_are_named_at_every_seed(name: str) -> None:
         assert (first.component, first.name) == FAULTS[name], first
 
 
+def test_exact_says_where_no_kill_was_followed_by_a_resume_from_a_later_checkpoint() -> None:
+    report = drilled("saved_late", hazards=["start-up"])
+    assert report.exact and report.kills_resumed == 0
+    assert "not covered: after no kill" in report.verdict() and "Checkpoints(Every(" in report.verdict()
+
+
+def test_the_resume_is_killed_after_the_first_checkpoint_of_a_step() -> None:
+    report = drilled("saved_late", hazards=["resume"])
+    assert report.exact and report.kills_resumed > 0, report
+    assert "not covered" not in report.verdict()
+
+
 # ------------------------------------------------------------------------------------ the command
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
+from everstep.checkpoint import CheckpointName
 from everstep.drill.divergence import DrillDivergence
 from everstep.drill.timeline import AGAIN, ONCE, STRUCK, WIDTH
 
@@ -20,8 +23,17 @@ UNSTABLE = (
     "thread, or a kernel that is not deterministic"
 )
 
+NOT_RESUMED = (
+    "not covered: after no kill did a start resume from a later checkpoint than that of step 0; save more "
+    "often, as in Checkpoints(Every(steps=10)), or give more --kills"
+)
+
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗", "not hit": " ", "no such place": " "}
 _HAZARD, _STRUCK = 16, 34
+
+
+def _is_first(checkpoint: str) -> bool:
+    return CheckpointName.parse(checkpoint).step == 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,15 @@ class DrillReport:
         return self.nondeterminism is None and bool(struck) and set(struck) == {"exact"}
 
     @property
+    def kills_resumed(self) -> int:
+        """Number of starts, each after a kill, that resumed from a later checkpoint than that of step 0."""
+        return sum(
+            before.status == -signal.SIGKILL and any(not _is_first(name) for name in after.resumed_from)
+            for one in self.ordeals
+            for before, after in pairwise(one.starts)
+        )
+
+    @property
     def exit_code(self) -> int:
         """Exit status: 0 exact; 1 a resume is not exact, or fails; 3 two undisturbed programs differ."""
         if self.nondeterminism is not None:
@@ -152,7 +173,8 @@ class DrillReport:
         }
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
         if self.exact:
-            return f"exact: {count['exact']} of {count['exact']} ended as the run that nobody killed{missed}"
+            told = f"{count['exact']} of {count['exact']} ended as the run that nobody killed{missed}"
+            return f"exact: {told}" + ("" if self.kills_resumed else f"\n{NOT_RESUMED}")
         lines = []
         if count["failed"]:
             failed = next(one for one in self.ordeals if one.verdict == "failed")
@@ -188,6 +210,7 @@ class DrillReport:
             "seconds": round(self.seconds, 3),
             "exact": self.exact,
             "exit_code": self.exit_code,
+            "kills_resumed": self.kills_resumed,
             "nondeterminism": nondeterminism,
             "ordeals": [one.as_dict() for one in self.ordeals],
         }

@@ -39,6 +39,14 @@ class Landmarks:
                 ends.append(count)
         return ends
 
+    @cached_property
+    def first_saved(self) -> int:
+        """Ordinal of the first step that begins after a checkpoint of an earlier step; 0 if there is none."""
+        begun = self.points.index("witness.step")
+        saved = (i for i, name in enumerate(self.points) if name == "checkpoint.rename" and i > begun)
+        at = next(saved, len(self.points))
+        return self.points[:at].count("witness.step") + 1 if "witness.step" in self.points[at:] else 0
+
     def goes_on(self, point: int) -> bool:
         """Whether a step follows a point (given by its index) before a run ends."""
         after = (name for name in self.points[point:] if name in ("witness.step", "loop.exit"))
@@ -96,7 +104,10 @@ def _shutdown(landmarks: Landmarks, draw: Random) -> list[Strike]:
 
 
 def _resume(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    first = draw.randint(1, max(1, landmarks.steps // 2))
+    """Kill in the first half, or once a checkpoint of a step is there; then kill the resumes."""
+    saved = landmarks.first_saved
+    early = max(1, landmarks.steps // 2)
+    first = draw.randint(1, early) if saved <= early else draw.randint(saved, landmarks.steps)
     points = [f"witness.step:{first}", "journal.create:1", "witness.enter:1", "witness.step:1"]
     return [Strike(f"kill:{point}") for point in points]
 
