@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+import warm
+
 ROOT = Path(__file__).parent.parent
 PLAY = ROOT / "examples" / "digits.py"
 DEMO = ROOT / "tools" / "demo.py"
@@ -125,8 +127,8 @@ def read(descriptor: int) -> bytes:
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", str(PLAY), "--run", str(run), "--epochs", "4", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, str(PLAY), "--run", str(run), "--epochs", "4", *arguments]
+    return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def stop(run: Path, epoch: int, number: signal.Signals, *arguments: str) -> tuple[int, str]:

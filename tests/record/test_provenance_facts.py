@@ -49,6 +49,12 @@ def test_a_start_is_described(monkeypatch):
     assert "hunter2" not in json.dumps(got)
 
 
+def test_a_module_without_a_version_is_looked_up_once_per_process(monkeypatch):
+    before = facts([], {}, 7)["packages"]
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail(name))
+    assert facts([], {}, 7)["packages"] == before
+
+
 def test_a_configuration_of_any_objects_becomes_json(tmp_path):
     given = {"path": tmp_path, 3: (1, {2}), "f": float, "n": None, "ok": True}
     assert provenance.as_json(given) == {
