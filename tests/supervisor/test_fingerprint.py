@@ -57,7 +57,9 @@ def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp
     now = Here(tmp_path, 2).train()
     (first,) = now.said("warning: the checkpoint was computed on another machine")
     assert first < now.said("resuming")[0]
-    assert DIFFERENCE in now.lines[first] and "may differ from those of a run" in now.lines[first]
+    assert (
+        DIFFERENCE in now.lines[first] and "may differ from those of an uninterrupted run" in now.lines[first]
+    )
     assert now.said("not compared (they were computed on another machine") and not now.said("differs")
     assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
 

@@ -183,7 +183,9 @@ def test_no_such_thing(tmp_path: Path, trained: Trained) -> None:
         everstep.best(trained[0].parent / "rum")
     alone = tmp_path / "best" / "valid.loss"
     shutil.copytree(trained[0] / "best" / "valid.loss", alone)
-    with pytest.raises(NoCheckpointError, match=r"names none that is there.*valid\.loss/epoch-0002-step"):
+    with pytest.raises(
+        NoCheckpointError, match=r"none of those that it names is there.*valid\.loss/epoch-0002-step"
+    ):
         everstep.load(alone, state)
     for wrong in (None, 3, "", b"x"):
         with pytest.raises(ConfigError, match="is not a path"):
