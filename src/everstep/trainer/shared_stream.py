@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import describe
 from everstep.data.wrappers import StreamWrapper
+from everstep.errors import DataError
 
 
 class SharedStream:
@@ -102,7 +103,18 @@ class Tap(StreamWrapper):
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _TapCursor(self, self._shared, purpose, pass_index, position, seed)
 
-    split = Stream.split  # refused on several ranks: a batch is read here for all runs
+    def split(self, share: Share) -> Stream:
+        """Return the stream on one rank; refused on several, where each run would need a part of its own.
+
+        Raises:
+            DataError: there are several ranks.
+        """
+        if share.size == 1:
+            return self
+        raise DataError(
+            f"{self.stream!r} is read once for several models, and such a stream cannot be split among "
+            f"{share.size} ranks; train each model by a Trainer of its own"
+        )
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the shared stream, which the run would read itself if it were alone."""
