@@ -195,6 +195,15 @@ def test_the_description_is_that_of_one_process() -> None:
     assert one != described(0, 2, 12)
 
 
+def test_a_loader_with_one_place_is_known_by_itself_and_stays_as_it_is() -> None:
+    given = loader(12, 0, 2, 2, kind=StatefulDataLoader)
+    before = vars(given).copy()
+    streams = [as_stream(given).split(Share(0, 2)) for _ in range(2)]
+    assert all(stream.keeps_place is given for stream in streams)
+    list(streams[0].open("train", 0, seed=0))
+    assert vars(given) == before
+
+
 class Halves(IterableDataset[int]):
     """Samples of one rank, which say so."""
 
