@@ -112,10 +112,14 @@ class Group:
         require_same(self.gather(value, what, limit), what)
         return value
 
-    def fail(self, reason: str) -> None:
-        """Report that this rank cannot go on; every operation of other ranks raises `PeerFailedError`.
+    def fail(self, reason: str, rank: int | None = None) -> None:
+        """Report that a rank cannot go on; every operation of the other ranks raises `PeerFailedError`.
 
         The first report counts; may be called from any thread.
+
+        Args:
+            reason: the cause, in words.
+            rank: the rank that has failed; None: this one.
         """
 
     def close(self) -> None:

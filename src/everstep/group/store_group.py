@@ -106,9 +106,15 @@ class StoreGroup(Group):
             came = [self.store.has([key]) for key in self._keys(self._count)]
             raise missing(what, limit, self.rank, came)
 
-    def fail(self, reason: str) -> None:
-        """Report that this rank cannot go on; every operation of other ranks raises `PeerFailedError`."""
-        self._reports.set_once("failed", json.dumps([self.rank, reason]))
+    def fail(self, reason: str, rank: int | None = None) -> None:
+        """Report that a rank cannot go on; every operation of the other ranks raises `PeerFailedError`.
+
+        Args:
+            reason: the cause, in words.
+            rank: the rank that has failed; None: this one.
+        """
+        failed = self.rank if rank is None else rank
+        self._reports.set_once("failed", json.dumps([failed, reason]))
         self._reports.set_all(self.bells, "")
 
     def abandon(self, reason: str) -> None:
