@@ -143,6 +143,7 @@ class Engine:
         self.streams.stand(self.user.objects.values())
         self.streams.declare(self.settings.streams)
         self.streams.noticed = self._note_head
+        # after recovery: the segment's first record names the checkpoint from which this start continues
         self.journal = opening.journal(recovered, self.board)
         stack.callback(self.journal.close)
         self._open_verifier(stack)
@@ -154,11 +155,13 @@ class Engine:
         opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
         self.estimator.start(self.progress.step)
+        # before services open: they may call what is refused outside the with block
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
+        # before they open: a service may read its state there
         if recovered.checkpoint is not None:
             where = opening.run_dir.checkpoints / recovered.checkpoint
             self.board.load(recovered.services, where)

@@ -59,6 +59,7 @@ class Exit:
         hazard.reach("loop.exit")
         step, given = engine.step, error
         failures = _attempt(self._finish if error is None else self._abandon)
+        # before the resources close: a decision to go back is written to the journal
         error = self._undone([*([] if given is None else [given]), *failures], step) or given
         cause = error or (failures[0] if failures else None)
         # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
