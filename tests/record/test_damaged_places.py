@@ -146,6 +146,7 @@ REMEDY = (
     "restore one of them",
     "put the folder or file itself",
     "bring it back",
+    "checkpoint back",
     "delete the file",
     "change its permissions",
 )
