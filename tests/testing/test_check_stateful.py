@@ -75,7 +75,7 @@ class Lenient(Counter):
 
 FAULTS = [
     (ShowsNothing, "mutate"),
-    (Forgets, "another way: total"),
+    (Forgets, "the restored object differs: total"),
     (Rounds, "not what was saved: total"),
     (SavesWithAnEffect, "twice in a row"),
     (DrawsWhenSaved, "saving it between"),
