@@ -12,7 +12,7 @@ import torch
 
 import everstep
 from everstep import Boundary, Every, Outcome, Service, SetValue, Stage, services
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, UsageError
 from tiny_runs import Boom, quiet, rows
 
 
@@ -24,14 +24,16 @@ class Sets(Service):
 
     def __init__(self, action: SetValue, steps: int = 1) -> None:
         super().__init__("sets", Every(steps=steps))
-        self.action = action
+        self.action, self.sets = action, (action.target,)
 
     def run(self, boundary: Boundary) -> Outcome:
         return Outcome(actions=(self.action,))
 
 
-def advance(run_dir: Path, state: Any, action: SetValue, steps: int = 3) -> None:
-    with everstep.Supervisor(run_dir, state, services=[Sets(action)], max_step=steps) as sv:
+def advance(
+    run_dir: Path, state: Any, action: SetValue, steps: int = 3, service: Service | None = None
+) -> None:
+    with everstep.Supervisor(run_dir, state, services=[service or Sets(action)], max_step=steps) as sv:
         sv.stream(None)
         while not sv.should_stop():
             sv.advance()
@@ -83,6 +85,17 @@ def test_a_key_of_a_dictionary_and_a_slot(tmp_path: Path) -> None:
     advance(tmp_path / "slot", {"temperature": slot}, SetValue("temperature", times=0.5))
     assert settings == {"beta": 0.5}
     assert slot.value == 1.0
+
+
+class Undeclared(Sets):
+    def open(self, run: Any) -> None:
+        self.sets = ()
+
+
+def test_a_target_that_is_not_declared_is_refused_with_the_line_to_add(tmp_path: Path) -> None:
+    service = Undeclared(action := SetValue("settings.rate", 0.5))
+    with pytest.raises(UsageError, match=r"add to class Undeclared: sets = \('settings.rate',\)"):
+        advance(tmp_path / "run", {"settings": {"rate": 1.0}}, action, service=service)
 
 
 @pytest.mark.parametrize(

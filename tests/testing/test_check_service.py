@@ -164,11 +164,31 @@ class TakesAnythingAtAll(TakesAnything):
         super().__init__()
 
 
+class ForgetsToInitialize(Service):
+    def __init__(self) -> None:
+        self.metric = "loss"
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        return None
+
+
+class SetsWhatItDoesNotDeclare(Counting):
+    controller = True
+    stage = Stage.DECIDE
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        return Outcome(actions=(everstep.SetValue("optimizer.lr", times=0.9),))
+
+
+class SetsWhatItDeclares(SetsWhatItDoesNotDeclare):
+    sets = ("optimizer.lr",)
+
+
 FAULTS = [
     (Draws, "an observer must change nothing.*rng/rank0/python"),
     (DrawsWhenOpened, "an observer must change nothing"),
     (Meddles, "an observer must change nothing.*progress"),
-    (Forgets, "interrupted in step 1 and started again: .*counting/values/runs"),
+    (Forgets, "interrupted in step 1 and started again: .*counting/values/runs.*hold all that run"),
     (ForgetsAndStops, "interrupted in step 1 and started again: .*progress"),
     (LeaksAThread, "threads outlive the block: leaked"),
     (LeaksAFile, "still open: .*test_check_service"),
@@ -180,8 +200,29 @@ FAULTS = [
 ]
 
 
-def test_a_correct_service_passes() -> None:
-    check_service(Counting)
+@pytest.mark.parametrize("kind", [Counting, SetsWhatItDeclares])
+def test_a_correct_service_passes(kind: type[Service]) -> None:
+    check_service(kind)
+
+
+def test_a_target_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(everstep.errors.UsageError, match=r"sets = \('optimizer.lr',\)"):
+        check_service(SetsWhatItDoesNotDeclare)
+
+
+def test_a_service_that_is_not_initialized_is_named(tmp_path: Path) -> None:
+    message = r"ForgetsToInitialize.__init__ does not call super\(\).__init__\(\)"
+    with pytest.raises(everstep.errors.ConfigError, match=message):
+        check_service(ForgetsToInitialize)
+    with pytest.raises(everstep.errors.ConfigError, match=message):
+        everstep.Supervisor(tmp_path / "run", services=[ForgetsToInitialize()])
+
+
+def test_a_wrong_schedule_is_named_as_it_was_given() -> None:
+    with pytest.raises(everstep.errors.ConfigError, match="schedule=3 of service 's'"):
+        Service("s", schedule=3)  # type: ignore[arg-type]
+    with pytest.raises(everstep.errors.ConfigError, match="every=3 of service 'best loss'"):
+        everstep.Best("loss", every=3)  # type: ignore[arg-type]
 
 
 class DrawsIsolated(DrawsWhenOpened):

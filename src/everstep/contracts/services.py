@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,7 +325,8 @@ class Service:
         name: unique in a run; the key of the service's state in the checkpoint.
         schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments it always runs.
         watches: names of the metrics that the service needs; a metric without values is warned about.
-        sets: targets of the `SetValue`s that the service may return; each must exist when the loop opens.
+        sets: targets of the `SetValue`s that the service may return (others are refused); each must
+            exist when the loop opens.
         outputs: names of values that steps return or collect, for the service to look at: in
             `Boundary.outputs` at AFTER_STEP, in the `EvalStep` at AFTER_EVAL_STEP.  Numbers, or other values
             for the service alone (arrays of each sample's values, say), which are then not metrics.
@@ -351,8 +353,10 @@ class Service:
     def __init__(self, name: str | None = None, schedule: Schedule | None = None) -> None:
         self.name = valid_name("service", type(self).__name__.lower() if name is None else name)
         if not isinstance(schedule, Schedule | None):
+            # most classes call this argument every; the base, and classes without __init__, schedule
+            given = "every" if "every" in inspect.signature(type(self)).parameters else "schedule"
             raise ConfigError(
-                f"every={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
+                f"{given}={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
         # A copy, because a schedule in seconds remembers when it was due, and two services may share one.

@@ -33,14 +33,14 @@ class IndexWriter:
     Args:
         place: the index.
         run_dir: the run directory.
-        moved: returns whether the run has made a step; before, nothing is shipped.
+        has_stepped: returns whether the run has made a step; before, nothing is shipped.
         say: called with a sentence, from this thread.
     """
 
     def __init__(
-        self, place: Location, run_dir: Path, moved: Callable[[], bool], say: Callable[[str], None]
+        self, place: Location, run_dir: Path, has_stepped: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
-        self._place, self._run_dir, self._moved, self._say = place, run_dir, moved, say
+        self._place, self._run_dir, self._has_stepped, self._say = place, run_dir, has_stepped, say
         self._said = False
         self._ending, self._ready = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class IndexWriter:
 
     def _work(self) -> None:
         while not self._ending.wait(SECONDS):
-            if self._moved():
+            if self._has_stepped():
                 self._ship()
         self._ship(PATIENCE)
 

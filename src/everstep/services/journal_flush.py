@@ -17,7 +17,7 @@ class JournalFlush(Service):
     window = "none"
 
     def __init__(self) -> None:
-        super().__init__("record", Every(steps=1000) | Every(epochs=1) | Every(seconds=30))
+        super().__init__("journal flush", Every(steps=1000) | Every(epochs=1) | Every(seconds=30))
 
     def open(self, run: RunView) -> None:
         self._flush = run.flush

@@ -19,6 +19,7 @@ from everstep.contracts.services import (
     SaveBest,
     Service,
     ServiceFunction,
+    SetValue,
     Stage,
 )
 from everstep.contracts.state import Json
@@ -145,6 +146,7 @@ class ServiceBoard:
                 self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
                 self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
             _require_may_act(service, outcome.actions)
+            _require_declared(service, outcome.actions)
             actions += [(service, action) for action in outcome.actions]
         return actions
 
@@ -226,6 +228,17 @@ class ServiceBoard:
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
 
 
+def require_initialized(service: Service) -> None:
+    """Refuse a service whose `__init__` leaves out that of `Service`.
+
+    Raises:
+        ConfigError: names the class, and the line to add.
+    """
+    if not {"name", "schedule"} <= vars(service).keys():
+        kind = type(service).__name__
+        raise ConfigError(f"{kind}.__init__ does not call super().__init__(); call it in its first line")
+
+
 def require_service(service: Service, others: Iterable[Service]) -> None:
     """Refuse an object that is not a Service, and a name that another service has.
 
@@ -237,6 +250,7 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
             f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
             "or register a function with loop.on(moment, fn)"
         )
+    require_initialized(service)
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):
@@ -267,6 +281,20 @@ def _require_may_act(service: Service, actions: Sequence[Action]) -> None:
             f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
             "to act, give its class controller = True and stage = Stage.DECIDE or an earlier one"
         )
+
+
+def _require_declared(service: Service, actions: Sequence[Action]) -> None:
+    """Refuse a `SetValue` whose target the service does not declare, and so nobody has tried at the opening.
+
+    Raises:
+        UsageError: names the target, and the line to add.
+    """
+    for action in actions:
+        if isinstance(action, SetValue) and action.target not in service.sets:
+            raise UsageError(
+                f"service {service.name!r} asked for {action}, but does not declare this target; "
+                f"add to class {type(service).__name__}: sets = {(*service.sets, action.target)!r}"
+            )
 
 
 Actions = Iterable[tuple[Service | None, Action]]

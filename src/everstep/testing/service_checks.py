@@ -23,6 +23,7 @@ from everstep.schedule import Every, Instant, Schedule
 from everstep.services.checkpoints import Checkpoints
 from everstep.state import Encoded, array_name, isolated, leaves
 from everstep.supervisor import Ending
+from everstep.supervisor.board import require_initialized
 from everstep.testing.clock import ManualClock
 from everstep.testing.leftovers import nothing_left
 
@@ -32,6 +33,8 @@ _SECONDS = 100.0
 _STARTS = 20
 _VALUES = (1.0, 0.5, 0.75)
 """Values of each metric that is collected after an epoch: first better, then worse."""
+
+_REMEMBERS = "; does its state_dict hold all that run() remembers?"
 
 _How = Literal["interrupted", "crashed"]
 _Place = tuple[str, int]
@@ -43,8 +46,8 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
 
     The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
     and "valid_accuracy" after each epoch, and draws random numbers in each step.  Its state has an entry
-    "settings", {"rate": 1.0}, for services that set values: the change of each step is multiplied by the
-    rate.
+    "settings", {"rate": 1.0}, and an entry "optimizer", {"lr": 1.0}, for services that set values: the
+    change of each step is multiplied by both.
 
     1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
     2. An observer changes nothing: state and metric rows are those of the run without the service.
@@ -76,7 +79,7 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
             for how, disturb in _DISTURBANCES.items():
                 again = program.run(program.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
                 where = f"{how} in {place[0]} {place[1]} and started again"
-                _require_same(again, whole, f"its state must survive, but {where}")
+                _require_same(again, whole, f"its state must survive, but {where}", hint=_REMEMBERS)
         _check_failure(program, alone)
 
 
@@ -86,6 +89,7 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
 def _check_facts(make_service: Callable[[], Service]) -> None:
     service, twin = make_service(), make_service()
     assert isinstance(service, Service), f"{service!r} is not an everstep.Service"
+    require_initialized(service)
     assert service is not twin, "make_service() must make a new service each time"
     name = service.name
     assert isinstance(name, str) and name and "/" not in name, (
@@ -220,12 +224,12 @@ class _Program:
         if not isinstance(service, Checkpoints):
             services.append(Checkpoints(Every(steps=4)))
         clock = ManualClock()
-        weights, settings = np.zeros(4), {"rate": 1.0}
+        weights, settings, optimizer = np.zeros(4), {"rate": 1.0}, {"lr": 1.0}
         train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
         with redirect_stdout(io.StringIO()):
             with TrainLoop(
                 run_dir,
-                {"weights": weights, "settings": settings},
+                {"weights": weights, "settings": settings, "optimizer": optimizer},
                 max_epoch=_EPOCHS,
                 seed=7,
                 services=services,
@@ -235,7 +239,7 @@ class _Program:
                 for epoch in loop.iter_epochs():
                     for step, batch in loop.iter_steps(train):
                         change = np.sin(batch).mean() + np.random.rand(4) + random.random()
-                        weights += settings["rate"] * change
+                        weights += settings["rate"] * optimizer["lr"] * change
                         clock.advance(_SECONDS)
                         loop.collect_metrics(loss=weights.mean())
                         disturb(loop, ("step", step))
@@ -264,14 +268,16 @@ def _final(run_dir: Path, ending: Ending, name: str | None) -> _Final:
     return _Final(name, frozenset(structure["services"]), found, rows, ending)
 
 
-def _require_same(got: _Final, expected: _Final, broken: str, own: _Final | None = None) -> None:
+def _require_same(
+    got: _Final, expected: _Final, broken: str, own: _Final | None = None, hint: str = ""
+) -> None:
     """Require equal state and rows; `own`: run whose service's own rows and state are left out."""
     foreign: set[str | None] = set()
     if own is not None:
         foreign = {own.name, *(got.services ^ expected.services)}
     left, right = (_without(final, foreign) for final in (got, expected))
     different = [key for key in [*left, *right] if left.get(key) != right.get(key)]
-    assert not different, f"{broken}: {', '.join(dict.fromkeys(map(str, different[:5])))} differ"
+    assert not different, f"{broken}: {', '.join(dict.fromkeys(map(str, different[:5])))} differ{hint}"
 
 
 def _without(final: _Final, services: set[str | None]) -> dict[Any, Any]:
