@@ -74,7 +74,7 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 5: go on with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 5: continue with the"):
         trained(tmp_path).train()
 
 
