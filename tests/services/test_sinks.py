@@ -246,7 +246,7 @@ def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_pat
     with armed("ENOSPC:tensorboard.write:2-99"):
         run.train(tail=evaluated)
     assert run.loop.ending.finished
-    assert any("is not complete" in line and "start again" in line for line in run.lines)
+    assert any("is not complete" in line and "start the run again" in line for line in run.lines)
     tiny(tmp_path / "run").train(tail=evaluated)
     tiny(tmp_path / "whole").train(tail=evaluated)
     require_same_files(tmp_path / "whole", tmp_path / "run")
