@@ -11,6 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_check
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.errors import RestoreError
+
 Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """Value that JSON can hold (the state codec handles tuples, integer keys, bytes ...)."""
 
@@ -52,6 +54,15 @@ class Mismatch(NamedTuple):
     missing: list[str]
     unexpected: list[str]
     reshaped: list[str]
+
+    def require_none(self) -> None:
+        """Refuse a saved tree that differs.
+
+        Raises:
+            RestoreError: has the three lists.
+        """
+        if any(self):
+            raise RestoreError("the saved state does not fit", **self._asdict())
 
 
 BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes"})

@@ -153,8 +153,7 @@ class SlotEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Hold the saved value."""
-        if any(found := self.check(tree)):
-            raise RestoreError("the saved state does not fit", **found._asdict())
+        self.check(tree).require_none()
         slot = self.slot
         in_place = slot._assigned or not (tree["replaced"] or slot._replaced)
         slot._value = _restored(slot._value, tree["value"]) if in_place else tree["value"]
@@ -182,8 +181,7 @@ class PythonRandomEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Set the generator's state."""
-        if any(found := self.check(tree)):
-            raise RestoreError("the saved state does not fit", **found._asdict())
+        self.check(tree).require_none()
         set_python_state(self.generator, tree)
 
 

@@ -15,7 +15,7 @@ from everstep.backends.torch import module_attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.state import BESIDE, Entry, Mismatch
-from everstep.errors import RestoreError, StateError
+from everstep.errors import StateError
 
 _METADATA = "_metadata"
 """Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
@@ -104,7 +104,7 @@ class ModuleEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Copy a saved tree into the live tensors, attributes and flags."""
-        _refuse(self.check(tree))
+        self.check(tree).require_none()
         state = OrderedDict((name, value) for name, value in tree.items() if name not in BESIDE)
         metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
         state._metadata = metadata | tree.get(_METADATA, {})  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ class OptimizerEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Restore bit for bit: torch's own loading casts moments to their parameter's dtype."""
-        _refuse(self.check(tree))
+        self.check(tree).require_none()
         self.optimizer.load_state_dict({key: part for key, part in tree.items() if key != _CLASS})
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.optimizer):
@@ -292,7 +292,7 @@ class TensorEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Copy the saved elements into the tensor."""
-        _refuse(self.check(tree))
+        self.check(tree).require_none()
         with torch.no_grad():
             self.tensor.copy_(tree)
 
@@ -325,7 +325,7 @@ class TorchGeneratorEntry(Entry):
 
     def load(self, tree: Any) -> None:
         """Set the generator's state."""
-        _refuse(self.check(tree))
+        self.check(tree).require_none()
         self.generator.set_state(tree)
 
 
@@ -359,8 +359,3 @@ def _uncast(live: Any, saved: Any) -> Any:
     if isinstance(saved, (list, tuple)) and isinstance(live, (list, tuple)) and len(saved) == len(live):
         return type(saved)(_uncast(a, b) for a, b in zip(live, saved, strict=True))
     return live
-
-
-def _refuse(found: Mismatch) -> None:
-    if any(found):
-        raise RestoreError("the saved state does not fit", **found._asdict())
