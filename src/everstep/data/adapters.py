@@ -24,8 +24,7 @@ from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.cursor import PassCursor
 from everstep.data.other_libraries import (
     begin_anew,
-    begins_anew,
-    depends_on_path,
+    is_hugging_face,
     ranks_said,
     require_ranks,
     shuffle_buffers,
@@ -315,13 +314,13 @@ class StatefulStream(OwnStream):
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
         self.holds_state = [] if _is_told(data) else [data]
-        self.place_words = ("state",) if depends_on_path(data) else ()
+        self.place_words = ("state",) if is_hugging_face(data) else ()
         self.resumes = "replay" if shuffle_buffers(data) else "state"
 
     @property
     def carries_over(self) -> bool:  # type: ignore[override]
         """Whether the next pass depends on the state that this pass leaves behind."""
-        return self.resumes == "state" and not begins_anew(self._data)
+        return self.resumes == "state" and not is_hugging_face(self._data)
 
     @contextmanager
     def place_kept(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ def ranks_said(data: Any) -> tuple[int, int] | None:
     Samplers and data say so by attributes `rank` and `num_replicas`, as torch's `DistributedSampler` does;
     Hugging Face's datasets by what `split_dataset_by_node` sets.
     """
-    if begins_anew(data) and (node := data._distributed) is not None:
+    if is_hugging_face(data) and (node := data._distributed) is not None:
         return node.rank, node.world_size
     rank, size = getattr(data, "rank", None), getattr(data, "num_replicas", None)
     return (rank, size) if isinstance(rank, int) and isinstance(size, int) else None
@@ -63,23 +63,18 @@ def require_ranks(data: Any, share: Share) -> None:
         )
 
 
-def begins_anew(data: Any) -> bool:
-    """Whether each pass begins at the data's start, so that the state after a pass does not matter."""
-    return _HUGGING_FACE in class_names(data)
+def is_hugging_face(data: Any) -> bool:
+    """Whether data is Hugging Face's `IterableDataset`.
 
-
-def depends_on_path(data: Any) -> bool:
-    """Whether the data's `state_dict` holds, beside the place, how the place was reached.
-
-    Hugging Face's `IterableDataset` counts from where it was opened last, in nested chunks, so a resumed run
-    would seem to differ from an equal run that was not resumed.
+    Each pass begins at its start, so its state after a pass does not matter.  Its `state_dict` counts from
+    where it was opened last, in nested chunks: it holds, beside the place, how the place was reached.
     """
     return _HUGGING_FACE in class_names(data)
 
 
 def begin_anew(data: Any) -> None:
     """Make a pass begin at the start: in the same epoch, Hugging Face's begins where it was resumed."""
-    if begins_anew(data):
+    if is_hugging_face(data):
         data._starting_state_dict = None
 
 
