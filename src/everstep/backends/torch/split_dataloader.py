@@ -62,7 +62,7 @@ def split(loader: DataLoader[Any], share: Share) -> Part:
         DataError: the loader's sampler, or its `IterableDataset`, does not say that it splits itself, or
             splits itself otherwise; or `share` has no rule for a last batch that does not divide.
     """
-    place = _place(loader)
+    place = chosen_at(loader)
     sampler = getattr(loader, place)
     iterable = isinstance(loader.dataset, IterableDataset)
     if share.size == 1 and (iterable or ranks_said(sampler) is None):
@@ -78,8 +78,9 @@ def split(loader: DataLoader[Any], share: Share) -> Part:
     return Part(_with_sampler(loader, place, own), own, sampling)
 
 
-def _place(loader: DataLoader[Any]) -> str:
+def chosen_at(loader: DataLoader[Any]) -> str:
     """Return the attribute that holds the sampler of the user's choice."""
+    # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
     return "batch_sampler" if loader.batch_size is None and loader.batch_sampler is not None else "sampler"
 
 

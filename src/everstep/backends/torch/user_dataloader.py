@@ -33,11 +33,11 @@ from everstep.backends.python import same_state
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.data_rng import Generator
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
-from everstep.backends.torch.split_dataloader import Part, split, whole_facts
+from everstep.backends.torch.split_dataloader import Part, chosen_at, split, whole_facts
 from everstep.contracts.data import WHOLE, Share, Stream
 from everstep.data.adapters import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
-from everstep.data.other_libraries import begin_anew, begins_anew, depends_on_path, shuffle_buffers
+from everstep.data.other_libraries import begin_anew, is_hugging_face, shuffle_buffers
 from everstep.errors import DataError, NotResumableError
 
 
@@ -63,7 +63,7 @@ class DataLoaderStream(Stream):
         self.loader = loader = self._part.loader
         self.generators: list[Generator] = _generators(loader)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
-        self.place_words = ("own",) if depends_on_path(loader.dataset) else ()
+        self.place_words = ("own",) if is_hugging_face(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
@@ -173,10 +173,8 @@ _SETTINGS = (
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     """Objects that choose the samples, by place: "sampler", "batch_sampler", "batch_sampler.sampler" ..."""
-    # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
-    given = loader.batch_size is None and loader.batch_sampler is not None
-    name, sampler = ("batch_sampler", loader.batch_sampler) if given else ("sampler", loader.sampler)
-    found: dict[str, Any] = {}
+    name = chosen_at(loader)
+    sampler, found = getattr(loader, name), dict[str, Any]()
     while sampler is not None and not any(sampler is each for each in found.values()):
         found[name] = sampler
         name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None)
@@ -373,7 +371,7 @@ class DataLoaderCursor(PassCursor):
     @property
     def _is_left(self) -> bool:
         """Whether the pass is over, and the next pass does not depend on the dataset's state."""
-        return self.ended and begins_anew(self._loader.dataset)
+        return self.ended and is_hugging_face(self._loader.dataset)
 
     def position(self) -> dict[str, Any]:
         if refusal := _unsaveable(self._loader):
