@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
@@ -67,6 +67,8 @@ class Sink(Service, ABC):
         self._run: RunView
         """Set while the loop is open."""
         self._follower: Follower | None = None
+        self._file: Any = None
+        """File for new rows, binary or of text; None while it is closed."""
         self._said = False
 
     @property
@@ -136,18 +138,19 @@ class Sink(Service, ABC):
     def _add(self, news: Iterable[Item]) -> None:
         """Append new rows of this start; they reach the operating system before this method returns."""
 
-    @abstractmethod
+    def _file_path(self) -> Path:
+        """Path of the file for new rows."""
+        return self.path
+
     def _is_intact(self) -> bool:
         """Whether the file for new rows is there, and has the length that it was left with."""
+        try:
+            return self._file is not None and self._file_path().stat().st_size == self._file.tell()
+        except FileNotFoundError:
+            return False
 
-    @abstractmethod
     def _release(self) -> None:
-        """Close the files.  May be called twice."""
-
-
-def as_it_was_left(path: Path, file: IO[Any]) -> bool:
-    """Whether the file of that name has the length of all that was written to `file`, which is flushed."""
-    try:
-        return path.stat().st_size == file.tell()
-    except FileNotFoundError:
-        return False
+        """Close the file; it may be closed already."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()

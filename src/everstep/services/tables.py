@@ -19,7 +19,7 @@ from everstep.errors import ConfigError
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
 from everstep.services.log_variables import chosen_metrics
-from everstep.services.sink import Parts, Sink, as_it_was_left
+from everstep.services.sink import Parts, Sink
 
 Line: TypeAlias = dict[str, Any]
 """Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
@@ -32,9 +32,7 @@ _OTHER = 3
 class _TableSink(Sink):
     """File of lines; each start of a process makes it anew from the whole journal."""
 
-    def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
-        super().__init__(path, every, name)
-        self._file: IO[str] | None = None
+    _file: IO[str] | None
 
     def _begin(self, older: Parts) -> None:
         self._make(line for _, items in older for line in lines(items))
@@ -63,17 +61,9 @@ class _TableSink(Sink):
     def _head(self, file: IO[str]) -> None:
         """Write the heading of the file, if any."""
 
-    def _is_intact(self) -> bool:
-        return self._file is not None and as_it_was_left(self.path, self._file)
-
     @abstractmethod
     def _put(self, file: IO[str], content: Iterable[Line]) -> None:
         """Write lines."""
-
-    def _release(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
 
 
 class JSONLines(_TableSink):

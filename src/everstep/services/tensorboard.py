@@ -28,7 +28,7 @@ from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, MetricError
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
-from everstep.services.sink import Parts, Sink, as_it_was_left
+from everstep.services.sink import Parts, Sink
 
 _NOTE = "summary"
 _BARE = ("head", "step", "tail")
@@ -86,6 +86,7 @@ class TensorBoard(Sink):
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
+    _file: BinaryIO | None
 
     def __init__(
         self,
@@ -109,7 +110,6 @@ class TensorBoard(Sink):
             self._throttle = {metric: integer("throttle", count) for metric, count in throttle.items()}
         else:
             self._throttle = integer("throttle", throttle)
-        self._file: BinaryIO | None = None
         self._last_step = -1
 
     def run(self, boundary: Boundary) -> None:
@@ -170,7 +170,7 @@ class TensorBoard(Sink):
             if path not in wanted:
                 path.unlink()
         hazard.reach("tensorboard.create")
-        self._file = open(self._event_file(self._run.segment), "ab", buffering=0)  # noqa: SIM115
+        self._file = open(self._file_path(), "ab", buffering=0)  # noqa: SIM115
         self._append(self._file, self._heading())
 
     def _event_file(self, number: int) -> Path:
@@ -265,14 +265,8 @@ class TensorBoard(Sink):
         with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
 
-    def _is_intact(self) -> bool:
-        path = self._event_file(self._run.segment)
-        return self._file is not None and as_it_was_left(path, self._file)
-
-    def _release(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+    def _file_path(self) -> Path:
+        return self._event_file(self._run.segment)
 
 
 class _Point(NamedTuple):
