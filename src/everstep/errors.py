@@ -198,7 +198,18 @@ class StoreLostError(GroupError, ConnectionError):
     """The key-value store of the group cannot be reached: its process has ended, or the network is cut."""
 
 
-class Interrupted(SystemExit):
+class _Exit(SystemExit):
+    """Exit of the process with the status `code`, for `reason`, unless the script handles it."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} (exit code {self.code})"
+
+
+class Interrupted(_Exit):
     """The run was interrupted (signal, time budget) and saved; the next start resumes it.
 
     This error is a `SystemExit`: a script that does not handle it ends with `code`.
@@ -207,13 +218,6 @@ class Interrupted(SystemExit):
         code: the exit status: 128 + the signal's number, or 3 for a time budget.
         reason: the interruption in words.
     """
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(code)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.reason} (exit code {self.code})"
 
 
 class RolledBack(Interrupted):
@@ -241,20 +245,13 @@ class TriedAgain(RolledBack):
     """
 
 
-class GuardStop(SystemExit):
+class GuardStop(_Exit):
     """A service ended the run as failed; everything was closed in order.
 
     Attributes:
         code: the exit status: 1 from a guard, 4 if a requirement is not met.
         reason: the reason in words.
     """
-
-    def __init__(self, reason: str, code: int = 1) -> None:
-        super().__init__(code)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.reason} (exit code {self.code})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

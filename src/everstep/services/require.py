@@ -93,7 +93,7 @@ class Require(Controller):
         if ending.finished and not ending.reason.startswith(self._unmet):
             reason = f"{self._unmet}, {self._found} ({ending.reason})"
             self._run.println(reason)
-            raise GuardStop(reason, NOT_MET)
+            raise GuardStop(NOT_MET, reason)
 
     @property
     def _unmet(self) -> str:

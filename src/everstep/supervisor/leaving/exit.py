@@ -200,7 +200,7 @@ class Exit:
         """Raise the exit status of a service's stop, or of a late signal, after a clean end."""
         stop, number = self._engine.progress.stop, self._engine.signals.received
         if stop is not None and (stop.failed or stop.code):
-            raise GuardStop(stop.reason, 1 if stop.failed else stop.code)
+            raise GuardStop(1 if stop.failed else stop.code, stop.reason)
         if number is not None:
             raise leaving(128 + number, f"{describe(number)} while the loop was ending")
 
