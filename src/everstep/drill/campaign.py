@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from everstep.arguments import integer, number
-from everstep.drill.divergence import DrillDivergence, Undisturbed, could_not_read
+from everstep.drill.divergence import DrillDivergence, Undisturbed
 from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
 from everstep.drill.strike_plans import HAZARDS, Landmarks, chosen
@@ -183,7 +183,7 @@ def first_divergence(undisturbed: Undisturbed, program: Program) -> DrillDiverge
     try:
         return undisturbed.first_divergence(program)
     except EverstepError as error:
-        return could_not_read(error)
+        return DrillDivergence("journal", str(error), "", "end", 0, 0, "a whole run", "damaged")
 
 
 def _struck(starts: list[ProgramStart]) -> str:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from everstep.drill.program import Program, WitnessLine
-from everstep.errors import EverstepError
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.record import Row
 
@@ -269,8 +268,3 @@ def _of_path(path: str) -> tuple[str, str]:
     if branch == "rng":
         return "random state", name
     return ("optimizer" if branch == "gradients" else "state"), name
-
-
-def could_not_read(error: EverstepError, run: str = "") -> DrillDivergence:
-    """Make the divergence that stands for a run that cannot be read."""
-    return DrillDivergence("journal", str(error), run, "end", 0, 0, "a whole run", "damaged")

@@ -515,8 +515,7 @@ class RunJournal:
     @cached_property
     def _choices(self) -> list[tuple[int, int]]:
         """(segment, step): from that step on, earlier segments are not compared with."""
-        decisions = [event for event in self.events("decision") if event.data.get("what") == CHOSEN]
-        return [(event.segment, event.data["step"]) for event in decisions]
+        return self._decided(CHOSEN)
 
     def divergences(self) -> list[Event]:
         """List the divergences in the run's valid events that nobody has accepted, oldest first."""
@@ -529,7 +528,10 @@ class RunJournal:
     @cached_property
     def _accepted(self) -> list[tuple[int, int]]:
         """(segment of the decision, step): a person accepts the divergence at that step."""
-        decisions = [event for event in self.events("decision") if event.data.get("what") == ACCEPTED]
+        return self._decided(ACCEPTED)
+
+    def _decided(self, what: str) -> list[tuple[int, int]]:
+        decisions = [event for event in self.events("decision") if event.data.get("what") == what]
         return [(event.segment, event.data["step"]) for event in decisions]
 
     def step_metrics(self) -> set[str]:

@@ -71,8 +71,7 @@ class Decisions:
         stop, reason = engine.progress.stop, without_credentials(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):
             engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
-            step = engine.collector.open_step or engine.progress.step
-            engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": step})
+            engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": engine.step})
             engine.saves.ask()  # so that a restart ends the same way
             engine.wakeups.wake()
 
