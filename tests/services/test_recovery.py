@@ -13,7 +13,14 @@ import pytest
 import everstep
 from everstep import Every, Recovery
 from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
-from everstep.errors import ConfigError, GuardStop, LossBoundError, NonFiniteError, RolledBack
+from everstep.errors import (
+    CheckpointError,
+    ConfigError,
+    GuardStop,
+    LossBoundError,
+    NonFiniteError,
+    RolledBack,
+)
 from everstep.record import RunJournal
 from everstep.services import LossBound
 from everstep.testing import armed
@@ -163,6 +170,37 @@ def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None
         "step-00000010",
         "step-00000009",
     ]
+
+
+def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_that_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Boom):
+        Spoilt(tmp_path, set(), save=1, keep_last=None).train(inside=boom_at(16))
+    failures = iter([True, True])
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 13 and next(failures, False):
+            raise NonFiniteError("this step fails")
+
+    def main() -> Tiny:
+        return Spoilt(tmp_path, set(), save=1, keep_last=None, resume=12).train(inside)
+
+    program = everstep.recovering(main)
+    undone = [one.checkpoint for one in RunJournal(tmp_path).rollbacks()]
+    assert undone == ["step-00000012", "step-00000011"]
+    assert program.loop.ending.finished and program.loop.ending.resumed_from == undone[-1]
+
+
+def test_a_start_from_nothing_that_saved_nothing_forgets_no_rollback(tmp_path: Path) -> None:
+    run_dir, bad = tmp_path / "run", {(0, 12)}
+    with pytest.raises(RolledBack):
+        Spoilt(run_dir, bad, save=4).train()
+    with armed("ENOSPC:checkpoint.unlink:2-99"), pytest.raises(CheckpointError, match="trial save"):
+        Spoilt(run_dir, bad, resume=False).train()
+    program = finish(run_dir, bad, save=4)
+    assert quarantined(run_dir) == [[(0, 12)]]
+    as_if_never_had(run_dir, program, bad)
 
 
 def test_the_tries_are_bounded(tmp_path: Path) -> None:

@@ -294,6 +294,8 @@ class RunJournal:
 
     Args:
         run_dir: the run directory; a run without a journal has an empty journal.
+        saved_by: number of the newest start whose checkpoint is on disk: a later start that began from
+            nothing, and saved nothing, forgets no rollback.  None: the newest start of all.
 
     Raises:
         RunDirError: the path is not a run; names the runs nearby.
@@ -301,8 +303,9 @@ class RunJournal:
     """
 
     @checked_keywords
-    def __init__(self, run_dir: str | Path) -> None:
+    def __init__(self, run_dir: str | Path, saved_by: int | None = None) -> None:
         self.run_dir = user_path(run_dir, "run_dir")
+        self._saved_by = saved_by
         _require_run(self.run_dir)
         self._chain_problems: list[str] = []
 
@@ -438,20 +441,26 @@ class RunJournal:
 
     def rollbacks(self) -> list[Rollback]:
         """List the rollbacks of the run since it began from nothing, in order."""
-        decisions = [event for event in self.events("decision") if event.segment >= self._began()]
+        decisions = [event for event in self.events("decision") if event.segment >= self._began]
         return Rollback.among((event.data, event.segment) for event in decisions)
 
+    @cached_property
     def _began(self) -> int:
-        """Number of the segment that last began from nothing."""
-        return max((s.number for s in self._segments.values() if s.started and s.parent is None), default=0)
+        """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
+        saved_by = math.inf if self._saved_by is None else self._saved_by
+        at = max((s.number for s in self._segments.values() if s.started and s.number <= saved_by), default=0)
+        while at in self._segments and (parent := self._segments[at].parent) is not None:
+            # parents are older: a forged cycle must end
+            at = parent.segment if parent.segment < at else 0
+        return at if at in self._segments else 0
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
         """Map each stream to the changes that the head of the epoch after `step` made to its generators.
 
         The newest execution counts, even if it is superseded.
         """
-        began = self._began()
-        found = [event.data for event in self.events("head", valid=False) if event.segment >= began]
+        heads = self.events("head", valid=False)
+        found = [event.data for event in heads if event.segment >= self._began]
         return {data["stream"]: data for data in found if data["step"] == step}
 
     def superseded(self, position: Position | None) -> dict[int, dict[Key, tuple[int, int]]]:

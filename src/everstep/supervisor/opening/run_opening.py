@@ -81,7 +81,8 @@ class Opening:
         self.store.clean()
         # before anything is restored: a directory that cannot be written to is found here
         trial_write(self.run_dir.path)
-        self._journal = RunJournal(self.run_dir.path)
+        saved_by = max((facts.segment for facts in self.store.facts()), default=None)
+        self._journal = RunJournal(self.run_dir.path, saved_by)
         self.rollbacks: list[Rollback] = []
         self._chosen = ""
         self._request: str | None = None
@@ -158,21 +159,21 @@ class Opening:
         return checkpoint
 
     def _begun(self) -> tuple[Checkpoint, list[str]] | None:
-        """Find the newest checkpoint, if a start with the same `resume=` saved it; None if not.
+        """Find the newest checkpoint, if a start with the same `resume=` was the last to act; None if not.
 
-        A program that is killed and started again continues, and does not go back a second time.
+        To act is to save a checkpoint, or to decide a rollback, which may lead to before the checkpoint that
+        is asked for.  A program that is killed and started again continues, and does not go back twice.
         """
         starts = self._journal.events("segment", valid=False)
         same = {e.segment for e in starts if e.data.get("facts", {}).get("resume") == self._request}
         if self._request is None or not same:
             return None
         newest, notes = self.store.find(True)
-        saved_at = None if newest is None else saved_meta(newest)["journal"]
-        if newest is None or saved_at is None or saved_at[0] not in same:
+        if newest is None or max([newest.segment, *(each.segment for each in self.rollbacks)]) not in same:
             return None
         self._voice.say(
-            f"resume={self._request!r} was followed before: the run continues from there; to go back again, "
-            f"name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
+            f"resume={self._start.resume!r} was followed before: the run continues from there; to go back "
+            f"again, name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
         )
         return newest, notes
 
