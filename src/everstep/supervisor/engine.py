@@ -37,7 +37,7 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.periodic_functions import GRACE, PeriodicThreads
-from everstep.supervisor.threads.signals import SignalWatch, leaving
+from everstep.supervisor.threads.signals import SignalWatch, exit_error
 from everstep.supervisor.threads.wakeups import Wakeups
 from everstep.supervisor.voice import Voice
 from everstep.timing import Estimator, TimeSpent
@@ -140,7 +140,7 @@ class Engine:
         self.streams = opening.streams(recovered, same_data=self.kind.same_data)
         stack.callback(self.streams.close)
         # generators in the state are restored already: no stream may move them
-        self.streams.stand(self.user.objects.values())
+        self.streams.keep(self.user.objects.values())
         self.streams.declare(self.settings.streams)
         self.streams.noticed = self._note_head
         # after recovery: the segment's first record names the checkpoint from which this start continues
@@ -361,7 +361,7 @@ class Engine:
         told = {"reason": interruption.reason, "step": self.progress.step}
         self.journal.event("interrupted", told, wall=True)
         self.voice.say(f"{interruption.reason}: {where}; start again to continue")
-        raise leaving(interruption.code, interruption.reason)
+        raise exit_error(interruption.code, interruption.reason)
 
     def _close_services(self) -> None:
         late = self.threads.stop()

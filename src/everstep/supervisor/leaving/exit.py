@@ -22,7 +22,7 @@ from everstep.services.best import Best, Place
 from everstep.supervisor.leaving.ending import BestRecord, Ending, end_status
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.threads.signals import describe, leaving
+from everstep.supervisor.threads.signals import describe, exit_error
 from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Exit:
         """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""
         number, interruption = self._engine.signals.received, self._engine.decisions.interruption
         if interruption is not None:
-            return leaving(interruption.code, interruption.reason)
-        return None if number is None else leaving(128 + number, describe(number))
+            return exit_error(interruption.code, interruption.reason)
+        return None if number is None else exit_error(128 + number, describe(number))
 
     def _finish(self) -> None:
         """Finish cleanly: commit the last state, let services finish, record `ended`."""
@@ -202,7 +202,7 @@ class Exit:
         if stop is not None and (stop.failed or stop.code):
             raise GuardStop(1 if stop.failed else stop.code, stop.reason)
         if number is not None:
-            raise leaving(128 + number, f"{describe(number)} while the loop was ending")
+            raise exit_error(128 + number, f"{describe(number)} while the loop was ending")
 
 
 def best_record(engine: Engine) -> BestRecord | None:

@@ -98,7 +98,7 @@ class Progress:
         return made
 
 
-WHOLE: Mapping[str, tuple[str, ...]] = {
+BRANCHES: Mapping[str, tuple[str, ...]] = {
     "progress": tuple(field.name for field in fields(Progress)),
     "user": (),
     "gradients": (),
@@ -108,7 +108,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     "wall": (),
 }
 """The branches of a run's state, and the parts of each in every run.  Best weights have `user` alone."""
-STREAM = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
+STREAM_PARTS = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
 """Parts of each stream's branch."""
 
 
@@ -139,7 +139,7 @@ def whole_tree(
     }
 
 
-def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(WHOLE)) -> dict[str, Any]:
+def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(BRANCHES)) -> dict[str, Any]:
     """Decode the tree of a checkpoint, and require `branches`.
 
     Raises:
@@ -226,10 +226,10 @@ def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str
         if not isinstance(branch, dict):
             yield name
             continue
-        yield from (f"{name}/{part}" for part in WHOLE[name] if part not in branch)
+        yield from (f"{name}/{part}" for part in BRANCHES[name] if part not in branch)
         if name == "streams":
             for stream, saved in branch.items():
-                yield from (f"{name}/{stream}/{part}" for part in STREAM if not _has(saved, part))
+                yield from (f"{name}/{stream}/{part}" for part in STREAM_PARTS if not _has(saved, part))
 
 
 def _has(saved: Any, part: str) -> bool:

@@ -96,7 +96,7 @@ class Streams:
         self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
         self._generators = Generators()
 
-    def stand(self, objects: Iterable[Any]) -> None:
+    def keep(self, objects: Iterable[Any]) -> None:
         """Take objects that the checkpoint's state has restored already."""
         self._generators.keep(objects)
 

@@ -105,7 +105,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
-def leaving(code: int, reason: str) -> BaseException:
+def exit_error(code: int, reason: str) -> BaseException:
     """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues."""
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
