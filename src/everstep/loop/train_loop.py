@@ -18,7 +18,7 @@ from everstep.loop.epochs import Epochs
 from everstep.loop.loop_settings import LoopSettings
 from everstep.loop.metric_mean import MetricMean
 from everstep.metrics import MetricFormatter, environment_table, log_line, parameter_table
-from everstep.metrics.collector import Reader, is_wall, resolve, to_scalar
+from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Instant
 from everstep.services.best import Best
@@ -308,7 +308,7 @@ class TrainLoop(Door):
                 return  # these values were printed the first time; later values are printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
-        stats = {name: found for name in lines.names() if (found := lines.stats(name)) is not None}
+        stats = all_stats(lines)
         when = Instant(self.step, self.epoch, not self._collector.open_step, self.clock())
         new = {best.metric for best in self._engine.board.all(Best) if best.is_on_line(lines, when)}
         lines.clear()

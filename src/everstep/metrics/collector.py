@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep import backends
 from everstep.contracts.metrics import Block
+from everstep.contracts.services import Readings
 from everstep.errors import MetricError
 from everstep.metrics.statistics import Stats, Window
 
@@ -180,6 +181,11 @@ class Reader:
         self._windows = defaultdict(Window, windows)
         self._values = {n: list(v) for n, v in state["values"].items()}
         self._nonfinite = {n: (v[0], v[1]) for n, v in state["nonfinite"].items()}
+
+
+def all_stats(readings: Readings) -> dict[str, Stats]:
+    """Return the statistics of each metric in a window."""
+    return {name: stats for name in readings.names() if (stats := readings.stats(name)) is not None}
 
 
 class Collector:

@@ -16,7 +16,7 @@ from everstep import hazard
 from everstep.arguments import number
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
-from everstep.metrics.collector import is_wall
+from everstep.metrics.collector import all_stats, is_wall
 from everstep.metrics.formatting import humanize_duration, log_line, log_tag, loss_first
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
@@ -102,7 +102,7 @@ class Console(Service):
         if self._line is None and (self._next_plain is None or now < self._next_plain):
             return
         readings = boundary.readings
-        stats = {name: s for name in readings.names() if (s := readings.stats(name)) is not None}
+        stats = all_stats(readings)
         readings.clear()
         if self._line is None:
             assert self._plain_seconds is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from everstep.contracts.services import Boundary, Moment, RunView, Service, Stage
 from everstep.metrics import log_line, log_tag
+from everstep.metrics.collector import all_stats
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Instant
 from everstep.services.best import Best
@@ -43,7 +44,7 @@ class EpochLine(Service):
         if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
             return  # a baseline comes before step 1 only; a resumed epoch keeps its window
         readings, run = boundary.readings, self._run
-        stats = {name: found for name in readings.names() if (found := readings.stats(name)) is not None}
+        stats = all_stats(readings)
         when = Instant(boundary.step, boundary.epoch, True, run.clock())
         new = {best.metric for best in self.bests if best.is_on_line(readings, when)}
         readings.clear()

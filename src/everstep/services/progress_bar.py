@@ -7,7 +7,7 @@ import sys
 
 from everstep.schedule import Schedule
 from everstep.services.console import Console, label, shown
-from everstep.services.live_line import Part, cells, layout, progress_bar
+from everstep.services.live_line import DIM, GREEN, Part, cells, layout, progress_bar
 
 _ROWS = 12
 
@@ -40,9 +40,8 @@ class ProgressBar(Console):
         padded = label(name) + " " * (width - cells(label(name)))
         best = self._best.get(name)
         tail = "" if best is None else f"  best {best:.4g}"
-        return Part(
-            0, (("  " + padded + "  ", "2"), (f"{shown(name, self._latest[name]):>10}", ""), (tail, "32"))
-        )
+        mean = f"{shown(name, self._latest[name]):>10}"
+        return Part(0, ((f"  {padded}  ", DIM), (mean, ""), (tail, GREEN)))
 
 
 def _terminal_lines() -> int:
