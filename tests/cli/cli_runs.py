@@ -28,6 +28,13 @@ def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> t
     return done.stdout, done.stderr
 
 
+def completed(folder: Path, *words: str) -> list[str]:
+    """What the shell offers after these words, in that folder."""
+    asked = {"COMP_WORDS": " ".join(["everstep", *words]), "COMP_CWORD": str(len(words))}
+    told, _ = everstep(cwd=folder, _EVERSTEP_COMPLETE="bash_complete", **asked)
+    return [line.partition(",")[2] for line in told.splitlines()]
+
+
 def as_json(*command: str, cwd: Path, status: int = 0) -> Any:
     """What it prints with --json."""
     return json.loads(everstep(*command, "--json", cwd=cwd, status=status)[0])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_runs import as_json, everstep
+from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train
 
 from everstep.record.journal_reader import segment_path
@@ -48,14 +48,9 @@ def test_help_lists_every_command_and_says_what_the_exit_status_means(tmp_path: 
 
 
 def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
-    def completed(*words: str) -> list[str]:
-        asked = {"COMP_WORDS": " ".join(["everstep", *words]), "COMP_CWORD": str(len(words))}
-        told, _ = everstep(cwd=tmp_path, _EVERSTEP_COMPLETE="bash_complete", **asked)
-        return [line.partition(",")[2] for line in told.splitlines()]
-
-    assert completed("s") == ["sweep", "show", "sync"]
-    assert "--on-change" in completed("train", "--o")
-    assert completed("train", "--on-change", "k") == ["keep"]
+    assert completed(tmp_path, "s") == ["sweep", "show", "sync"]
+    assert "--on-change" in completed(tmp_path, "train", "--o")
+    assert completed(tmp_path, "train", "--on-change", "k") == ["keep"]
     assert "everstep_completion" in everstep(cwd=tmp_path, _EVERSTEP_COMPLETE="zsh_source")[0]
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import everstep
+from cli_runs import completed, everstep
 
 from everstep.cli.output import in_line, print_table, shown
 from everstep.experiment.optuna_sweep import last_value
@@ -77,18 +77,12 @@ def test_a_reader_that_has_seen_enough_ends_a_listing_well(here: Path) -> None:
 
 def test_the_shell_completes_runs(here: Path) -> None:
     everstep("sync", "runs", cwd=here)
-
-    def completed(*words: str) -> list[str]:
-        asked = {"COMP_WORDS": " ".join(["everstep", *words]), "COMP_CWORD": str(len(words))}
-        told, _ = everstep(cwd=here, _EVERSTEP_COMPLETE="bash_complete", **asked)
-        return [line.partition(",")[2] for line in told.splitlines()]
-
     for command in ("show", "plot", "export", "prune"):
-        found = completed(command, "many")
+        found = completed(here, command, "many")
         assert [name[:5] for name in found] == ["many0", "many1", "many2", "many"]
-    assert [name[:5] for name in completed("compare", "many0", "many1")] == ["many1", "many1"]
+    assert [name[:5] for name in completed(here, "compare", "many0", "many1")] == ["many1", "many1"]
     (here / "runs" / "everstep.db").unlink()
-    assert completed("show", "many") == ["many"]
+    assert completed(here, "show", "many") == ["many"]
     assert not (here / "runs" / "everstep.db").exists()
 
 

@@ -364,12 +364,14 @@ def test_parts_of_a_model_with_versioned_modules_can_be_chosen(tmp_path: Path) -
 # -------------------------------------------------------------------------------------- gradients
 
 
-def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
-    def watched() -> Any:
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return model, optimizer, get("torch").update_counter({"optimizer": optimizer})
+def watched() -> Any:
+    """A model, its optimizer, and a counter of the optimizer's updates."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, optimizer, get("torch").update_counter({"optimizer": optimizer})
 
+
+def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
     model, optimizer, before = watched()
     for _ in range(2):
         optimizer.zero_grad()
@@ -384,11 +386,6 @@ def test_a_resume_holds_no_gradients_that_were_used_up() -> None:
 
 def test_a_resume_after_the_first_update_knows_that_there_was_one() -> None:
     """The second update of all then tells whether gradients are used again, as in an undisturbed run."""
-
-    def watched() -> Any:
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return model, optimizer, get("torch").update_counter({"optimizer": optimizer})
 
     def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model(torch.ones(1, 2)).sum().backward()

@@ -33,13 +33,14 @@ def supervisor(run_dir: Path, ask: Ask) -> Any:
     return sv
 
 
-def train_loop(run_dir: Path, ask: Ask) -> Any:
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.evaluation():
-            loop.collect_metrics(valid_loss=0.5)
-        loop.add_summary({"note": "seen"})
-        loop.print_logs()
+def tail(loop: Any, epoch: int) -> None:
+    with loop.evaluation():
+        loop.collect_metrics(valid_loss=0.5)
+    loop.add_summary({"note": "seen"})
+    loop.print_logs()
 
+
+def train_loop(run_dir: Path, ask: Ask) -> Any:
     tiny = Tiny(run_dir, max_epoch=1)
     ask(tiny.loop)
     return tiny.train(tail=tail).loop
@@ -108,15 +109,7 @@ def made(door: str, run_dir: Path, service: Service) -> object:
     if door == "T":
         return trainer(run_dir, lambda loop: None, services=[service])
     if door == "TL":
-        tiny = Tiny(run_dir, max_epoch=1, services=[service])
-
-        def tail(loop: Any, epoch: int) -> None:
-            with loop.evaluation():
-                loop.collect_metrics(valid_loss=0.5)
-            loop.add_summary({"note": "seen"})
-            loop.print_logs()
-
-        return tiny.train(tail=tail)
+        return Tiny(run_dir, max_epoch=1, services=[service]).train(tail=tail)
     console = everstep.Console(sink=lambda line: None)
     with everstep.Supervisor(run_dir, {"w": np.zeros(1)}, services=[service, console], max_step=4) as sv:
         batches = sv.stream(numbers(8))
