@@ -107,7 +107,7 @@ def test_with_one_that_is_kept_the_last_weights_stay(tmp_path: Path) -> None:
     for _ in range(2):
         again = train(best_run(run))
         assert again.seen == [] and again.w.tobytes() == straight.w.tobytes()
-        assert "they are not in" in again.loop.ending.warnings[-1]
+        assert "is gone; bring it back" in again.loop.ending.warnings[-1]
 
 
 def test_of_another_format_they_stay_where_they_are_and_the_run_finishes(tmp_path: Path) -> None:
