@@ -358,6 +358,11 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_random_numbers_drawn_by_an_isolated_service_are_put_back": NONE,
         "test_each_fault_is_found": 6,
     },
+    "testing/test_check_sink.py": {
+        "test_built_in_sinks_hold_what_the_journal_holds": 1,
+        "test_a_broken_sink_is_found": 2,
+        "test_a_sink_that_leaves_out_rows_says_which": NONE,
+    },
     "tfutils/test_from_params.py": {
         "test_several_models_that_are_killed_resume_exactly": NONE,
     },

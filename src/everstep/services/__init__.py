@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from everstep.services.require import Require as Require
     from everstep.services.retry import Retry as Retry
     from everstep.services.scheduled import Annealing as Annealing, Scheduled as Scheduled
+    from everstep.services.sink import Sink as Sink
     from everstep.services.tables import CSV as CSV, JSONLines as JSONLines
     from everstep.services.tensorboard import (
         Histogram as Histogram,
@@ -48,6 +49,7 @@ else:
             "everstep.services.require": ("Require",),
             "everstep.services.retry": ("Retry",),
             "everstep.services.scheduled": ("Annealing", "Scheduled"),
+            "everstep.services.sink": ("Sink",),
             "everstep.services.tables": ("CSV", "JSONLines"),
             "everstep.services.tensorboard": ("Histogram", "Image", "TensorBoard"),
             "everstep.services.throughput": ("Throughput",),

@@ -7,16 +7,20 @@ has left; from then on, new rows are appended.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
+from everstep import hazard
 from everstep.contracts.services import Boundary, RunView, Service, Stage
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.record import Follower, Item
 from everstep.schedule import Every, Schedule
+from everstep.services.record_lines import lines
 
 Parts = Iterator[tuple[int, list[Item]]]
 """Valid part of each earlier start of the run: its number, and its rows and events."""
@@ -36,10 +40,15 @@ def _is_the_runs(place: Path) -> bool:
 
 
 class Sink(Service, ABC):
-    """Follow the journal and write its content to another place.
+    """Follow the journal and write its content to a file.  Subclass it, and give `write`.
+
+    At each start the file is made anew from the whole journal, beside the old file, and takes its place
+    when it is whole; then new rows are added.  A file that is deleted or changed meanwhile is made anew.
+    A sink of several files also overrides `begin` and `file_path`, and with more than one open file `add`,
+    `is_intact` and `release`.
 
     Args:
-        path: the place, inside the run directory.
+        path: the file or folder, inside the run directory.
         every: when to write; default as often as the journal itself, and at the end in any case.
 
     Raises:
@@ -51,7 +60,7 @@ class Sink(Service, ABC):
     window = "none"
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
 
-    def __init__(self, path: str | Path, every: Schedule | None, name: str | None) -> None:
+    def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise ConfigError(
@@ -66,9 +75,9 @@ class Sink(Service, ABC):
             )
         self._run: RunView
         """Set while the loop is open."""
+        self._file: IO[Any] | None = None
+        """File for new rows, while it is open."""
         self._follower: Follower | None = None
-        self._file: Any = None
-        """File for new rows, binary or of text; None while it is closed."""
         self._said = False
 
     @property
@@ -76,26 +85,85 @@ class Sink(Service, ABC):
         """Place of the files, while the loop is open."""
         return Path(self._run.run_dir) / self._place
 
+    lines = staticmethod(lines)
+    """Lines of a journal's items: a dictionary for each step, tail or epoch, with its metrics by name."""
+
+    # ------------------------------------------------------------------------- what a subclass gives
+
+    @abstractmethod
+    def write(self, file: IO[Any], items: Iterable[Item]) -> None:
+        """Add rows and events to the file; `self.lines(items)` has the rows as dictionaries."""
+
+    def head(self, file: IO[Any]) -> None:
+        """Write the heading of a new file, if any."""
+
+    def begin(self, older: Parts) -> None:
+        """Make the file, with the rows of the earlier starts."""
+        with self.new_file() as file:
+            for _, items in older:
+                self.write(file, items)
+
+    def add(self, news: Iterable[Item]) -> None:
+        """Append new rows of this start; they reach the operating system before this method returns."""
+        assert self._file is not None
+        hazard.reach("sink.write")
+        self.write(self._file, news)
+        self._file.flush()
+
+    def file_path(self) -> Path:
+        """Return the path of the file for new rows."""
+        return self.path
+
+    def is_intact(self) -> bool:
+        """Whether the file for new rows is there, and has the length that it was left with."""
+        try:
+            return self._file is not None and self.file_path().stat().st_size == self._file.tell()
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Close the file.  May be called twice."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    @contextmanager
+    def new_file(self) -> Iterator[IO[str]]:
+        """Put what the block writes in the place of the old file, whole or not at all; it stays open."""
+        self.release()
+        beside = self.path.with_name(f".{self.path.name}.tmp")
+        beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
+        hazard.reach("sink.create")
+        self._file = open(beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
+        self.head(self._file)
+        hazard.reach("sink.write")
+        yield self._file
+        self._file.flush()
+        hazard.reach("sink.rename")
+        os.replace(beside, self.path)
+
+    # ------------------------------------------------------------------------------ as a service
+
     def open(self, run: RunView) -> None:
         self._run, self._follower, self._said = run, None, False
 
     def run(self, boundary: Boundary) -> None:
-        self._catch_up()
+        self.catch_up()
 
     def finish(self, boundary: Boundary) -> None:
-        self._catch_up()
+        self.catch_up()
 
     def close(self) -> None:
         try:
-            self._catch_up()
+            self.catch_up()
         except OSError as error:
             self._run.println(
                 f"warning: {self.path} is not complete ({error}); repair the cause and start the run again"
             )
         finally:
-            self._release()
+            self.release()
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Write the journal's new rows to the files; after a failure, or damage, all rows anew."""
         self._run.flush()  # first: the follower reads the journal's file
         try:
@@ -103,15 +171,15 @@ class Sink(Service, ABC):
                 self._begin_anew()
         except BaseException:
             self._follower = None
-            self._release()
+            self.release()
             raise
 
     def _append_to(self, follower: Follower) -> bool:
         """Append new rows; False if the file was changed or deleted by anything else."""
-        if self._is_intact():
-            self._add(follower.news())
+        if self.is_intact():
+            self.add(follower.news())
             # checked again: our rows do not reach a file that was replaced by an equal file meanwhile
-            if self._is_intact():
+            if self.is_intact():
                 return True
         if not self._said:
             self._said = True
@@ -122,35 +190,10 @@ class Sink(Service, ABC):
         return False
 
     def _begin_anew(self) -> None:
-        self._release()
+        self.release()
         follower = Follower(Path(self._run.run_dir), self._run.segment)
         require_no_link(self.path, Path(self._run.run_dir))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._begin(follower.older())
-        self._add(follower.news())
+        self.begin(follower.older())
+        self.add(follower.news())
         self._follower = follower
-
-    @abstractmethod
-    def _begin(self, older: Parts) -> None:
-        """Make the files, with the rows of the earlier starts."""
-
-    @abstractmethod
-    def _add(self, news: Iterable[Item]) -> None:
-        """Append new rows of this start; they reach the operating system before this method returns."""
-
-    def _file_path(self) -> Path:
-        """Path of the file for new rows."""
-        return self.path
-
-    def _is_intact(self) -> bool:
-        """Whether the file for new rows is there, and has the length that it was left with."""
-        try:
-            return self._file is not None and self._file_path().stat().st_size == self._file.tell()
-        except FileNotFoundError:
-            return False
-
-    def _release(self) -> None:
-        """Close the file; it may be closed already."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
@@ -86,7 +86,6 @@ class TensorBoard(Sink):
     """
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
-    _file: BinaryIO | None
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class TensorBoard(Sink):
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(path, every, name)
+        super().__init__(path, every=every, name=name)
         if find_spec("tensorboard") is None:
             raise ConfigError(
                 "TensorBoard() needs the package tensorboard, which is not installed: "
@@ -116,7 +115,7 @@ class TensorBoard(Sink):
         if boundary.moment is Moment.SUMMARY_ADDED:
             self._take(boundary.payload, "")
         else:
-            self._catch_up()
+            self.catch_up()
 
     # ------------------------------------------------------------------------------- summaries
 
@@ -158,7 +157,7 @@ class TensorBoard(Sink):
 
     # ------------------------------------------------------------------------------ event files
 
-    def _begin(self, older: Parts) -> None:
+    def begin(self, older: Parts) -> None:
         self.path.mkdir(exist_ok=True)
         self._last_step = -1
         wanted = set()
@@ -170,7 +169,7 @@ class TensorBoard(Sink):
             if path not in wanted:
                 path.unlink()
         hazard.reach("tensorboard.create")
-        self._file = open(self._file_path(), "ab", buffering=0)  # noqa: SIM115
+        self._file = open(self.file_path(), "ab", buffering=0)  # noqa: SIM115
         self._append(self._file, self._heading())
 
     def _event_file(self, number: int) -> Path:
@@ -206,11 +205,14 @@ class TensorBoard(Sink):
         ]
         return [record.SerializeToString() for record in records]
 
-    def _add(self, news: Iterable[Item]) -> None:
+    def add(self, news: Iterable[Item]) -> None:
         assert self._file is not None
-        self._append(self._file, map(self._encode, self._points(news)))
+        self.write(self._file, news)
 
-    def _append(self, file: BinaryIO, records: Iterable[bytes]) -> None:
+    def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
+        self._append(file, map(self._encode, self._points(items)))
+
+    def _append(self, file: IO[bytes], records: Iterable[bytes]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         memory = io.BytesIO()
@@ -265,7 +267,7 @@ class TensorBoard(Sink):
         with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
             image.encoded_image_string = (Path(self._run.run_dir) / data["file"]).read_bytes()
 
-    def _file_path(self) -> Path:
+    def file_path(self) -> Path:
         return self._event_file(self._run.segment)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from everstep.testing.leftovers import nothing_left as nothing_left
     from everstep.testing.object_checks import Checked as Checked, check as check
     from everstep.testing.service_checks import check_service as check_service
+    from everstep.testing.sink_checks import check_sink as check_sink
     from everstep.testing.state_checks import check_stateful as check_stateful
     from everstep.testing.stream_checks import check_stream as check_stream
 
@@ -32,6 +33,7 @@ else:
             "everstep.testing.backend_checks": ("check_backend",),
             "everstep.testing.group_checks": ("check_group",),
             "everstep.testing.service_checks": ("check_service",),
+            "everstep.testing.sink_checks": ("check_sink",),
             "everstep.testing.state_checks": ("check_stateful",),
             "everstep.testing.stream_checks": ("check_stream",),
             "everstep.testing.leftovers": ("nothing_left",),

@@ -64,6 +64,17 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
     Raises:
         AssertionError: says which law is broken, and where.
     """
+    check_in_runs(make_service, metrics, lambda run_dir, where: None)
+
+
+def check_in_runs(
+    make_service: Callable[[], Service], metrics: Sequence[str], inspect: Callable[[Path, str], None]
+) -> None:
+    """Do the work of `check_service`, and inspect each run that has ended.
+
+    Args:
+        inspect: called with the run directory, and words that say how the run was disturbed.
+    """
     _check_facts(make_service)
     program = _Program(make_service, metrics)
     with isolated(), tempfile.TemporaryDirectory() as folder:
@@ -72,6 +83,7 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
         assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
+        inspect(whole.run_dir, "undisturbed")
         alone = None if make_service().controller else program.run(lambda: None)
         if alone is not None:
             _require_same(whole, alone, "an observer must change nothing, but with this service", own=whole)
@@ -80,6 +92,7 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
                 again = program.run(program.make, lambda loop, here: disturb(loop, here == place))  # noqa: B023
                 where = f"{how} in {place[0]} {place[1]} and started again"
                 _require_same(again, whole, f"its state must survive, but {where}", hint=_REMEMBERS)
+                inspect(again.run_dir, where)
         _check_failure(program, alone)
 
 
@@ -136,6 +149,7 @@ class _Planted(Exception):
 
 
 class _Final(NamedTuple):
+    run_dir: Path
     name: str | None
     services: frozenset[str]
     leaves: dict[str, bytes]
@@ -265,7 +279,7 @@ def _final(run_dir: Path, ending: Ending, name: str | None) -> _Final:
         for row in RunJournal(run_dir).rows()
         if not row.wall
     }
-    return _Final(name, frozenset(structure["services"]), found, rows, ending)
+    return _Final(run_dir, name, frozenset(structure["services"]), found, rows, ending)
 
 
 def _require_same(
