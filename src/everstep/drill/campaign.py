@@ -124,8 +124,7 @@ class _Drill:
         if start.status:
             raise DrillError(
                 f"{self.script} ended with status {start.status} although nobody struck it; make it run "
-                "before "
-                f"it is drilled:\n{start.tail}"
+                f"before it is drilled:\n{start.tail}"
             )
         if not program.runs:
             raise DrillError(

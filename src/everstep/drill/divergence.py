@@ -31,11 +31,9 @@ CAUSES = {
     "random state": "more, fewer or other random numbers were drawn: something draws between the resume "
     "point and here that did not draw before, or is seeded by the program in the loop",
     "loss": "the value is computed from something that is not in state=: a counter, an average of the "
-    "weights, a "
-    "generator of its own, a cache",
+    "weights, a generator of its own, a cache",
     "weights": "samples, random state and loss are equal, so the update reads a value that is not in "
-    "state=: a "
-    "learning rate in a variable, a schedule, a momentum",
+    "state=: a learning rate in a variable, a schedule, a momentum",
     "optimizer": "a value that is not in state= changes its settings or moments: a counter that sets the "
     "rate",
     "state": "a value that is not in state= changes it: a counter in a variable, a generator of its own",

@@ -340,8 +340,7 @@ def schedule(value: Any) -> Schedule:
         return Every(**value)
     raise ConfigError(
         f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
-        "{at: [10, 20]}, "
-        "never, or a list of them"
+        "{at: [10, 20]}, never, or a list of them"
     )
 
 

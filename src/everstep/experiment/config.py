@@ -98,8 +98,7 @@ def resolve(
         what = str(error).partition("\n")[0]
         raise ConfigError(
             f"{schema!r} is not a schema: {what}; give a dataclass whose types are those of JSON, "
-            "dataclasses "
-            "and Call, in a module that imports them at run time"
+            "dataclasses and Call, in a module that imports them at run time"
         ) from error
     # A wrong config is searched as written, so that mistakes in its calls are listed, too.
     tree = layers.tree if config is None else adapter.dump_python(config, mode="json")

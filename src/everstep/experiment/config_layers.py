@@ -66,8 +66,7 @@ class Layers:
                 if int(key) >= len(old):
                     raise ConfigError(
                         f"{other.origin((*at, key))}: {dotted(at)} has {len(old)} entries, but no entry "
-                        f"{key}; "
-                        f"give a number from 0 to {len(old) - 1}"
+                        f"{key}; give a number from 0 to {len(old) - 1}"
                     )
                 laid[int(key)] = self._laid(
                     old[int(key)], value, _renumbered(other, at, key), (*at, int(key))

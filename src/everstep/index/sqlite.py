@@ -173,8 +173,7 @@ class SQLite:
         if not found:
             raise RunIndexError(
                 f"{self.name} has index format 0: it is not an index of everstep; move it away and run "
-                "everstep "
-                "sync: one is made from the journals"
+                "everstep sync: one is made from the journals"
             )
         return found
 
@@ -217,8 +216,7 @@ class SQLite:
         if self._path is None or not self._is_ours():
             return RunIndexError(
                 f"{self.name} is not an index of everstep ({why}); move it away and run everstep sync: "
-                "one is "
-                "made from the journals"
+                "one is made from the journals"
             )
         try:
             aside = self._set_aside()

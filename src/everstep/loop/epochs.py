@@ -448,8 +448,7 @@ class Epochs(Questions):
             raise ProgressError(
                 f"no step was completed in {IDLE_AT_MOST} epochs in a row, and max_epoch is not set, so the "
                 "run may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, "
-                "or "
-                "give max_epoch= if epochs without steps are meant"
+                "or give max_epoch= if epochs without steps are meant"
             )
         made = self._engine.user.updates - self._epoch_updates
         if made and not (current.step or self._calls):

@@ -210,8 +210,7 @@ def _require_empty(folder: Path, seen: Collection[str]) -> None:
     if ours := [name for name in names if name in _OURS and name not in ("lock", "lock.json")]:
         raise RunDirError(
             f"{folder} holds a run ({', '.join(ours)}) but neither run.json nor its copy {_COPY}; restore "
-            "one of "
-            "them from a backup, or move the directory away to start anew"
+            "one of them from a backup, or move the directory away to start anew"
         )
     if foreign := [name for name in names if name not in _OURS]:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""

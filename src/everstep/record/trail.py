@@ -307,8 +307,7 @@ class Trail:
             why = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else error
             self._warn(
                 f"{self.path}: {why}: until it can be written again, the results of steps do not survive "
-                "a kill; a "
-                "resume can compare only what the journal has been given"
+                "a kill; a resume can compare only what the journal has been given"
             )
 
     def _open(self, path: Path, size: int) -> None:

@@ -161,8 +161,7 @@ def _column(name: str, step: EvalStep) -> list[Any]:
     if not isinstance(value, list):
         raise MetricError(
             f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
-            "return one "
-            "for each example, as an array or list"
+            "return one for each example, as an array or list"
         )
     return value
 

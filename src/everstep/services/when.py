@@ -68,8 +68,7 @@ class When(Service):
             ):
                 raise ConfigError(
                     f"{action!r} is not an action; give Save(), Stop(reason), Interrupt(reason), "
-                    "SetValue(...) "
-                    "or a function of the boundary"
+                    "SetValue(...) or a function of the boundary"
                 )
         self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))
         if any(isinstance(action, _DECISIONS) for action in self.actions):

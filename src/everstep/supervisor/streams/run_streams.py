@@ -146,8 +146,7 @@ class Streams:
             raise ConfigError(
                 f"stream {slot.name!r}: a {type(cursor).__name__} does not tell how many batches of its pass "
                 "it has handed out, so none can be quarantined; give the cursor of your data the attribute "
-                "done, counted from the start of the pass also where it is opened at a "
-                f"position{otherwise}"
+                f"done, counted from the start of the pass also where it is opened at a position{otherwise}"
             )
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
         return QuarantineCursor(cursor, out, drew)
