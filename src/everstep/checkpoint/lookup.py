@@ -31,7 +31,7 @@ def find_checkpoint(path: Path, say: Callable[[str], None], *, interim: bool = T
         return None
     if path.absolute().parent.name == "best":
         return format.read(_best_in(path.absolute()))
-    found, notes = Store(path, 0, say).find(True, mend=False, interim=interim)
+    found, notes = Store(path, say=say).find(True, mend=False, interim=interim)
     for note in notes:
         say(note)
     return found
@@ -46,7 +46,7 @@ def _of_metric(path: Path) -> Path:
 def _best_in(folder: Path) -> Path:
     """Find the weights in `RUN/best/METRIC` that the run's newest checkpoint names as the best."""
     run_dir = folder.parent.parent
-    store = Store(run_dir, 0, lambda _: None)
+    store = Store(run_dir)
     for metric, path in store.best().items():
         if store.best_folder(metric) == folder:
             return path

@@ -49,13 +49,17 @@ class Store:
 
     Args:
         run_dir: the run directory, which exists.
-        segment: number of this start, for manifests and for the names in damaged/ and superseded/.
-        say: takes sentences for the user.
+        segment: number of this start, for manifests and for the names in damaged/ and superseded/; 0 to read.
+        say: takes sentences for the user; by default nobody reads them.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
     """
 
     def __init__(
-        self, run_dir: Path, segment: int, say: Callable[[str], None], run: str | None = None
+        self,
+        run_dir: Path,
+        segment: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+        run: str | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.segment = segment

@@ -23,7 +23,7 @@ BEST = ("metric", "rank", "value", "step", "epoch", "path")
 
 def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
     """Return the checkpoints of a run, for reading: no folder is made."""
-    return Store(run_dir, 0, say)
+    return Store(run_dir, say=say)
 
 
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:

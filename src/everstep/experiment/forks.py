@@ -97,7 +97,7 @@ class Fork:
         """
         if not self.checkpoint.partial:
             return []
-        there = Store(self.checkpoint.path.parent.parent, 0, print)
+        there = Store(self.checkpoint.path.parent.parent, say=print)
         found = []
         for name in names_inside(self.checkpoint.name):
             if name in there.names():
@@ -116,5 +116,5 @@ def facts_of(run_dir: Path) -> dict[str, Any]:
 
 def is_as_begun(run_dir: Path, facts: Mapping[str, Any]) -> bool:
     """Whether a fork has no checkpoint yet except the copy of its parent's."""
-    names = Store(located(run_dir), 0, lambda _: None).names()
+    names = Store(located(run_dir)).names()
     return not names or names[-1] <= CheckpointName.parse(facts["parent"]["checkpoint"])

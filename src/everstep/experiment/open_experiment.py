@@ -287,7 +287,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
             f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
             "its config file: everstep train FILE"
         )
-    newest = Store(run_dir, 0, lambda _: None).facts()[-1:]
+    newest = Store(run_dir).facts()[-1:]
     # If the newest start has saved, its own config is the trained one.
     if not newest or newest[0].segment == start.segment:
         return recorded, tree, None

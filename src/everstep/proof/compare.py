@@ -67,7 +67,7 @@ def _differences(a: _Facts, b: _Facts) -> Iterator[RunDifference]:
 def _facts(run_dir: Path) -> _Facts:
     RunDir.open(run_dir, create=False)
     facts = {**_rows(run_dir), "ended": [repr(RunJournal(run_dir).ended()).encode()]}
-    store = Store(run_dir, 0, lambda _: None)
+    store = Store(run_dir)
     names = store.names()
     if not names:
         return facts

@@ -67,5 +67,5 @@ class GlobalStepWaiter(Service):
             time.sleep(self.poll)
 
     def _newest(self) -> int:
-        names = Store(self.run_dir, 0, lambda text: None).names()
+        names = Store(self.run_dir).names()
         return names[-1].step if names else 0

@@ -110,7 +110,7 @@ def _asked(query: Mapping[str, Any], folder: Path, exp_id: str | None, index: st
         if (exp_id is not None and path.name != exp_id) or id_at(path) != run["name"]:
             continue
         if "step" not in query:
-            if Store(path, 0, lambda _: None).names():
+            if Store(path).names():
                 return path
             continue
         for found in reversed(ask("checkpoints", {"run": run["name"], "step": query["step"]}, index=asked)):

@@ -87,7 +87,7 @@ class _InitialFilters(Service):
 
     def run(self, boundary: Boundary) -> None:
         assert self._run is not None
-        store = Store(Path(self._run.run_dir), 0, lambda _: None)
+        store = Store(Path(self._run.run_dir))
         name = CheckpointName.parse(boundary.payload)
         if name == CheckpointName(0, 0) and name not in store.pins() and name in store.names():
             store.pin(name)

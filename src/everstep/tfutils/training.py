@@ -150,7 +150,7 @@ def _beginning(tree: Training, run_dir: Path) -> tuple[dict[str, Any], int]:
         return {}, 0
     if not given.do_restore:
         return {"resume": False}, 0
-    if Store(located(run_dir), 0, lambda _: None).names():
+    if Store(located(run_dir)).names():
         print(f"load_params are not used: {run_dir} has a checkpoint of its own")
         return {}, 0
     path = source(given, tree.save_params)

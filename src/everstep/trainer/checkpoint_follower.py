@@ -62,7 +62,7 @@ class CheckpointFollower:
         timeout = number("timeout", timeout, of="seconds", zero=True, none="for no limit")
         self.run_dir, self._say = run_dir, say
         self._which, self._throttle, self._timeout = which, throttle, timeout
-        self._store = Store(run_dir, 0, lambda _: None)
+        self._store = Store(run_dir)
         self._known: dict[CheckpointName, tuple[object, Committed | None]] = {}
         """Mark of each folder that was looked at, and its checkpoint (None for an interim one), by name."""
         self._seen: object = None

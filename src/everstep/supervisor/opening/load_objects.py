@@ -128,7 +128,7 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
     Raises:
         RunDirError: the path is not a run; names runs nearby.
     """
-    store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir, 0, lambda _: None)
+    store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir)
     found = {}
     for metric, path in store.best().items():
         saved = read_manifest(path)
