@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everstep.arguments import integer
 from everstep.errors import ConfigError, RunIndexError, alike
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
 
@@ -87,8 +88,7 @@ def _answer(collection: str, asked: Asked, index: str | None) -> tuple[list[dict
 
 
 def _limit(limit: int | None) -> int | None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise ConfigError(f"limit is a number of documents, 0 or more; change {limit!r}")
+    limit = integer("limit", limit, 0, none="for all")
     return limit and min(limit, MOST)
 
 
