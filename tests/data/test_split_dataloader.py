@@ -171,7 +171,7 @@ def test_the_state_of_a_part_is_tried_and_its_laws_hold(kind: type[Stateful], ke
         sampler = DistributedSampler(kind(12), num_replicas=2, rank=1)
         return as_stream(StatefulDataLoader(kind(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
 
-    assert part().on_word
+    assert part().needs_trial
     assert try_stream(part()).kept is kept
     if kept:
         check_stream(part, shares=False)

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from everstep.checkpoint import CheckpointName, Retention, Store, verify_checkpoint
+from everstep.cli.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of, store_of
 from everstep.cli.common_options import index_option, json_option, run_argument
 from everstep.cli.find_run import find
-from everstep.cli.listing import BEST, asked_for, best_weights, checkpoints_of, store_of
 from everstep.cli.output import in_line, note, print_json, print_table, say
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, nearest

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from everstep.cli.checkpoint_tables import best_values, digest_of, options_of
 from everstep.cli.common_options import complete_run, index_option, json_option
 from everstep.cli.find_run import Found, find_all
-from everstep.cli.listing import best_values, digest_of, options_of
 from everstep.cli.output import cell, print_json, print_table, say
 from everstep.index.run_queries import FACTS, starts, summaries
 from everstep.record.trust import MARK

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from everstep.checkpoint import Checkpoint, find_checkpoint
+from everstep.cli.checkpoint_tables import store_of
 from everstep.cli.common_options import index_option, run_argument
 from everstep.cli.find_run import find
-from everstep.cli.listing import store_of
 from everstep.cli.output import note, say
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.errors import ConfigError, NoCheckpointError, nearest

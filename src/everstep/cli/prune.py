@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from everstep.cli.common_options import complete_run, index_option, json_option, where_option
-from everstep.cli.find_run import find_all, search
+from everstep.cli.find_run import find_all
 from everstep.cli.output import note, print_json, print_table, say
+from everstep.cli.search_runs import search
 from everstep.errors import RunDirError
 from everstep.index.database import Database
 from everstep.index.run_queries import GONE

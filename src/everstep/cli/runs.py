@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from everstep.cli.common_options import index_option, json_option, where_option
-from everstep.cli.find_run import search
 from everstep.cli.output import print_json, print_table, say, status_of
+from everstep.cli.search_runs import search
 from everstep.index.filters import ordered
 from everstep.index.run_queries import FACTS
 

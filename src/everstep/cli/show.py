@@ -7,9 +7,16 @@ from typing import Any
 import click
 from sqlalchemy import Connection
 
+from everstep.cli.checkpoint_tables import (
+    BEST,
+    asked_for,
+    best_values,
+    best_weights,
+    checkpoints_of,
+    digest_of,
+)
 from everstep.cli.common_options import index_option, json_option, run_argument
 from everstep.cli.find_run import Found, find
-from everstep.cli.listing import BEST, asked_for, best_values, best_weights, checkpoints_of, digest_of
 from everstep.cli.output import cell, in_line, print_json, print_table, say, status_of
 from everstep.index.run_queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run

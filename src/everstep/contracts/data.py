@@ -98,7 +98,7 @@ class Cursor(ABC):
         ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
         first_took: seconds that the first batch took; None before that batch, and where nobody measured.
-        on_word: whether only the data itself vouches for the position; then a start tries it out on copies.
+        needs_trial: whether only the data itself vouches for the position; a start tries it out on copies.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
         weight: factor for the mean over the batch handed out last.  With it the mean over ranks is the mean
@@ -109,7 +109,7 @@ class Cursor(ABC):
     ended: bool = False
     note: str | None = None
     first_took: float | None = None
-    on_word: bool = True
+    needs_trial: bool = True
     fetch_error_may_be_signal: bool = False
     skipped: int = 0
     weight: float = 1.0
@@ -152,10 +152,10 @@ class Stream(ABC):
         may_be_empty: whether a pass may have no batch.
         spent: whether this object cannot be read from an earlier place any more.
         unsaveable: why no run can be saved while it reads this stream, and the remedy; None where a run can.
-        on_word: whether only the data itself vouches for its state; then a start tries it out on copies.
+        needs_trial: whether only the data itself vouches for its state; then a start tries it out on copies.
         resumes: how the stream reaches a place inside a pass; None: by its cursor's position, with no other
             way.
-        place_words: keys of positions that also say how a place was reached; these keys are saved, but are
+        unhashed_keys: keys of positions that also say how a place was reached; these keys are saved, but are
             not part of the run's digest.
         no_thread: why no other thread may draw from the stream, in words; None where a thread may.
         rank_keys: keys of positions whose values are a rank's own; what is under other keys is the same on
@@ -169,9 +169,9 @@ class Stream(ABC):
     may_be_empty: bool = False
     spent: bool = False
     unsaveable: str | None = None
-    on_word: bool = True
+    needs_trial: bool = True
     resumes: Resumes | None = None
-    place_words: Collection[str] = ()
+    unhashed_keys: Collection[str] = ()
     no_thread: str | None = None
     rank_keys: Collection[str] = ()
 

@@ -70,7 +70,7 @@ class OwnStream(Stream):
 class SequenceStream(OwnStream):
     """Stream over a list, tuple or range of ready batches, handed out as they are."""
 
-    on_word = False
+    needs_trial = False
 
     def __init__(self, data: Sequence[Any]) -> None:
         self._data = data
@@ -101,7 +101,7 @@ class IterableStream(OwnStream):
         self._data, self._replay = data, replay
         self.keeps_place = data if isinstance(data, Iterator) else None
         self.unsaveable = None if replay else _unsaveable(data)
-        self.on_word = not replay and self.keeps_place is None
+        self.needs_trial = not replay and self.keeps_place is None
         self.resumes = "state"
         self._used = False
         self._keeping = self._failed = False
@@ -284,7 +284,7 @@ class _IterableCursor(PassCursor):
         total, closer = length_of(data), _closer(batches, data)
         super().__init__(what, batches, done=done, total=total, ended=ended, closer=closer)
         self._state, self._stream = state, stream
-        self.on_word = state is not None
+        self.needs_trial = state is not None
 
     def position(self) -> dict[str, Any]:
         here = {"kind": "iterable", "batches": self.done, "ended": self.ended, "state": None}
@@ -314,7 +314,7 @@ class StatefulStream(OwnStream):
     def __init__(self, data: Any) -> None:
         self._data = self.keeps_place = data
         self.holds_state = [] if _is_told(data) else [data]
-        self.place_words = ("state",) if is_hugging_face(data) else ()
+        self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
         self.resumes = "replay" if shuffle_buffers(data) else "state"
 
     @property

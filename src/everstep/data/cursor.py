@@ -130,7 +130,7 @@ class SampledStream(Stream):
     random state stays unchanged.
     """
 
-    on_word = False
+    needs_trial = False
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling

@@ -67,49 +67,49 @@ class Call:
         """Return the place of the arguments of a call that stands at `place`."""
         return place
 
-    def completed(self, place: Place, at_default: list[Place], late: int = 0) -> Self:
+    def completed(self, place: Place, at_default: list[Place], supplied: int = 0) -> Self:
         """Return a copy with the signature's plain defaults as arguments; calls inside are completed, too.
 
         Args:
             at_default: collects the place of each argument that equals its default, given or not.
-            late: number of positional arguments that come from elsewhere.
+            supplied: number of positional arguments that come from elsewhere.
         """
         place = self.inside(place)
-        defaults = _plain_defaults(_named(imported(self.call), late))
+        defaults = _plain_defaults(_named(imported(self.call), supplied))
         arguments = {n: _completed(v, (*place, n), at_default) for n, v in self.arguments.items()}
         found = arguments | {name: value for name, value in defaults.items() if name not in arguments}
         at_default += [(*place, n) for n, value in defaults.items() if _same(found[n], value)]
         return type(self)(self.call, found, self._ready)  # a default is no argument to check
 
-    def __call__(self, *late: Any) -> Any:
+    def __call__(self, *supplied: Any) -> Any:
         """Call the function with the arguments; check them first unless `checked` has done so.
 
         Args:
-            late: positional arguments, before those of the config.
+            supplied: positional arguments, before those of the config.
 
         Raises:
             ConfigError: an argument of the config is wrong.
         """
         ready = self._ready
-        # The number of late arguments decides which names are left for the config.
-        if ready is None or ready[0] != len(late):
+        # The number of supplied arguments decides which names are left for the config.
+        if ready is None or ready[0] != len(supplied):
             problems: list[Problem] = []
-            ready = self.checked((), problems, len(late))._ready
+            ready = self.checked((), problems, len(supplied))._ready
             if ready is None:
                 raise ConfigError("; ".join(problem.text for problem in problems))
-        return imported(self.call)(*late, **{name: _made(value) for name, value in ready[1].items()})
+        return imported(self.call)(*supplied, **{name: _made(value) for name, value in ready[1].items()})
 
-    def checked(self, place: Place, problems: list[Problem], late: int = 0) -> Self:
+    def checked(self, place: Place, problems: list[Problem], supplied: int = 0) -> Self:
         """Check the arguments and return a copy that does not check them again; nothing is called.
 
         Args:
             problems: collects each mistake.
-            late: number of positional arguments that come from elsewhere.
+            supplied: number of positional arguments that come from elsewhere.
         """
         found: list[Problem] = []
         place, ready = self.inside(place), None
         try:
-            ready = late, checked_arguments(imported(self.call), self, place, found, late=late)
+            ready = supplied, checked_arguments(imported(self.call), self, place, found, supplied=supplied)
         except ConfigError as error:
             found.append(Problem((*place, CALL), str(error)))
         problems += found
@@ -123,23 +123,23 @@ class Call:
 
 
 def checked_arguments(
-    target: Any, call: Call, place: Place, problems: list[Problem], late: int = 0
+    target: Any, call: Call, place: Place, problems: list[Problem], supplied: int = 0
 ) -> dict[str, Any]:
     """Convert a call's arguments to the types of the target's signature; calls inside become `Call`.
 
     Args:
         problems: collects each mistake.
-        late: number of positional arguments that come from elsewhere.
+        supplied: number of positional arguments that come from elsewhere.
     """
     if not callable(target):
         problems.append(Problem((*place, CALL), f"{call.call!r} is {target!r}; give a function or a class"))
         return {}
-    named = _named(target, late)
+    named = _named(target, supplied)
     defaults = _plain_defaults(named)
     who = getattr(target, "__name__", call.call)
     annotations = _inherited(target) | {each.name: each.annotation for each in _parameters(target) or ()}
     arguments = {}
-    wrong = dict(misfits(target, call.arguments, late))
+    wrong = dict(misfits(target, call.arguments, supplied))
     for name, value in call.arguments.items():
         if name in defaults and _same(value, defaults[name]):
             # A default is right whatever its annotation says, as in `size: int = None`.
@@ -153,20 +153,20 @@ def checked_arguments(
 
 
 def misfits(
-    function: Any, given: Collection[str], late: int = 0, besides: Collection[str] = ()
+    function: Any, given: Collection[str], supplied: int = 0, besides: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() ".
 
     Args:
         given: names of the config's arguments.
-        late: number of positional arguments that come from elsewhere, before those of the config.
+        supplied: number of positional arguments that come from elsewhere, before those of the config.
         besides: names of arguments that come from elsewhere.
     """
     parameters = _parameters(function)
     if parameters is None:  # written in C, without a signature
         return
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    left = [p for p in parameters if p not in positional[:late]]
+    left = [p for p in parameters if p not in positional[:supplied]]
     by_name = {p.name for p in left if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     # `checked_keywords` notes there which names `**` arguments may have.
     more = getattr(_function(function), "known_keywords", None)
@@ -224,10 +224,10 @@ def _inherited(target: Any) -> dict[str, Any]:
     return found
 
 
-def _named(target: Any, late: int) -> dict[str, inspect.Parameter]:
-    """Parameters that a config may give by name, without the first `late`; none without a signature."""
+def _named(target: Any, supplied: int) -> dict[str, inspect.Parameter]:
+    """Parameters that a config may give by name, without the first `supplied`; none without a signature."""
     parameters = _parameters(target) or []
-    return {p.name: p for p in parameters[late:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {p.name: p for p in parameters[supplied:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _plain_defaults(named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

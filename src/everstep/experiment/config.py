@@ -103,12 +103,12 @@ def resolve(
     # A wrong config is searched as written, so that mistakes in its calls are listed, too.
     tree = layers.tree if config is None else adapter.dump_python(config, mode="json")
     called = list(calls(schema, tree)) if imports else []
-    checked = [call.checked(place, problems, late) for place, call, late in called]
+    checked = [call.checked(place, problems, supplied) for place, call, supplied in called]
     if problems:
         raise ConfigError(told(problems, layers.origin))
     at_default = list[Place]()
-    for (place, _, late), call in zip(called, checked, strict=True):
-        _put(tree, place, call.completed(place, at_default, late))
+    for (place, _, supplied), call in zip(called, checked, strict=True):
+        _put(tree, place, call.completed(place, at_default, supplied))
     # Validated a second time for the completed calls in the tree, which do not check their arguments again.
     config = adapter.validate_python(tree)
     tree = adapter.dump_python(config, mode="json")
@@ -139,28 +139,29 @@ def _mapping(layers: Layers, place: Place, value: Any) -> Mapping[str, Any]:
     raise ConfigError(told([Problem(place, text)], layers.origin))
 
 
-def calls(schema: Any, tree: Any, place: Place = (), late: int = 0) -> Iterator[tuple[Place, Call, int]]:
-    """Yield each call in a tree where a schema has one: its place, the call, its number of late arguments.
+def calls(schema: Any, tree: Any, place: Place = (), supplied: int = 0) -> Iterator[tuple[Place, Call, int]]:
+    """Yield each call in a tree where a schema has one: its place, the call, how many arguments are supplied.
 
-    Late arguments are positional ones that come from elsewhere.  What does not fit the schema is passed over.
+    Supplied arguments are positional ones that come from elsewhere.  What does not fit the schema is passed
+    over.
     """
     for each in members(schema):
         inner = typing.get_args(each)
         if inspect.isclass(each) and issubclass(each, Call):
             # Validation has listed a value that is not a call.
             with suppress(ConfigError):
-                yield place, each.of(tree), late
+                yield place, each.of(tree), supplied
         elif dataclasses.is_dataclass(each) and isinstance(tree, Mapping):
             hints = typing.get_type_hints(each)
             for one in dataclasses.fields(each):
                 found = tree.get(one.name)
-                yield from calls(hints[one.name], found, (*place, one.name), one.metadata.get("late", 0))
+                yield from calls(hints[one.name], found, (*place, one.name), one.metadata.get("supplied", 0))
         elif isinstance(tree, Mapping) and len(inner) == 2:
             for key, value in tree.items():
-                yield from calls(inner[1], value, (*place, key), late)
+                yield from calls(inner[1], value, (*place, key), supplied)
         elif isinstance(tree, list) and inner:
             for at, value in enumerate(tree):
-                yield from calls(inner[0], value, (*place, at), late)
+                yield from calls(inner[0], value, (*place, at), supplied)
 
 
 def free(schema: Any, place: Place = ()) -> list[str]:

@@ -17,7 +17,7 @@ from everstep.supervisor import InitFrom
 FREE = {"free": True}
 """Mark of a field whose change touches no step of the training: shown at a resume, and used as given."""
 
-LATE = {"late": 1}
+SUPPLIED = {"supplied": 1}
 """Mark of a call whose first argument comes from elsewhere: the model's parameters, or the optimizer."""
 
 MAIN_SERVICES = (
@@ -114,8 +114,8 @@ class ExperimentConfig:
     task: Call
     streams: dict[str, Call]
     model: Call | None = None
-    optimizer: Call | None = field(default=None, metadata=LATE)
-    scheduler: Call | None = field(default=None, metadata=LATE)
+    optimizer: Call | None = field(default=None, metadata=SUPPLIED)
+    scheduler: Call | None = field(default=None, metadata=SUPPLIED)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     services: list[ServiceCall] = field(default_factory=list, metadata=FREE)
     seed: int | None = None
@@ -133,7 +133,7 @@ class ExperimentConfig:
             place: Place = ("schedules", name)
             if name in SCHEDULES:
                 method = getattr(Experiment, name)
-                checked_arguments(method, Call(name, arguments), place, problems, late=1)
+                checked_arguments(method, Call(name, arguments), place, problems, supplied=1)
             else:
                 problems.append(Problem(place, f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}"))
         if isinstance(source := self.trainer.init_from, dict):

@@ -13,7 +13,7 @@ from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.streams.slot import StreamSlot, no_batch
+from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
 IDLE_AT_MOST = 100
@@ -69,7 +69,7 @@ class Epochs(Questions):
         self._epoch_data: dict[str, Any] = {}
         """Data that the first step loop of each stream in this epoch reads, by stream."""
         self._told_of_second_data = False
-        self._slot: StreamSlot | None = None
+        self._run_stream: RunStream | None = None
         self._pass_unfinished = False
         self._tail_ready = False
         """Whether a state is kept for a resume from the epoch's tail."""
@@ -204,9 +204,9 @@ class Epochs(Questions):
             raise UsageError(
                 "iter_steps() without data never ends; give it data, or set max_step or steps_per_epoch"
             )
-        slot = None
+        run_stream = None
         if data is not None:
-            slot = engine.streams.bind(data, name)
+            run_stream = engine.streams.bind(data, name)
             self._note_data(data, name)
         self._calls += 1
         if self.before_resume_point and self._calls <= current.calls:  # done before the checkpoint
@@ -215,7 +215,7 @@ class Epochs(Questions):
                 self._resume_here()
                 self._tail_ready = True
             return iter(())
-        reads = None if slot is None else slot.name
+        reads = None if run_stream is None else run_stream.name
         if not self.before_resume_point:
             current.iterating, current.call_start, current.stream = True, current.step, reads
         elif current.stream != reads:
@@ -223,8 +223,8 @@ class Epochs(Questions):
                 f"the checkpoint stands inside iter_steps() over stream {current.stream!r}, this one reads "
                 f"{reads!r}; run the program that made the checkpoint"
             )
-        self._slot, self.batch = slot, None
-        return self._steps(slot)
+        self._run_stream, self.batch = run_stream, None
+        return self._steps(run_stream)
 
     def _note_data(self, data: Any, name: str) -> None:
         """Warn once if a second step loop of the epoch reads other data as the same stream."""
@@ -247,7 +247,7 @@ class Epochs(Questions):
         self.before_resume_point = False
         self._engine.resume()
 
-    def _steps(self, slot: StreamSlot | None) -> Iterator[Any]:
+    def _steps(self, run_stream: RunStream | None) -> Iterator[Any]:
         """Fetch, yield, count: the only loop body of a TrainLoop."""
         self._require_no_steps()
         self._step_loops += 1
@@ -264,37 +264,37 @@ class Epochs(Questions):
         if self.before_resume_point:
             self._resume_here()
         engine.decisions.check_limits(False)
-        pass_began = -1 if slot is None or slot.in_pass else current.step
+        pass_began = -1 if run_stream is None or run_stream.in_pass else current.step
         finished = exhausted = False
         try:
             while current.stop is None and current.step < end:
                 asked = clock()
-                if slot is not None:
+                if run_stream is not None:
                     try:
-                        batch = next(slot.cursor or slot.open())
+                        batch = next(run_stream.cursor or run_stream.open())
                     except StopIteration:
-                        if current.step == pass_began and not self._may_be_empty(slot):
-                            raise no_batch(slot.name) from None
-                        verifier.pass_ended(current.step, slot.name, slot.pass_index)
-                        slot.end_pass()
+                        if current.step == pass_began and not self._may_be_empty(run_stream):
+                            raise no_batch(run_stream.name) from None
+                        verifier.pass_ended(current.step, run_stream.name, run_stream.pass_index)
+                        run_stream.end_pass()
                         if self._steps_per_epoch is None:
                             exhausted = True
                             break
                         pass_began = current.step
                         continue
                     except Exception:
-                        self._fetch_failed(slot)
+                        self._fetch_failed(run_stream)
                         raise
                     self.batch = batch
                     # before the program gets the batch, as it may change the batch
-                    verifier.drew(current.step + 1, slot.name, slot.pass_index, batch)
+                    verifier.drew(current.step + 1, run_stream.name, run_stream.pass_index, batch)
                 began = clock()
                 self._waited += began - asked
                 collector.open_step = step = current.step + 1
                 self._step_began = began
                 if announcer.synchronous:
                     announcer.announce(Moment.BEFORE_STEP, self.batch)
-                yield step if slot is None else (step, batch)
+                yield step if run_stream is None else (step, batch)
                 if self._step_loops != number or collector.open_step != step:
                     raise UsageError(
                         f"the step loop of step {step} continued after its epoch had ended; do not keep the "
@@ -306,7 +306,7 @@ class Epochs(Questions):
                 complete_step(self.batch)
             finished = True
             if not exhausted and current.step < end:
-                self._cut_short(slot)
+                self._cut_short(run_stream)
         finally:
             if self._step_loops == number:
                 self._in_steps = False
@@ -323,23 +323,24 @@ class Epochs(Questions):
             self._engine.collector.step_times.append(self._engine.clock() - self._step_began)
             self._step_began = None
 
-    def _may_be_empty(self, slot: StreamSlot) -> bool:
+    def _may_be_empty(self, run_stream: RunStream) -> bool:
         """Whether a pass may give no batch: its batches are quarantined, or it was allowed."""
         ends = self._steps_per_epoch is None and self._engine.limits.max_epoch is not None
-        return slot.skipped or (ends and slot.stream is not None and slot.stream.may_be_empty)
+        stream = run_stream.stream
+        return run_stream.skipped or (ends and stream is not None and stream.may_be_empty)
 
-    def _fetch_failed(self, slot: StreamSlot) -> None:
+    def _fetch_failed(self, run_stream: RunStream) -> None:
         """Save the last step and leave if a signal caused the error: a fetch lies between two steps."""
         engine = self._engine
-        if engine.killed_by_signal(slot.cursor):
+        if engine.killed_by_signal(run_stream.cursor):
             if engine.progress.step > engine.progress.epoch_start:
                 engine.saves.keep("step")
             engine.saves.commit_kept()
             engine.leave()
 
-    def _cut_short(self, slot: StreamSlot | None) -> None:
+    def _cut_short(self, run_stream: RunStream | None) -> None:
         """Note a pass that a stop has cut short, unless it would have ended here anyway."""
-        cursor = None if slot is None or self._steps_per_epoch is not None else slot.cursor
+        cursor = None if run_stream is None or self._steps_per_epoch is not None else run_stream.cursor
         if cursor is None or cursor.remaining() != 0:
             self._pass_unfinished = True
         else:
@@ -362,8 +363,8 @@ class Epochs(Questions):
         self.left_open = False
         self._engine.collector.open_step = 0
         self._engine.complete_step(self.batch, can_save=False)
-        if self._slot is not None and self._steps_per_epoch is None:
-            self._slot.end_pass()
+        if self._run_stream is not None and self._steps_per_epoch is None:
+            self._run_stream.end_pass()
         self._engine.progress.iterating, self._engine.progress.calls = False, self._calls
         self._tail_ready = False
 
@@ -420,7 +421,7 @@ class Epochs(Questions):
         finished = current.epoch - self.within_epoch
         if finished > 0:
             return (current.epoch_start if self.within_epoch else current.step) / finished
-        cursor = None if self._slot is None else self._slot.cursor
+        cursor = None if self._run_stream is None else self._run_stream.cursor
         left = None if cursor is None else cursor.remaining()
         return None if left is None else current.step + left + (self._engine.collector.open_step != 0)
 
@@ -433,7 +434,11 @@ class Epochs(Questions):
         step = self._engine.progress.step
         limits = (self._loop_end, self._engine.limits.max_step or NEVER)
         ends = [end - step for end in limits if end != NEVER]
-        cursor = self._slot.cursor if self._slot is not None and self._steps_per_epoch is None else None
+        cursor = (
+            self._run_stream.cursor
+            if self._run_stream is not None and self._steps_per_epoch is None
+            else None
+        )
         if cursor is not None and (left := cursor.remaining()) is not None:
             ends.append(left)
         return min(ends, default=None)

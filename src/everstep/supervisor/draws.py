@@ -9,7 +9,7 @@ from everstep.contracts.services import Moment
 from everstep.errors import UsageError
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.questions import Questions
-from everstep.supervisor.streams.slot import StreamSlot, no_batch
+from everstep.supervisor.streams.run_stream import RunStream, no_batch
 from everstep.timing import progress
 
 
@@ -47,12 +47,12 @@ class Draws(Questions):
             self._announced = step
             self._engine.announcer.announce(Moment.BEFORE_STEP, self.batch)
 
-    def hand_out(self, slot: StreamSlot, batch: Any) -> None:
+    def hand_out(self, run_stream: RunStream, batch: Any) -> None:
         """Note a batch that a stream gives to the program for the open step."""
         engine = self._engine
         # first: the program may change the batch, and so may a service at BEFORE_STEP
-        engine.verifier.drew(engine.progress.step + 1, slot.name, slot.pass_index, batch)
-        self._batches[slot.name] = batch
+        engine.verifier.drew(engine.progress.step + 1, run_stream.name, run_stream.pass_index, batch)
+        self._batches[run_stream.name] = batch
         self.batch = batch if len(self.streams) == 1 else self._batches
         if engine.announcer.synchronous:
             self.begin_step()
@@ -88,7 +88,7 @@ class Endless:
     Args:
         engine: the engine of the run.
         draws: takes each batch that is handed out.
-        slot: the stream.
+        run_stream: the stream.
         passes: number of passes after which the run stops; None: never.
 
     Attributes:
@@ -96,8 +96,8 @@ class Endless:
         waited: seconds waited for batches.
     """
 
-    def __init__(self, engine: Engine, draws: Draws, slot: StreamSlot, passes: int | None) -> None:
-        self._engine, self._draws, self._slot, self._passes = engine, draws, slot, passes
+    def __init__(self, engine: Engine, draws: Draws, run_stream: RunStream, passes: int | None) -> None:
+        self._engine, self._draws, self._run_stream, self._passes = engine, draws, run_stream, passes
         self.drawn = 0
         self.waited = 0.0
 
@@ -106,15 +106,15 @@ class Endless:
 
     def look_ahead(self) -> None:
         """Stop the run if the last pass is known to be used up, without drawing from it."""
-        if self._passes is None or self._slot.pass_index < self._passes - 1:
+        if self._passes is None or self._run_stream.pass_index < self._passes - 1:
             return
-        cursor = self._slot.cursor
+        cursor = self._run_stream.cursor
         if self._used_up or (cursor is not None and cursor.remaining() == 0):
             self._stop()
 
     def __next__(self) -> Any:
         self._draws.require_begun()
-        engine, slot = self._engine, self._slot
+        engine, run_stream = self._engine, self._run_stream
         began = engine.clock()
         empty_passes = 0
         while empty_passes < 2:  # an open pass may have no batch left; the next pass must have one
@@ -122,27 +122,27 @@ class Endless:
                 self._stop()
                 raise StopIteration
             try:
-                batch = next(slot.open())
+                batch = next(run_stream.open())
             except StopIteration:
-                empty_passes += not slot.skipped  # a pass of quarantined batches alone is not empty
-                engine.verifier.pass_ended(engine.progress.step, slot.name, slot.pass_index)
-                slot.end_pass()
+                empty_passes += not run_stream.skipped  # a pass of quarantined batches alone is not empty
+                engine.verifier.pass_ended(engine.progress.step, run_stream.name, run_stream.pass_index)
+                run_stream.end_pass()
                 continue
             except Exception:
                 # without a save: the step that draws may have changed the state
-                if engine.killed_by_signal(slot.cursor):
+                if engine.killed_by_signal(run_stream.cursor):
                     engine.leave()
                 raise
             self.drawn += 1
             self.waited += engine.clock() - began
-            self._draws.hand_out(slot, batch)
+            self._draws.hand_out(run_stream, batch)
             return batch
-        raise no_batch(slot.name)
+        raise no_batch(run_stream.name)
 
     @property
     def _used_up(self) -> bool:
-        return self._passes is not None and self._slot.pass_index >= self._passes
+        return self._passes is not None and self._run_stream.pass_index >= self._passes
 
     def _stop(self) -> None:
-        name = self._slot.name
+        name = self._run_stream.name
         self._engine.decisions.stop(f"stream {name!r} ended after {self._passes} passes", "stream", name)

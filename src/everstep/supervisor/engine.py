@@ -23,7 +23,7 @@ from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
 from everstep.supervisor.checks.trials import Trials
-from everstep.supervisor.checks.verification import Recording, Verifier
+from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
@@ -31,6 +31,7 @@ from everstep.supervisor.opening.machine import require_one
 from everstep.supervisor.opening.run_opening import Opening
 from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
+from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saves import Saver, Saves
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState

@@ -19,7 +19,7 @@ from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.settings import LoopKind, Settings
-from everstep.supervisor.streams.slot import StreamSlot
+from everstep.supervisor.streams.run_stream import RunStream
 
 _MOMENTS = frozenset(
     {
@@ -207,20 +207,20 @@ class Supervisor(Door):
         passes = integer("passes", passes, none="for no limit")
         if self._engine.streams.bound(name):
             raise ConfigError(f'stream {name!r} is in use; give this data another name, as in name="{name}2"')
-        slot = self._engine.streams.bind(data, name)
-        self._passes_changed(slot, passes)
-        endless = Endless(self._engine, self._draws, slot, passes)
+        run_stream = self._engine.streams.bind(data, name)
+        self._passes_changed(run_stream, passes)
+        endless = Endless(self._engine, self._draws, run_stream, passes)
         self._draws.streams.append(endless)
         witness = self._engine.board.find(Witness)
         return endless if witness is None else witness.watching(name, endless)
 
-    def _passes_changed(self, slot: StreamSlot, passes: int | None) -> None:
+    def _passes_changed(self, run_stream: RunStream, passes: int | None) -> None:
         """Reopen a run that had used up this stream's passes, where there are more now."""
         stop = self._engine.progress.stop
-        more = passes is None or slot.pass_index + slot.in_pass < passes
-        if more and stop is not None and (stop.kind, stop.by) == ("stream", slot.name):
+        more = passes is None or run_stream.pass_index + run_stream.in_pass < passes
+        if more and stop is not None and (stop.kind, stop.by) == ("stream", run_stream.name):
             self._engine.decisions.reopen()
-            self._engine.voice.say(f"stream {slot.name!r} has more passes now; the run continues")
+            self._engine.voice.say(f"stream {run_stream.name!r} has more passes now; the run continues")
 
 
 def _require_goes_on(stop: StopRecord) -> None:

@@ -63,12 +63,12 @@ class DataLoaderStream(Stream):
         self.loader = loader = self._part.loader
         self.generators: list[Generator] = _generators(loader)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
-        self.place_words = ("own",) if is_hugging_face(loader.dataset) else ()
+        self.unhashed_keys = ("own",) if is_hugging_face(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
     @property
-    def on_word(self) -> bool:  # type: ignore[override]
+    def needs_trial(self) -> bool:  # type: ignore[override]
         """Whether the loader's own state is used, which depends on what the dataset says of itself."""
         dataset = self.loader.dataset
         stateful = isinstance(dataset, IterableDataset) or is_stateful(dataset)

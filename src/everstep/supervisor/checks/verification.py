@@ -18,7 +18,6 @@ from everstep.record import (
     OTHER_DATA,
     Divergence,
     Journal,
-    Position,
     Replay,
     Trail,
     array_digest,
@@ -26,51 +25,7 @@ from everstep.record import (
 )
 from everstep.schedule import NEVER
 from everstep.state import Encoded
-from everstep.supervisor.opening.start import Recovered
-from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.voice import Voice
-
-
-class Recording:
-    """Takes the rows that the collector has finished.
-
-    Args:
-        recovered: has the newest values in the checkpoint.
-
-    Attributes:
-        last_values: newest value of each metric collected outside steps, the means of epochs included; in
-            a loop without epochs, of all metrics.
-        last_steps: step of each value in `last_values`.
-    """
-
-    def __init__(
-        self, journal: Journal, verifier: Verifier, progress: Progress, recovered: Recovered
-    ) -> None:
-        self._journal, self._verifier, self._progress = journal, verifier, progress
-        self.last_values: dict[str, float] = dict(recovered.last_values)
-        self.last_steps: dict[str, int] = dict(recovered.last_steps)
-        self._flushed = (0, 0)
-        """Step and epoch of the last "progress" event."""
-
-    def add(self, block: Block) -> None:
-        """Record rows; rows of a step that runs again are compared with its earlier rows."""
-        if block.phase != "step" or not block.epoch:
-            self.last_values[block.name] = block.values[-1]
-            self.last_steps[block.name] = block.steps[-1]
-        self._journal.append(block)
-        self._verifier.rows(block)
-
-    def flush(self) -> Position:
-        """Hand every row and event so far, and the run's progress, to the journal's file.
-
-        Rows alone do not tell the progress: there may be one row each 1,000 steps, or none.
-        """
-        current = self._progress.step, self._progress.epoch
-        if current != self._flushed:
-            self._flushed = current
-            self._journal.event("progress", {"step": current[0], "epoch": current[1]}, wall=True)
-        return self._journal.flush()
-
 
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 

@@ -309,8 +309,8 @@ class Saves:
     def one_before(self) -> bool:
         """Whether the newest copy is from one step before the last complete step.
 
-        After a step loop of one step, a copy from one step before the end of the loop before it counts as
-        well: there is no other state between the two, and both steps run again.
+        After a step loop of one step, a copy from before the last step of the loop ahead counts too: with
+        loops of steps 1 to 3 and of step 4 alone, step 4 accepts a copy of step 2; both steps run again.
         """
         current = self._engine.progress
         behind = current.step - self.step

@@ -15,7 +15,7 @@ from everstep.record import Batch
 from everstep.supervisor.checks.stream_trial import Verdict
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch
-from everstep.supervisor.streams.slot import StreamSlot
+from everstep.supervisor.streams.run_stream import RunStream
 
 
 class QuarantineCursor(CursorWrapper):
@@ -90,52 +90,52 @@ class Streams:
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.changed: Callable[[], None] = lambda: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
-        self._slots: dict[str, StreamSlot] = {}
+        self._by_name: dict[str, RunStream] = {}
         self._sources: dict[str, Any] = {}
         self._declared: dict[str, Any] = {}
         self._seed, self._say, self._override, self._same_data = seed, say, override, same_data
         self._generators = Generators()
 
     def keep(self, objects: Iterable[Any]) -> None:
-        """Take objects that the checkpoint's state has restored already."""
+        """Take objects that the checkpoint's state has restored already: no stream may move these."""
         self._generators.keep(objects)
 
     def declare(self, declared: Mapping[str, Any]) -> None:
         """Declare the data that the program is going to give, by name."""
         self._declared = dict(declared)
 
-    def bind(self, data: Any, name: str) -> StreamSlot:
-        """Let the slot of `name` read `data`, and return the slot.
+    def bind(self, data: Any, name: str) -> RunStream:
+        """Let the stream of `name` read `data`, and return the stream.
 
         Raises:
             ConfigError: the name is empty, or another object holds it.
             DataError: this is not the data that the checkpoint read.
         """
-        slot = self._slots.get(valid_name("stream", name))
-        if slot is None:
-            slot = self._slots[name] = self._new(name)
-        stream = slot.stream
+        run_stream = self._by_name.get(valid_name("stream", name))
+        if run_stream is None:
+            run_stream = self._by_name[name] = self._new(name)
+        stream = run_stream.stream
         if stream is None or self._sources.get(name) is not data:
-            if slot.cursor is not None:
+            if run_stream.cursor is not None:
                 raise ConfigError(
                     f"stream {name!r} is in the middle of a pass over another object; give this "
                     'data a name of its own, as in name="train2"'
                 )
             stream = as_stream(data)
-        if slot.bind(stream, override=self._override):
+        if run_stream.bind(stream, override=self._override):
             self.changed()
         self._sources[name] = data
-        slot.head.declared = name in self._declared
-        slot.bound_again()
-        return slot
+        run_stream.head.declared = name in self._declared
+        run_stream.bound_again()
+        return run_stream
 
-    def _new(self, name: str) -> StreamSlot:
+    def _new(self, name: str) -> RunStream:
         head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
-        return StreamSlot(name, self._seed, self._say, self._generators, self._without_quarantined, head)
+        return RunStream(name, self._seed, self._say, self._generators, self._without_quarantined, head)
 
-    def _without_quarantined(self, slot: StreamSlot, cursor: Cursor) -> Cursor:
+    def _without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        place = (slot.name, slot.pass_index)
+        place = (run_stream.name, run_stream.pass_index)
         out = {batch for *where, batch in self._quarantined if (*where,) == place}
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
@@ -144,29 +144,30 @@ class Streams:
             cursor.close()
             otherwise = "" if self._quarantined else ", or leave out Recovery"
             raise ConfigError(
-                f"stream {slot.name!r}: a {type(cursor).__name__} does not tell how many batches of its pass "
-                "it has handed out, so none can be quarantined; give the cursor of your data the attribute "
-                f"done, counted from the start of the pass also where it is opened at a position{otherwise}"
+                f"stream {run_stream.name!r}: a {type(cursor).__name__} does not tell how many batches of "
+                "its pass it has handed out, so none can be quarantined; give the cursor of your data the "
+                "attribute done, counted from the start of the pass also where it is opened at a "
+                f"position{otherwise}"
             )
         drew = _unnoted if self.drew is None else partial(self.drew, *place)
         return QuarantineCursor(cursor, out, drew)
 
     def try_words(self) -> list[tuple[str, Verdict]]:
         """Try streams that are taken at their word; return the new verdicts by stream."""
-        found = [(name, slot.try_word()) for name, slot in self._slots.items()]
+        found = [(name, run_stream.try_word()) for name, run_stream in self._by_name.items()]
         return [(name, verdict) for name, verdict in found if verdict is not None]
 
     def sample_ids(self, name: str, pass_index: int, index: int) -> list[int] | None:
         """Return the numbers of the samples in a batch; None where the stream cannot tell them."""
-        stream = self._slots[name].stream if name in self._slots else None
+        stream = self._by_name[name].stream if name in self._by_name else None
         return None if stream is None else stream.sample_ids(name, pass_index, index, seed=self._seed)
 
     def no_way_back(self) -> str:
         """Explain why this process cannot read a stream again, with a remedy; "" if it can."""
         if not self._same_data:
             return ""
-        for name, slot in self._slots.items():
-            if slot.stream is not None and slot.stream.spent:
+        for name, run_stream in self._by_name.items():
+            if run_stream.stream is not None and run_stream.stream.spent:
                 return (
                     f"stream {name!r} is an iterator, which cannot be read again; give a list, or an "
                     "object whose __iter__ starts from the beginning"
@@ -179,18 +180,18 @@ class Streams:
 
     def end_epoch(self) -> None:
         """End the epoch: the head of the next epoch may change generators of the data."""
-        for slot in self._slots.values():
-            slot.end_epoch()
+        for run_stream in self._by_name.values():
+            run_stream.end_epoch()
 
     def end_passes(self) -> None:
         """End every pass that is open: its epoch was left."""
-        for slot in self._slots.values():
-            if slot.in_pass:
-                slot.end_pass()
+        for run_stream in self._by_name.values():
+            if run_stream.in_pass:
+                run_stream.end_pass()
 
     def tree(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the `streams/` branch, and values beside it that decide no batch."""
-        trees = {name: slot.tree() for name, slot in self._slots.items()}
+        trees = {name: run_stream.tree() for name, run_stream in self._by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
@@ -210,20 +211,20 @@ class Streams:
             where: the checkpoint, for messages.
         """
         for name, saved in tree.items():
-            slot = self._slots.setdefault(name, self._new(name))
-            slot.load(saved, words.get(name, {}), where)
-            slot.head.recorded = heads.get(name)
+            run_stream = self._by_name.setdefault(name, self._new(name))
+            run_stream.load(saved, words.get(name, {}), where)
+            run_stream.head.recorded = heads.get(name)
 
     def open_bound(self) -> None:
         """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
 
         Data that is declared, and not bound yet, has its generators brought back.
         """
-        for name, slot in self._slots.items():
+        for name, run_stream in self._by_name.items():
             if self.bound(name):
-                slot.go_back(at_resume_point=True)
+                run_stream.go_back(at_resume_point=True)
             elif name in self._declared:
-                slot.bring_back(as_stream(self._declared[name]))
+                run_stream.bring_back(as_stream(self._declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data.
@@ -231,8 +232,8 @@ class Streams:
         Raises:
             UsageError: names the stream and the nearest bound name.
         """
-        for name, slot in self._slots.items():
-            if slot.in_pass and not self.bound(name):
+        for name, run_stream in self._by_name.items():
+            if run_stream.in_pass and not self.bound(name):
                 raise UsageError(
                     f"the checkpoint stands inside a pass over stream {name!r}, but the program has "
                     f"bound no stream of that name; {nearest(name, self._sources)}"
@@ -240,11 +241,11 @@ class Streams:
 
     def close(self) -> None:
         """Stop every worker and thread."""
-        for slot in self._slots.values():
-            slot.close()
-            if slot.stream is not None:
+        for run_stream in self._by_name.values():
+            run_stream.close()
+            if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
-                reused_data.leave(slot.stream)
+                reused_data.leave(run_stream.stream)
 
 
 def _unnoted(index: int) -> None:

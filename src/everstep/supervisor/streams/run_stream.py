@@ -1,4 +1,4 @@
-"""Slot of a named stream: the pass that the stream is in, and the position in it."""
+"""A named stream of a run: the pass that the stream is in, and the position in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.generators import Generators, HeadWatch, states_of
 
 
-class StreamSlot:
+class RunStream:
     """A named stream of a run.
 
     Attributes:
@@ -31,7 +31,7 @@ class StreamSlot:
         seed: int,
         say: Callable[[str], None],
         generators: Generators,
-        without_quarantined: Callable[[StreamSlot, Cursor], Cursor],
+        without_quarantined: Callable[[RunStream, Cursor], Cursor],
         head: HeadWatch,
     ) -> None:
         self.name = name
@@ -60,9 +60,9 @@ class StreamSlot:
         self._refusal: str | None = None
         """Reason why no position inside a pass can be saved; None if one can."""
         self._where: object = ""
-        """Checkpoint that the slot was loaded from, for messages."""
+        """Checkpoint that the stream was loaded from, for messages."""
         self._saved_words: Collection[str] = ()
-        """`Stream.place_words` of the checkpoint's data."""
+        """`Stream.unhashed_keys` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on.
@@ -93,7 +93,7 @@ class StreamSlot:
         if stream is not self.stream:
             # before the first batch is drawn: both look at the data as the program gave it
             reused_data.enter(stream)
-            self._untried = pristine(stream) if stream.on_word else None
+            self._untried = pristine(stream) if stream.needs_trial else None
         self.stream, self._what, self._resuming = stream, what, False
         return accepted
 
@@ -230,8 +230,8 @@ class StreamSlot:
         """
         if isinstance(self._left, NotResumableError):
             raise self._left
-        position, words = _split(self._position(), self._place_words)
-        left, left_words = _split(self._left, self._place_words)
+        position, words = _split(self._position(), self._unhashed_keys)
+        left, left_words = _split(self._left, self._unhashed_keys)
         return self._tree(position, left), {"position": words, "left": left_words}
 
     def _tree(self, position: Any, left: Any) -> dict[str, Any]:
@@ -261,8 +261,8 @@ class StreamSlot:
             self.head.end(self.stream.generators, in_pass=True)
 
     @property
-    def _place_words(self) -> Collection[str]:
-        return self._saved_words if self.stream is None else self.stream.place_words
+    def _unhashed_keys(self) -> Collection[str]:
+        return self._saved_words if self.stream is None else self.stream.unhashed_keys
 
     def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
         """Load what `tree` returned; takes effect at the next `open`.
@@ -289,7 +289,7 @@ class StreamSlot:
             return None
         # once a start, whatever comes of it
         untried, self._untried = self._untried, None
-        if not self.cursor.on_word:
+        if not self.cursor.needs_trial:
             return None
         assert self.stream is not None
         verdict = self._tried(untried)
