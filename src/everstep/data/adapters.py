@@ -278,7 +278,7 @@ class _IterableCursor(PassCursor):
         state: Accessors | None,
         *,
         stream: IterableStream,
-        done: int = 0,
+        done: int,
         ended: bool = False,
     ) -> None:
         total, closer = length_of(data), _closer(batches, data)

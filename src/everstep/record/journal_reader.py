@@ -497,7 +497,7 @@ class RunJournal:
                 left.add(number)
         return left
 
-    def compared_until(self, segment: int, step: int, left: Collection[int] = ()) -> float:
+    def compared_until(self, segment: int, step: int, left: Collection[int]) -> float:
         """Find the first step that a start from `step` does not compare with a segment's results.
 
         From that step on the results were superseded on purpose: by a rollback (other batches take those

@@ -294,7 +294,7 @@ class Engine:
         if announcer.synchronous:
             announcer.announce(Moment.METRICS_COLLECTED, given)
 
-    def complete_step(self, batch: Any = None, can_save: bool = True) -> None:
+    def complete_step(self, batch: Any, can_save: bool = True) -> None:
         """Count a complete step; no other place counts steps.
 
         Args:

@@ -207,9 +207,7 @@ class _Metrics:
             read.  Metrics with statistics are left out, because these may leave out NaN.
     """
 
-    def __init__(
-        self, stats: Mapping[str, Sequence[str]], takes_all: bool, takes: Collection[str] = ()
-    ) -> None:
+    def __init__(self, stats: Mapping[str, Sequence[str]], takes_all: bool, takes: Collection[str]) -> None:
         self.batches = 0
         self._stats, self._takes_all, self._takes = stats, takes_all, takes
         self.bad: dict[str, tuple[int, float]] = {}

@@ -28,7 +28,7 @@ class PassSampler(Sampler[Any]):
         pass_index: pass whose order the next iteration has, for samplers with `set_epoch`.
     """
 
-    def __init__(self, given: Any, count: int | None = None) -> None:
+    def __init__(self, given: Any, count: int | None) -> None:
         self.given, self.count, self.pass_index = given, count, 0
 
     def __iter__(self) -> Iterator[Any]:
