@@ -21,7 +21,7 @@ def seen(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list
 
     def look(operation: str) -> None:
         if threading.current_thread().name == "everstep-writer":
-            store = Store(run_dir, 0, lambda _: None)
+            store = Store(run_dir)
             found.append((operation, [str(name) for name in store.names()]))
             for facts in store.facts():
                 for metric, names in facts.kept.items():
@@ -44,4 +44,4 @@ def test_rows_then_the_checkpoint_then_retention(tmp_path: Path, monkeypatch: py
         operations = [operation for operation, _ in found[start:end]]
         assert "journal.fsync" in operations, f"{name} is there before its rows are durable"
         assert before in found[end][1], f"{before} went before {name} was there"
-    assert [str(name) for name in Store(tmp_path, 0, lambda _: None).names()] == names[-1:]
+    assert [str(name) for name in Store(tmp_path).names()] == names[-1:]

@@ -73,7 +73,7 @@ class Program:
         assert "resume differs" not in self.said(), self.said()
 
     def _names(self) -> list[CheckpointName]:
-        return Store(self.run_dir, 0, lambda _: None).names()
+        return Store(self.run_dir).names()
 
 
 def workers_of(pid: int) -> list[int]:
