@@ -40,7 +40,7 @@ class Config:
     named: dict[str, Layer] = field(default_factory=dict)
     folder: Path | None = None
     net: Call | None = None
-    late: Call | None = field(default=None, metadata={"late": 1, "free": True})
+    late: Call | None = field(default=None, metadata={"supplied": 1, "free": True})
 
 
 class Net:
@@ -337,8 +337,8 @@ def test_every_service_of_the_door_has_its_name() -> None:
         ("mode: mni\n", r"line 1: mode: 'mni' is a string; give 'min' or 'max'"),
         ("layer: 3\n", r"line 1: layer: 3 is an integer; give"),
         ("layer:\n  rates: [1,\n    x]\n", r"line 3: layer.rates.1: 'x' is a string; give a number"),
-        ("net: 3\n", r"line 1: net: 3 names nothing to call; give {call: module:name"),
-        ("net: {width: 3}\n", r"line 1: net: .*names nothing to call"),
+        ("net: 3\n", r"line 1: net: 3 names nothing to call; give {call: module:name, argument: value}"),
+        ("net: {width: 3}\n", r"line 1: net: .*names nothing to call; .*give {call: module:name, width: 3}"),
         ("net: numpy\n", r"net.call: 'numpy' is not an import path; give module:name"),
         ("net: nowhere_at_all:x\n", r"net.call: .*importing nowhere_at_all failed .*correct the path"),
         (f"net: {HERE}:Nte\n", r"net.call: .*no 'Nte' in .*did you mean 'Net'"),

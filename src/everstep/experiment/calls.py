@@ -54,9 +54,9 @@ class Call:
             given = {CALL: given}
         path = given.get(CALL) if isinstance(given, Mapping) else None
         if not isinstance(path, str):
-            raise ConfigError(
-                f"{given!r} names nothing to call; give {{{CALL}: module:name, argument: value}}"
-            )
+            rest = dict(given) if isinstance(given, Mapping) else {"argument": "value"}
+            shown = "".join(f", {name}: {value}" for name, value in rest.items() if name != CALL)
+            raise ConfigError(f"{given!r} names nothing to call; give {{{CALL}: module:name{shown}}}")
         return cls(path, {name: value for name, value in given.items() if name != CALL})
 
     def tree(self) -> dict[str, Any]:
