@@ -251,6 +251,12 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
             "or register a function with loop.on(moment, fn)"
         )
     require_initialized(service)
+    for attribute in ("watches", "sets", "outputs"):
+        # a string is a sequence of its letters, each of which would be taken for a name
+        if isinstance(names := getattr(service, attribute), str):
+            raise ConfigError(
+                f"{attribute} of service {service.name!r} is the string {names!r}; give a tuple: ({names!r},)"
+            )
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):
