@@ -200,7 +200,84 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Counting, SetsWhatItDeclares])
+class TellsALength(Service):
+    """Correct: its metric is not a time, and stands in the window of the epoch's line at the end."""
+
+    def __init__(self) -> None:
+        super().__init__("length", Every(epochs=1))
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        return Outcome({"length": 2.0})
+
+
+class RestsBelow(Service):
+    """Correct: stops when a metric has rested for two epochs."""
+
+    stage = Stage.DECIDE
+    controller = True
+
+    def __init__(self, metric: str = "valid_loss") -> None:
+        super().__init__("rests", Every(epochs=1))
+        self.metric, self.last, self.times = metric, -1.0, 0
+        self.watches = (metric,)
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        values = boundary.readings.values(self.metric)
+        boundary.readings.clear()
+        self.times = self.times + 1 if values and values[-1] == 0.5 else 0
+        return Outcome(actions=(Stop("rests"),)) if self.times == 2 else None
+
+    def state_dict(self) -> Any:
+        return {"times": self.times}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.times = state["times"]
+
+
+class RestsAndForgets(RestsBelow):
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class ActsWithoutState(Service):
+    stage = Stage.DECIDE
+    controller = True
+
+    def __init__(self) -> None:
+        super().__init__("acts", Every(epochs=1))
+
+    def run(self, boundary: everstep.Boundary) -> Outcome | None:
+        stats = boundary.readings.stats("valid_loss")
+        boundary.readings.clear()
+        return Outcome(actions=(Stop("low"),)) if stats and stats.mean < 0.1 else None
+
+
+LOW = {"valid_loss": [0.05, 0.05, 0.05]}
+RESTS = {"valid_loss": [1.0, 0.5, 0.5]}
+
+
+def test_a_condition_that_never_comes_true_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"'rests' was \{'times': 0\} at each boundary.*values="):
+        check_service(RestsAndForgets)
+    with pytest.raises(AssertionError, match=r"'acts' returned no action.*values="):
+        check_service(ActsWithoutState)
+    check_service(ActsWithoutState, values=LOW)
+    check_service(RestsBelow, values=RESTS)
+    with pytest.raises(AssertionError, match="does its state_dict hold all"):
+        check_service(RestsAndForgets, values=RESTS)
+
+
+def test_values_of_another_number_are_told() -> None:
+    with pytest.raises(AssertionError, match=r"'loss': \[1.0\]\}: give 6 values, one for each step"):
+        check_service(RestsBelow, values={"loss": [1.0]})
+
+
+def test_a_watched_metric_without_values_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"watches 'valid_los', which has no values.*'valid_loss'"):
+        check_service(lambda: RestsBelow("valid_los"))
+
+
+@pytest.mark.parametrize("kind", [Counting, SetsWhatItDeclares, TellsALength])
 def test_a_correct_service_passes(kind: type[Service]) -> None:
     check_service(kind)
 

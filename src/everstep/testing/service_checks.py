@@ -6,9 +6,10 @@ import io
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from everstep import data
 from everstep.checkpoint import Store
 from everstep.contracts.services import Interrupt, Moment, Service, Stage
-from everstep.errors import ConfigError, Interrupted
+from everstep.errors import ConfigError, Interrupted, nearest
 from everstep.loop import TrainLoop
 from everstep.record import RunJournal
 from everstep.schedule import Every, Instant, Schedule
@@ -26,6 +27,7 @@ from everstep.supervisor import Ending
 from everstep.supervisor.board import require_initialized
 from everstep.testing.clock import ManualClock
 from everstep.testing.leftovers import nothing_left
+from everstep.testing.stream_checks import fingerprint
 
 _EPOCHS, _STEPS = 3, 2
 _SECONDS = 100.0
@@ -36,12 +38,22 @@ _VALUES = (1.0, 0.5, 0.75)
 
 _REMEMBERS = "; does its state_dict hold all that run() remembers?"
 
+_REACHED = (
+    "give the values that its condition waits for, as in "
+    'check_service(..., values={"valid_loss": [0.4, 0.4, 0.4]})'
+)
+
 _How = Literal["interrupted", "crashed"]
 _Place = tuple[str, int]
 Disturb = Callable[[TrainLoop, _Place], None]
 
 
-def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str] = ()) -> None:
+def check_service(
+    make_service: Callable[[], Service],
+    *,
+    metrics: Sequence[str] = (),
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> None:
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
     The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
@@ -56,19 +68,26 @@ def check_service(make_service: Callable[[], Service], *, metrics: Sequence[str]
     4. A service that raises is closed all the same.  In stage REPORT the training continues with a
        warning; in any other stage the error is raised.
     5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
+    6. The runs try the service: the metrics that it watches have values; a state changes, or an action is
+       returned, by each service that has a state, and by each controller of stage DECIDE.
 
     Args:
         make_service: makes the service as a new process would make it; called many times.
         metrics: names of more metrics to collect after each epoch.
+        values: values of metrics by name, for a service that waits for certain values: 6 for "loss", one for
+            each step; 3 for any other name, one for each epoch.
 
     Raises:
         AssertionError: says which law is broken, and where.
     """
-    check_in_runs(make_service, metrics, lambda run_dir, where: None)
+    check_in_runs(make_service, metrics, lambda run_dir, where: None, values or {})
 
 
 def check_in_runs(
-    make_service: Callable[[], Service], metrics: Sequence[str], inspect: Callable[[Path, str], None]
+    make_service: Callable[[], Service],
+    metrics: Sequence[str],
+    inspect: Callable[[Path, str], None],
+    values: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> None:
     """Do the work of `check_service`, and inspect each run that has ended.
 
@@ -76,13 +95,15 @@ def check_in_runs(
         inspect: called with the run directory, and words that say how the run was disturbed.
     """
     _check_facts(make_service)
-    program = _Program(make_service, metrics)
+    _check_values(values)
+    program = _Program(make_service, metrics, values)
     with isolated(), tempfile.TemporaryDirectory() as folder:
         program.folder = Path(folder)
         whole = program.run(program.make)
         assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
+        _check_watched(program.make_service(), whole)
         inspect(whole.run_dir, "undisturbed")
         alone = None if make_service().controller else program.run(lambda: None)
         if alone is not None:
@@ -93,6 +114,7 @@ def check_in_runs(
                 where = f"{how} in {place[0]} {place[1]} and started again"
                 _require_same(again, whole, f"its state must survive, but {where}", hint=_REMEMBERS)
                 inspect(again.run_dir, where)
+        _check_reached(program)
         _check_failure(program, alone)
 
 
@@ -121,6 +143,38 @@ def _check_facts(make_service: Callable[[], Service]) -> None:
     with suppress(ConfigError, TypeError):
         type(service)(no_such_argument=1)  # type: ignore[call-arg]
         raise AssertionError("an unknown keyword must be refused: leave out **kwargs")
+
+
+def _check_values(values: Mapping[str, Sequence[float]]) -> None:
+    for name, given in values.items():
+        count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
+        assert len(given) == count, (
+            f"values={{{name!r}: {list(given)}}}: give {count} values, one for each {each}"
+        )
+
+
+def _check_watched(service: Service, whole: _Final) -> None:
+    known = sorted({row.name for row in RunJournal(whole.run_dir).rows()})
+    for metric in service.watches:
+        assert metric in known, (
+            f"the service watches {metric!r}, which has no values in this check ({nearest(metric, known)}); "
+            f"correct the name, or give metrics=[{metric!r}]"
+        )
+
+
+def _check_reached(program: _Program) -> None:
+    """Require that the runs tried what the service does: a new state, or an action."""
+    service = program.make_service()
+    if len(program.states) > 1 or program.calls["action"]:
+        return
+    state = service.state_dict()
+    assert state is None, (
+        f"the state of {service.name!r} was {state!r} at each boundary, so nobody knows whether it survives; "
+        f"{_REACHED}"
+    )
+    assert not (service.controller and service.stage is Stage.DECIDE), (
+        f"the controller {service.name!r} returned no action, so nobody knows what it does; {_REACHED}"
+    )
 
 
 def _check_failure(program: _Program, alone: _Final | None) -> None:
@@ -184,25 +238,44 @@ def _own_finish(service: Service) -> list[str]:
 class _Program:
     """Runs of a small training program, each in a directory of its own."""
 
-    def __init__(self, make_service: Callable[[], Service], metrics: Sequence[str]) -> None:
-        self.make_service, self.metrics = make_service, ("valid_loss", "valid_accuracy", *metrics)
+    def __init__(
+        self,
+        make_service: Callable[[], Service],
+        metrics: Sequence[str],
+        values: Mapping[str, Sequence[float]],
+    ) -> None:
+        collected = ("valid_loss", "valid_accuracy", *metrics, *values)
+        self.make_service, self.values = make_service, values
+        self.metrics = tuple(dict.fromkeys(name for name in collected if name != "loss"))
         self.folder = Path()
         self.calls: Counter[str] = Counter()
+        self.states: list[Any] = []
+        """Different states of the service, so far."""
         self._runs = 0
 
     def make(self) -> Service:
         """Make the service, with its calls counted."""
         service = self.make_service()
         for method in ("open", "run", "close", *_own_finish(service)):
-            setattr(service, method, self._counted(method, getattr(service, method)))
+            setattr(service, method, self._counted(service, method, getattr(service, method)))
         return service
 
-    def _counted(self, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, service: Service, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             self.calls[method] += 1
-            return original(*args)
+            outcome = original(*args)
+            self._look(service)
+            if method in ("run", "finish"):
+                self.calls["action"] += len(outcome.actions) if outcome else 0
+            return outcome
 
         return call
+
+    def _look(self, service: Service | None) -> None:
+        """Note the service's state, if it is a new one."""
+        state = None if service is None else fingerprint(service.state_dict())
+        if service is not None and state not in self.states:
+            self.states.append(state)
 
     def make_failing(self) -> Service:
         """Make the service so that it raises whenever it runs."""
@@ -255,14 +328,19 @@ class _Program:
                         change = np.sin(batch).mean() + np.random.rand(4) + random.random()
                         weights += settings["rate"] * optimizer["lr"] * change
                         clock.advance(_SECONDS)
-                        loop.collect_metrics(loss=weights.mean())
+                        loop.collect_metrics(loss=self._value("loss", step - 1, weights.mean()))
+                        self._look(service)
                         disturb(loop, ("step", step))
                     with loop.evaluation():
-                        noise = random.random() + np.random.rand()
-                        loop.collect_metrics({n: _VALUES[epoch - 1] + 0.01 * noise for n in self.metrics})
+                        usual = _VALUES[epoch - 1] + 0.01 * (random.random() + np.random.rand())
+                        loop.collect_metrics({n: self._value(n, epoch - 1, usual) for n in self.metrics})
+                    self._look(service)
                     disturb(loop, ("the tail of epoch", epoch))
                     loop.print_logs()
         return loop.ending
+
+    def _value(self, metric: str, index: int, usual: float) -> float:
+        return self.values[metric][index] if metric in self.values else usual
 
 
 # ------------------------------------------------------------------------------- what is compared
@@ -287,25 +365,37 @@ def _require_same(
 ) -> None:
     """Require equal state and rows; `own`: run whose service's own rows and state are left out."""
     foreign: set[str | None] = set()
+    metrics: set[str] = set()
     if own is not None:
         foreign = {own.name, *(got.services ^ expected.services)}
-    left, right = (_without(final, foreign) for final in (got, expected))
+        metrics = {name for _, _, phase, name, _ in own.rows if phase == f"eval/{own.name}"}
+    left, right = (_without(final, foreign, metrics) for final in (got, expected))
     different = [key for key in [*left, *right] if left.get(key) != right.get(key)]
     assert not different, f"{broken}: {', '.join(dict.fromkeys(map(str, different[:5])))} differ{hint}"
 
 
-def _without(final: _Final, services: set[str | None]) -> dict[Any, Any]:
-    """Return leaves and rows, without those of some services."""
-    metrics = ("services", "metrics", "state")
-    paths = [
-        array_name(path)
+def _without(final: _Final, services: set[str | None], metrics: set[str]) -> dict[Any, Any]:
+    """Return leaves and rows, without those of some services; their metrics also stand in others' windows."""
+    state = ("services", "metrics", "state")
+    places: list[tuple[str | None, ...]] = [
+        path
         for name in services
-        for path in (("services", name), (*metrics, "readers", name), (*metrics, "seqs", f"eval/{name}"))
+        for path in (("services", name), (*state, "readers", name), (*state, "seqs", f"eval/{name}"))
     ]
+    windows = [
+        (*state, "readers", reader, part)
+        for reader in ("print epoch", "print steps", *final.services)
+        for part in ("windows", "values", "nonfinite")
+    ]
+    places += [(*window, metric) for window in windows for metric in metrics]
+    paths = [array_name(path) for path in places]
+    # The names in a window; the values under each name are compared.
+    names = {f"{array_name(window)}#" for window in windows if metrics}
     kept = {
         path: value
         for path, value in final.leaves.items()
-        if not any(path.removesuffix("#") == own or path.startswith(f"{own}/") for own in paths)
+        if path not in names
+        and not any(path.removesuffix("#") == own or path.startswith(f"{own}/") for own in paths)
     }
     phases = {f"eval/{name}" for name in services}
     return {**kept, **{key: value for key, value in final.rows.items() if key[2] not in phases}}
