@@ -377,3 +377,8 @@ def test_a_failing_save_is_armed_for_a_block_only(tmp_path: Path) -> None:
 def test_nothing_left_passes_where_all_is_given_back() -> None:
     with nothing_left():
         Path(__file__).read_text()
+
+
+def test_a_service_instead_of_a_function_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"check_service\(lambda: Counting\(\.\.\.\)\)"):
+        check_service(Counting())  # type: ignore[arg-type]

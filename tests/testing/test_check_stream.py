@@ -154,6 +154,23 @@ def test_a_correct_stream_passes() -> None:
     check_stream(Numbers)
 
 
+class CannotTell(Numbers):
+    def left(self, cursor: NumbersCursor) -> int | None:
+        return None
+
+
+def test_a_stream_that_cannot_tell_what_is_left_passes_with_a_sentence(capsys: Any) -> None:
+    check_stream(Numbers)
+    assert "remaining()" not in capsys.readouterr().out
+    check_stream(CannotTell)
+    assert "no remaining()" in capsys.readouterr().out
+
+
+def test_a_stream_instead_of_a_function_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"give a function, as in check_stream\(lambda: Numbers"):
+        check_stream(Numbers())  # type: ignore[arg-type]
+
+
 def test_prefetching_it_passes() -> None:
     check_stream(lambda: data.prefetch(Numbers(), buffer=2))
 

@@ -133,7 +133,11 @@ class Cursor(ABC):
         """
 
     def remaining(self) -> int | None:
-        """Return the number of batches left in this pass, None if unknown."""
+        """Return the number of batches left in this pass, None if unknown.
+
+        By this number a loop knows which step is the last of an epoch, and saves before that step, so that a
+        resume in the epoch's tail runs the step again: names that the loop assigns exist in the tail.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027

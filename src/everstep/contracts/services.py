@@ -323,7 +323,8 @@ class Service:
 
     Attributes:
         name: unique in a run; the key of the service's state in the checkpoint.
-        schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments it always runs.
+        schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments (AFTER_EVALUATION,
+            say) it always runs.
         watches: names of the metrics that the service needs; a metric without values is warned about.
         sets: targets of the `SetValue`s that the service may return (others are refused); each must
             exist when the loop opens.

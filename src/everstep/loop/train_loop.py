@@ -113,7 +113,8 @@ class TrainLoop(Door):
             error.add_note(
                 f"this epoch was resumed after step {step}; a step loop that had ended "
                 "before (which step is its last is not always known beforehand) ran no step and assigned "
-                "nothing: give what follows it a value before the loop"
+                "nothing: give what follows it a value before the loop, or give the data's cursor "
+                "remaining()"
             )
         return super().__exit__(kind, error, trace)
 

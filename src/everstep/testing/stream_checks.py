@@ -45,6 +45,7 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
     Raises:
         AssertionError: names the broken law, the pass and the batch.
     """
+    require_function(make_stream, "check_stream")
     whole = _run(make_stream, seed)
     for pass_index, events in enumerate(whole.passes):
         assert events, f"pass {pass_index} gave no batch"
@@ -53,6 +54,20 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
         _check_resume(make_stream, whole, snapshot, seed)
     for size in _RANKS if shares else ():
         _check_shares(make_stream, size, seed)
+    with closing(make_stream().open(_PURPOSE, 0, seed=seed)) as cursor:
+        if cursor.remaining() is None:
+            print(
+                "the cursor has no remaining(): a run that is killed in an epoch's tail may resume without "
+                "a step, and names that the loop assigns do not exist in the tail"
+            )
+
+
+def require_function(make: Any, check: str) -> None:
+    """Require that `make` can be called."""
+    assert callable(make), (
+        f"{check} got a {type(make).__name__}, but makes a new object for each run: give a function, as in "
+        f"{check}(lambda: {type(make).__name__}(...))"
+    )
 
 
 class _Snapshot(NamedTuple):
