@@ -326,7 +326,8 @@ class Saves:
 
         After the last step of a step loop the copy of one step before is committed instead, if there is such
         a copy.  A resume from after that step would enter the loop and run no step: names that the program
-        assigns in the loop and uses in the epoch's tail would not exist.  So the last step runs again.
+        assigns in the loop and uses in the epoch's tail would not exist.  So the last step runs again: in
+        epochs of 10 steps, a save that is due after step 10 commits step 9, and step 10 at the epoch's end.
         """
         engine = self._engine
         best = [action for _, action in actions if isinstance(action, SaveBest)]
