@@ -109,7 +109,8 @@ def resolve(
     at_default = list[Place]()
     for (place, _, supplied), call in zip(called, checked, strict=True):
         _put(tree, place, call.completed(place, at_default, supplied))
-    # Validated a second time for the completed calls in the tree, which do not check their arguments again.
+    # Validated a second time, so that `config` holds the completed calls; they do not check their arguments
+    # again.
     config = adapter.validate_python(tree)
     tree = adapter.dump_python(config, mode="json")
     return Resolved(config, tree, tuple(map(dotted, at_default)))
