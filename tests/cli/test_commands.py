@@ -404,6 +404,13 @@ for name, rate in ("slow", 0.01), ("fast", 0.1):
     return folder
 
 
+def test_compare_says_that_runs_of_different_seeds_differ(fitted: Path) -> None:
+    told, _ = everstep("compare", "slow", "fast", cwd=fitted)
+    assert told.endswith(
+        "the runs have different seeds: give both the same seed= to compare them to the bit\n"
+    )
+
+
 def test_compare_shows_options_and_cuts_what_is_long(fitted: Path) -> None:
     found = as_json("compare", "slow", "fast", "--all", cwd=fitted)
     assert list(found["facts"]["optimizer.lr"].values()) == ["0.01", "0.1"]

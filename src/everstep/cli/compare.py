@@ -37,7 +37,7 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
     found = find_all(runs, index)
     titles = _titles(runs, found)
     facts = _side_by_side(titles, [_facts(run) for run in found])
-    digests = set(facts["digest"].values())
+    digests, seeds = (set(facts[name].values()) for name in ("digest", "seed"))
     if not show_all:
         facts = {name: values for name, values in facts.items() if len(set(map(str, values.values()))) > 1}
     metrics = _side_by_side(titles, [_metrics(run) for run in found])
@@ -51,6 +51,8 @@ def command(runs: tuple[str, ...], show_all: bool, index: str | None, as_json: b
         say()
     if (digest := digests.pop()) is not None and not digests:
         say(f"the newest checkpoints are equal to the bit: digest {digest}")
+    elif digests and len(seeds) > 1:
+        say("the runs have different seeds: give both the same seed= to compare them to the bit")
 
 
 def _titles(given: tuple[str, ...], found: list[Found]) -> list[str]:

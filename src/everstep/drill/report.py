@@ -17,10 +17,13 @@ Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
 
-UNSEEDED = "the run has no seed: give seed= to the loop"
+UNSEEDED = (
+    "the run has no seed: give seed= to the loop; if the runs differ then, too: the clock, the order of "
+    "a set, a generator that is not seeded"
+)
 UNSTABLE = (
-    "the clock, a generator that is not seeded, the order of a set (it changes with PYTHONHASHSEED), a "
-    "thread, or a kernel that is not deterministic"
+    "the clock, a generator that is not seeded, the order of a set (of strings it hangs on PYTHONHASHSEED, "
+    "of objects on their addresses), a thread, or a kernel that is not deterministic"
 )
 
 NOT_RESUMED = (
