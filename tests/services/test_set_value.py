@@ -98,7 +98,7 @@ def test_a_target_that_is_not_declared_is_refused_with_the_line_to_add(tmp_path:
         advance(tmp_path / "run", {"settings": {"rate": 1.0}}, action, service=service)
 
 
-@pytest.mark.parametrize("attribute", ["watches", "sets", "outputs"])
+@pytest.mark.parametrize("attribute", ["watches", "sets"])
 def test_one_name_in_place_of_a_tuple_is_refused(tmp_path: Path, attribute: str) -> None:
     service = Undeclared(action := SetValue("settings.rate", 0.5))
     setattr(service, attribute, "settings.rate")

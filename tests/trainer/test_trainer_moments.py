@@ -81,6 +81,34 @@ def test_observers_see_each_batch_of_an_evaluation(tmp_path: Path) -> None:
     assert [set(each) for each in found] == [{"valid/loss", "valid/noise"}]
 
 
+class TellsSamples(TinyTask):
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        return {**super().eval_step(batch), "sample": batch[0]}
+
+
+class LooksAtSamples(Service):
+    """Names its only output without a tuple around it."""
+
+    moments = frozenset({Moment.AFTER_EVAL_STEP})
+    outputs = "sample"
+
+    def __init__(self) -> None:
+        super().__init__("looks at samples", everstep.Every(epochs=1))
+        self.seen: list[int] = []
+
+    def run(self, boundary: Boundary) -> None:
+        self.seen += [int(each) for each in boundary.payload.outputs["sample"]]
+
+
+def test_one_output_of_an_evaluation_may_be_named_without_a_tuple(tmp_path: Path) -> None:
+    service = LooksAtSamples()
+    door = trainer(tmp_path / "run", TellsSamples(), max_epoch=1, services=[service])
+    with door.open() as loop:
+        for _ in loop.iter_epochs():
+            door.epoch()
+    assert service.seen == [0, 1, 2, 3, 4]
+
+
 def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run", max_epoch=1)
 

@@ -251,11 +251,11 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
             "or register a function with loop.on(moment, fn)"
         )
     require_initialized(service)
-    for attribute in ("watches", "sets", "outputs"):
+    for attribute in ("watches", "sets"):
         # a string is a sequence of its letters, each of which would be taken for a name
-        if isinstance(names := getattr(service, attribute), str):
+        if isinstance(given := getattr(service, attribute), str):
             raise ConfigError(
-                f"{attribute} of service {service.name!r} is the string {names!r}; give a tuple: ({names!r},)"
+                f"{attribute} of service {service.name!r} is the string {given!r}; give a tuple: ({given!r},)"
             )
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
@@ -331,7 +331,7 @@ class Announcer:
         """Ask the services anew which moments and outputs they want."""
         self.synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
         self.looked_at = {
-            name for service in self._board.wanting(Moment.AFTER_STEP) for name in _names(service.outputs)
+            name for service in self._board.wanting(Moment.AFTER_STEP) for name in names(service.outputs)
         }
 
     def view(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
@@ -348,7 +348,7 @@ class Announcer:
                 readings=self._board.reader(service),
                 stop=stop,
                 payload=payload,
-                outputs=outputs and {n: outputs[n] for n in _names(service.outputs) if n in outputs},
+                outputs=outputs and {n: outputs[n] for n in names(service.outputs) if n in outputs},
             )
 
         return view
@@ -377,5 +377,6 @@ class Announcer:
         return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}
 
 
-def _names(given: Sequence[str]) -> Sequence[str]:
+def names(given: Sequence[str]) -> Sequence[str]:
+    """Take a string as one name."""
     return (given,) if isinstance(given, str) else given
