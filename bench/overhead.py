@@ -144,21 +144,23 @@ class Batches:
         self.batches = batches
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return Cursor(self.batches)
+        return Cursor(self.batches, position or 0)
 
 
 class Cursor:
-    def __init__(self, batches: list[Any]) -> None:
-        self.source = cycle(batches)
+    def __init__(self, batches: list[Any], done: int = 0) -> None:
+        self.done = done  # the position is true: a start tries it out
+        self.source = islice(cycle(batches), done % len(batches), None)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        self.done += 1
         return next(self.source)
 
     def position(self) -> int:
-        return 0
+        return self.done
 
     def remaining(self) -> None:
         return None
