@@ -346,6 +346,11 @@ class Service:
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
 
+    @property
+    def output_names(self) -> Sequence[str]:
+        """`outputs` as a sequence: a string is one name."""
+        return (self.outputs,) if isinstance(self.outputs, str) else self.outputs
+
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
             cls.__init__ = checked_keywords(cls.__init__)  # type: ignore[method-assign]

@@ -331,7 +331,7 @@ class Announcer:
         """Ask the services anew which moments and outputs they want."""
         self.synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
         self.looked_at = {
-            name for service in self._board.wanting(Moment.AFTER_STEP) for name in names(service.outputs)
+            name for service in self._board.wanting(Moment.AFTER_STEP) for name in service.output_names
         }
 
     def view(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
@@ -348,7 +348,7 @@ class Announcer:
                 readings=self._board.reader(service),
                 stop=stop,
                 payload=payload,
-                outputs=outputs and {n: outputs[n] for n in names(service.outputs) if n in outputs},
+                outputs=outputs and {n: outputs[n] for n in service.output_names if n in outputs},
             )
 
         return view
@@ -375,8 +375,3 @@ class Announcer:
         looked_at = {name: value for name, value in values.items() if name in self.looked_at}
         self._outputs.update(looked_at)
         return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}
-
-
-def names(given: Sequence[str]) -> Sequence[str]:
-    """Take a string as one name."""
-    return (given,) if isinstance(given, str) else given

@@ -32,7 +32,6 @@ from everstep.services.epoch_line import EpochLine
 from everstep.services.evaluate import Evaluate, steps
 from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending, Loaded, load
-from everstep.supervisor.board import names
 from everstep.supervisor.settings import listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, mapping
@@ -99,7 +98,7 @@ class Trainer:
             name
             for each in self._services
             if Moment.AFTER_EVAL_STEP in each.moments
-            for name in names(each.outputs)
+            for name in each.output_names
         }
         """Outputs of evaluations that services look at."""
         self._clock = loop.get("clock", time.monotonic)

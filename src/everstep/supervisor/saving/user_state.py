@@ -164,9 +164,7 @@ class UserState:
                 f"{where} does not fit the state of this program; make the program as it was, start "
                 "in another directory, or take parts of it with init_from=InitFrom(...)"
                 f"{hint(found.missing, found.unexpected)}",
-                missing=found.missing,
-                unexpected=found.unexpected,
-                reshaped=found.reshaped,
+                **found._asdict(),
             )
 
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
