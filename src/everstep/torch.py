@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from everstep.backends.torch.optimizers import Clip as Clip
     from everstep.backends.torch.optimizers import ClipOptimizer as ClipOptimizer
     from everstep.backends.torch.optimizers import MinibatchOptimizer as MinibatchOptimizer
+    from everstep.backends.torch.parallel import parallel as parallel
     from everstep.backends.torch.task import Task as Task
 
     __all__: list[str]
@@ -18,6 +19,7 @@ else:
         __name__,
         {
             "everstep.backends.torch.optimizers": ("Clip", "ClipOptimizer", "MinibatchOptimizer"),
+            "everstep.backends.torch.parallel": ("parallel",),
             "everstep.backends.torch.task": ("Task",),
         },
     )

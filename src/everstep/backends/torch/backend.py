@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
+from everstep.backends.torch.wrappers import named_parameters
 from everstep.contracts.state import Entry, HostArray, UpdateCounter
 from everstep.errors import MetricError, StateError
 
@@ -221,7 +222,7 @@ class TorchBackend:
             if isinstance(value, torch.optim.swa_utils.AveragedModel):
                 continue
             if isinstance(value, torch.nn.Module):
-                for inner, parameter in value.named_parameters():
+                for inner, parameter in named_parameters(value):
                     found.append((f"{name}/{inner}", tuple(parameter.shape), parameter.requires_grad))
             elif isinstance(value, Tensor) and value.requires_grad:
                 found.append((name, tuple(value.shape), True))

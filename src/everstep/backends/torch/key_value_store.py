@@ -39,7 +39,7 @@ def connect(limit: float) -> tuple[int, int, TorchStore]:
     if dist.is_initialized():
         rank, size, found = dist.get_rank(), dist.get_world_size(), _store_of_the_group()
     else:
-        rank, size = _number("RANK"), _number("WORLD_SIZE")
+        rank, size = launched_number("RANK"), launched_number("WORLD_SIZE")
         if not 0 <= rank < size:
             raise ConfigError(f"RANK={rank} with WORLD_SIZE={size}: set RANK to 0 up to WORLD_SIZE - 1")
         found = _store_at_the_address(rank, limit)
@@ -55,7 +55,7 @@ def _store_of_the_group() -> Any:
 
 def _store_at_the_address(rank: int, limit: float) -> Any:
     """Connect as torch's env:// rendezvous does, without its wait for all ranks, which names none of them."""
-    host, port = _variable("MASTER_ADDR"), _number("MASTER_PORT")
+    host, port = launched("MASTER_ADDR"), launched_number("MASTER_PORT")
     if (host, port) in _hosting:
         return _hosting[host, port]
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -78,7 +78,12 @@ def _prefix() -> str:
     return f"everstep/{run}/{restart}/"
 
 
-def _variable(name: str) -> str:
+def launched(name: str) -> str:
+    """Return a variable that launchers such as torchrun set.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
     value = os.environ.get(name)
     if not value:
         raise ConfigError(
@@ -87,8 +92,13 @@ def _variable(name: str) -> str:
     return value
 
 
-def _number(name: str) -> int:
-    value = _variable(name)
+def launched_number(name: str) -> int:
+    """Return such a variable as a number, 0 or more.
+
+    Raises:
+        ConfigError: the variable is not set, or not a number.
+    """
+    value = launched(name)
     if not value.isdecimal():
         raise ConfigError(f"{name}={value!r} is not a number: set it as torchrun does")
     return int(value)

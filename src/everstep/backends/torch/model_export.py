@@ -6,18 +6,17 @@ import io
 from typing import Any
 
 import torch
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from everstep.backends.torch.wrappers import bare
 from everstep.errors import ConfigError
 
 
 def unwrapped(obj: Any) -> Any:
     """Return the model inside an average, a compiled or a parallel model."""
-    obj = getattr(obj, "_orig_mod", obj)
-    if isinstance(obj, AveragedModel | DataParallel | DistributedDataParallel):
-        return unwrapped(obj.module)
-    return obj
+    if isinstance(obj, torch.nn.Module):
+        obj = bare(obj)
+    return unwrapped(obj.module) if isinstance(obj, AveragedModel) else obj
 
 
 def require_module(entry: str, obj: Any) -> None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from everstep.backends.torch import module_attributes, options
 from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.wrappers import BareNames, bare
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 
@@ -51,34 +52,52 @@ def make_entry(value: Any) -> Entry | None:
 class ModuleEntry(Entry):
     """Entry of a module: its `state_dict`, the buffers and plain attributes missing there, and its flags.
 
+    Names are those of the bare model: a wrapper such as DDP or torch.compile adds nothing to them.
+
     Flags are restored only if the program made the module with the same flags as before: other flags are
     meant to change the training, and stay.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        # A compiled model is saved without its wrapper, so that compiled and plain models restore each other.
-        self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
+        self._given = module
+        self.module = bare(module)
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             refuse_sharded(tensor, repr(name))
             if is_lazy(tensor):
                 raise StateError(
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
-        self._made = _flags(self.module)
+        self._look()
+        self._made = self._flags()
+
+    def _look(self) -> BareNames:
+        """Look at the names as they are now: training may add parts."""
+        self._names = BareNames(self._given)
+        return self._names
 
     def save(self) -> Any:
         """Return names to tensors, and the parts that torch's state_dict lacks under keys of their own."""
+        names = self._look()
         state = self.module.state_dict()
-        tree = dict(state)
+        tree = {names.bare(name): value for name, value in state.items()}
         plain = {"version": 1}
-        versions = {name: about for name, about in _metadata(state).items() if about != plain}
+        versions = {names.bare(name): v for name, v in _metadata(state).items() if v != plain}
         if versions:
             tree[_METADATA] = versions
-        if buffers := {name: b for name, b in self.module.named_buffers() if name not in state}:
+        if buffers := {names.bare(n): b for n, b in self.module.named_buffers() if n not in state}:
             tree[_BUFFERS] = buffers
         if changed := module_attributes.save(self.module):
-            tree[_ATTRIBUTES] = changed
-        return {**tree, _FLAGS: {"made": self._made, "now": _flags(self.module)}}
+            tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
+        return {**tree, _FLAGS: {"made": self._made, "now": self._flags()}}
+
+    def _flags(self) -> dict[str, list[str]]:
+        names = self._names
+        modules = [(n, each) for n, each in self.module.named_modules() if bare(each) is each]
+        parameters = self.module.named_parameters()
+        return {
+            "evaluating": [names.bare(name) for name, inner in modules if not inner.training],
+            "frozen": [names.bare(name) for name, each in parameters if not each.requires_grad],
+        }
 
     def check(self, tree: Any) -> Mismatch:
         """Compare names, shapes and dtypes."""
@@ -87,17 +106,23 @@ class ModuleEntry(Entry):
     def expects(self) -> Callable[[Any], Mismatch]:
         """Note the present names, shapes and dtypes; returns a function that compares a tree with them."""
         kind = type(self.module).__name__
+        names = self._look()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
         foreign = module_attributes.foreign(self.module)
 
         def check(tree: Any) -> Mismatch:
             if not isinstance(tree, dict):
                 return Mismatch([], [], [f"a {type(tree).__name__} -> a {kind}"])
-            saved = {name: _shape(value) for name, value in tree.items() if name not in BESIDE}
+            saved = {names.live(name): _shape(value) for name, value in tree.items() if name not in BESIDE}
+            attributes = map(names.live, tree.get(_ATTRIBUTES, {}))
             return Mismatch(
-                [name for name in live if name not in saved],
-                [name for name in saved if name not in live] + foreign(tree.get(_ATTRIBUTES, {})),
-                [f"{n} {saved[n]} -> {live[n]}" for n in live if n in saved and saved[n] != live[n]],
+                [names.bare(name) for name in live if name not in saved],
+                [name for name in saved if name not in live] + foreign(list(attributes)),
+                [
+                    f"{names.bare(n)} {saved[n]} -> {live[n]}"
+                    for n in live
+                    if n in saved and saved[n] != live[n]
+                ],
             )
 
         return check
@@ -105,18 +130,25 @@ class ModuleEntry(Entry):
     def load(self, tree: Any) -> None:
         """Copy a saved tree into the live tensors, attributes and flags."""
         self.check(tree).require_none()
-        state = OrderedDict((name, value) for name, value in tree.items() if name not in BESIDE)
+        names = self._look()
+        state = OrderedDict((names.live(name), value) for name, value in tree.items() if name not in BESIDE)
         metadata = {name: {"version": 1} for name in _metadata(self.module.state_dict())}
-        state._metadata = metadata | tree.get(_METADATA, {})  # type: ignore[attr-defined]
+        metadata |= {names.live(name): about for name, about in tree.get(_METADATA, {}).items()}
+        state._metadata = metadata  # type: ignore[attr-defined]
         self.module.load_state_dict(state)
         for name, saved in tree.get(_BUFFERS, {}).items():
-            self._load_buffer(name, saved)
-        module_attributes.load(self.module, tree.get(_ATTRIBUTES, {}))
+            self._load_buffer(names.live(name), saved)
+        attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
+        module_attributes.load(self.module, attributes)
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
-            for name, module in self.module.named_modules():
-                module.training = name not in flags["now"]["evaluating"]
-            for name, parameter in self.module.named_parameters():
-                parameter.requires_grad_(name not in flags["now"]["frozen"])
+            self._load_flags(flags["now"])
+
+    def _load_flags(self, now: dict[str, list[str]]) -> None:
+        names = self._names
+        for name, module in self.module.named_modules():
+            module.training = names.bare(name) not in now["evaluating"]
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(names.bare(name) not in now["frozen"])
 
     def _load_buffer(self, name: str, saved: Tensor) -> None:
         """Load a buffer in place if the shape fits; a buffer that has grown, as a cache does, is replaced."""
@@ -137,7 +169,7 @@ class ModuleEntry(Entry):
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         """Whether a path leads to a parameter; buffers are not guarded, as a mask may hold -inf."""
-        owner, _, name = str(path[0]).rpartition(".")
+        owner, _, name = self._names.live(str(path[0])).rpartition(".")
         try:
             return name in self.module.get_submodule(owner)._parameters
         except AttributeError:
@@ -335,13 +367,6 @@ _CLASS = "class"
 def _metadata(state: Any) -> dict[str, Any]:
     found: dict[str, Any] = getattr(state, _METADATA, {})
     return found
-
-
-def _flags(module: torch.nn.Module) -> dict[str, list[str]]:
-    return {
-        "evaluating": [name for name, inner in module.named_modules() if not inner.training],
-        "frozen": [name for name, each in module.named_parameters() if not each.requires_grad],
-    }
 
 
 def _shape(value: Any) -> str:

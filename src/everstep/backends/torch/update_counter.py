@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from everstep.backends.torch.optimizers import layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
+from everstep.backends.torch.wrappers import named_parameters
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -122,8 +123,9 @@ class TorchUpdateCounter:
             # Compared by storage: a tied parameter may be saved under another name.
             saved.update(map(_place, tensors))
             if isinstance(value, torch.nn.Module):
-                own = dict(getattr(value, "_orig_mod", value).named_parameters())
-                saved.update(_place(parameter) for key, parameter in own.items() if key in user[name])
+                saved.update(
+                    _place(parameter) for key, parameter in named_parameters(value) if key in user[name]
+                )
             elif not isinstance(value, Tensor | Optimizer | dict | list | torch.Generator):
                 copies.update(tuple(tensor.shape) for tensor in tensors)
         found = []
@@ -200,8 +202,8 @@ class TorchUpdateCounter:
             for index, parameter in enumerate(_parameters(watched.optimizer)):
                 found.setdefault(id(parameter), (owner, index, parameter))
         for owner, model in self._models:
-            named = [(0, model)] if isinstance(model, Tensor) else model.named_parameters()
-            for name, parameter in named:
+            parameters = [(0, model)] if isinstance(model, Tensor) else named_parameters(model)
+            for name, parameter in parameters:
                 found.setdefault(id(parameter), (owner, name, parameter))
         return found.values()
 

@@ -1,0 +1,132 @@
+"""`everstep.torch.parallel`: a model whose gradients are averaged over the processes that train together."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep.backends.torch.key_value_store import launched, launched_number
+from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.wrappers import layers
+from everstep.errors import ConfigError, nearest
+
+_OPTIONS = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", "module"}
+
+
+def parallel(model: Module, **options: Any) -> Module:
+    """Make a model average its gradients over all processes that train together.
+
+        model = everstep.torch.parallel(model)
+
+    On one process this returns the model unchanged, so that a program with this line runs with and without
+    torchrun.  On several it returns the model in torch's DistributedDataParallel, which gives all ranks the
+    weights of rank 0.  A model that is in one already is returned unchanged.
+
+    A process group that the program has initialised is used.  Otherwise one is initialised: gloo for a model
+    on the CPU; nccl for one on CUDA, and then this process uses the device LOCAL_RANK, to which the model is
+    moved.  That process group is destroyed when the process ends.
+
+    Args:
+        model: the model, on its device.  Names in a checkpoint stay those of this bare model.
+        options: arguments of DistributedDataParallel (bucket_cap_mb, find_unused_parameters ...).
+
+    Raises:
+        ConfigError: an option is unknown, nothing in the model is trained, or a variable of the launcher is
+            missing.
+        StateError: a parameter is sharded.
+    """
+    if not isinstance(model, Module):
+        raise ConfigError(f"parallel({model!r:.80}): give a torch.nn.Module")
+    for name in options.keys() - _OPTIONS:
+        raise ConfigError(f"parallel has no option {name!r}: {nearest(name, _OPTIONS)}")
+    if _processes() == 1:
+        return model
+    if any(isinstance(layer, DistributedDataParallel) for layer in layers(model)):
+        if options:
+            raise ConfigError(
+                f"the model is in a DistributedDataParallel already: give {options} to that one"
+            )
+        return model
+    for name, parameter in model.named_parameters():
+        refuse_sharded(parameter, repr(name))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"no parameter of the {type(model).__name__} is trained (requires_grad), so the processes have "
+            "nothing to average: leave out parallel(...) around it"
+        )
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    _open_group(on_cuda=kinds == {"cuda"})
+    if kinds == {"cuda"} and _group.is_ours:
+        _move(model)
+    return DistributedDataParallel(model, **{**_on_one_device(model), **options})
+
+
+def _processes() -> int:
+    """Number of processes, from the process group or else from the launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return launched_number("WORLD_SIZE") if os.environ.get("WORLD_SIZE") else 1
+
+
+class _Group:
+    """The process group of this process; destroyed at its end if it was made here."""
+
+    is_ours = False
+
+    def leave(self, process: int) -> None:
+        """Destroy the group, which torch warns about otherwise; a forked child leaves it alone."""
+        if os.getpid() != process or not dist.is_initialized():
+            return
+        # After an error the others may be gone or inside a collective: nothing here may wait for them.
+        if getattr(sys, "last_value", None) is None:
+            dist.destroy_process_group()
+        elif dist.get_backend() == "nccl":
+            dist.distributed_c10d._abort_process_group()
+
+
+_group = _Group()
+
+
+def _open_group(on_cuda: bool) -> None:
+    if dist.is_initialized():
+        return
+    for name in ("RANK", "MASTER_PORT"):
+        launched_number(name)
+    launched("MASTER_ADDR")
+    if on_cuda:
+        torch.cuda.set_device(_local_device())
+    dist.init_process_group("nccl" if on_cuda else "gloo")
+    _group.is_ours = True
+    atexit.register(_group.leave, os.getpid())
+
+
+def _local_device() -> int:
+    """Return the index of this process's own CUDA device; a launcher may show each process only one."""
+    count = torch.cuda.device_count()
+    index = launched_number("LOCAL_RANK") if count > 1 else 0
+    if index >= count:
+        raise ConfigError(
+            f"LOCAL_RANK={index} has no CUDA device here, where torch finds {count}: start one process for "
+            f"each, as with torchrun --nproc-per-node={count}"
+        )
+    return index
+
+
+def _move(model: Module) -> None:
+    """Move a model, made on the first device by every process, to the device of this process."""
+    if len({parameter.device for parameter in model.parameters()}) == 1:
+        model.to(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _on_one_device(model: Module) -> dict[str, Any]:
+    devices = {parameter.device for parameter in model.parameters()}
+    only = devices.pop()
+    return {"device_ids": [only.index]} if only.type == "cuda" and not devices else {}
