@@ -18,7 +18,10 @@ from everstep.record.trail_format import trail_path
 from everstep.services import CSV, Export
 from tiny_runs import Tiny
 
-FOLDERS = ("checkpoints", "best", "damaged", "superseded", "exports", "evaluations", "journal", "logs")
+FOLDERS = (
+    *("checkpoints", "best", "damaged", "superseded", "exports", "evaluations", "journal", "logs"),
+    "failures",
+)
 FILES = ("lock", "checkpoint", "pins.json", "run.json", ".run.json")
 
 

@@ -20,11 +20,12 @@ from everstep.cli.find_run import Found, find
 from everstep.cli.output import cell, in_line, print_json, print_table, say, status_of
 from everstep.index.run_queries import FACTS, GONE, metric_rows, rollbacks, starts, summaries
 from everstep.index.shipping import is_run
-from everstep.record import Rollback, evaluations
+from everstep.record import Rollback, evaluations, failures
 
 _METRIC = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 _START = ("number", "started", "from", "status", "step", "reason")
 _EVALUATION = ("stream", "checkpoint", "step", "time", "found")
+_FAILURE = ("segment", "rank", "kind", "step", "time", "what", "cause")
 _ROLLBACK = ("number", "step", "checkpoint", "quarantined", "reason")
 _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 
@@ -36,7 +37,10 @@ _CHECKPOINT = ("name", "bytes", "created", "pinned", "next")
 @index_option
 @json_option
 def command(run: str, metric: str | None, phase: str | None, index: str | None, as_json: bool) -> None:
-    """Show one RUN: facts, starts, metrics, best weights, checkpoints, and evaluations by other programs.
+    """Show one RUN: facts, starts, metrics, failures, best weights, checkpoints, and evaluations by other
+    programs.
+
+    The tracebacks, and the stacks of a hang, are in the files of RUN/failures.
 
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
@@ -79,6 +83,7 @@ def describe(connection: Connection, found: Found) -> dict[str, Any]:
         "checkpoints": [] if found.is_gone else asked_for(checkpoints_of(found.path)),
         "best": [] if found.is_gone else best_weights(found.path),
         "evaluations": _evaluations(found),
+        "failures": [] if found.is_gone else [one._asdict() for one in failures(found.path)],
         "problems": [problem for start in begun for problem in start["problems"]]
         + [start["torn"] for start in begun if start["torn"]],
     }
@@ -133,6 +138,7 @@ def _print(run: dict[str, Any]) -> None:
             say(f"  {name:10} {in_line(str(value))}")
     _section("starts", run["segments"], _START)
     _section("metrics", run["metrics"], _METRIC, spare=("smallest", "largest", "rows", "step"))
+    _section("failures", run["failures"], _FAILURE)
     _section("rollbacks", run["rollbacks"], _ROLLBACK)
     _section("checkpoints", run["checkpoints"], _CHECKPOINT)
     _section("best weights", run["best"], BEST)

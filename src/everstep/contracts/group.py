@@ -122,6 +122,16 @@ class Group:
             rank: the rank that has failed; None: this one.
         """
 
+    def failure(self) -> tuple[int, str] | None:
+        """Return the first failure that was reported, as rank and reason; None: no failure so far.
+
+        May be called from any thread.
+
+        Raises:
+            StoreLostError: the group's store is gone.
+        """
+        return None
+
     def close(self) -> None:
         """Leave the group: every rank calls this at its end, also after an error; twice does no harm."""
 

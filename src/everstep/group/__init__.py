@@ -2,12 +2,25 @@
 
 `find_group` makes a `Group`: `Single` in one process, else a `StoreGroup` over a framework's key-value store.
 `Agreement` finds the step at which all ranks stop for a wish of one.  `Peers` notices a rank that is gone.
+`report` finds out whether an error follows from another rank's failure.  `exit_status` and `write_error_file`
+speak to torchrun.
 """
 
 from everstep.group.agreement import Agreement
 from everstep.group.environment import find_group
+from everstep.group.first_cause import report
 from everstep.group.peers import Peers
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
+from everstep.group.torchrun import exit_status, write_error_file
 
-__all__ = ["Agreement", "Peers", "Single", "StoreGroup", "find_group"]
+__all__ = [
+    "Agreement",
+    "Peers",
+    "Single",
+    "StoreGroup",
+    "exit_status",
+    "find_group",
+    "report",
+    "write_error_file",
+]

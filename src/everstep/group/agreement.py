@@ -38,10 +38,18 @@ class Agreement:
         group: the group; its time limit is that of each agreement.
         steps: tells how many steps this process has completed, a number that never falls; called in a thread.
         look: makes the main thread ask after each step from now on (`next_due = 0`); called in a thread.
+        failed: called in a thread, once, with the error that ends the agreements: a rank or the store is
+            lost.  `ask` raises this error as well, which a main thread inside a collective does not call.
     """
 
-    def __init__(self, group: StoreGroup, steps: Callable[[], int], look: Callable[[], None]) -> None:
-        self._group, self._steps, self._look = group, steps, look
+    def __init__(
+        self,
+        group: StoreGroup,
+        steps: Callable[[], int],
+        look: Callable[[], None],
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._group, self._steps, self._look, self._failed = group, steps, look, failed
         self._tokens: queue.SimpleQueue[_Token] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._number = 1
@@ -127,9 +135,11 @@ class Agreement:
     def _end_by(self, error: BaseException) -> None:
         self._group.abandon(f"the ranks can no longer agree ({error})")
         with self._changed:
-            self._error = self._error or error
+            first, self._error = self._error is None, self._error or error
             self._changed.notify_all()
         self._look()
+        if first:
+            self._failed(error)
 
     def _send(self, store: KeyValueStore) -> None:
         """Carry wishes from the queue to the store, and ring the bells."""

@@ -117,6 +117,10 @@ class StoreGroup(Group):
         self._reports.set_once("failed", json.dumps([failed, reason]))
         self._reports.set_all(self.bells, "")
 
+    def failure(self) -> tuple[int, str] | None:
+        """Return the first failure that was reported, as rank and reason; None: no failure so far."""
+        return _failure(self._reports)
+
     def abandon(self, reason: str) -> None:
         """Begin no further operation, and wait for nobody at `close`; from any thread.
 
@@ -152,13 +156,20 @@ def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None
     """
     found = store or group.store
     assert found is not None
-    if found.has(["failed"]):
-        rank, reason = json.loads(*found.get(["failed"]))
-        if rank != group.rank:
-            raise PeerFailedError(
-                f"rank {rank} has failed: {reason}; see to its output, then start all ranks again",
-                ranks=[rank],
-            )
+    failure = _failure(found)
+    if failure is not None and failure[0] != group.rank:
+        rank, reason = failure
+        raise PeerFailedError(
+            f"rank {rank} has failed: {reason}; see to its output, then start all ranks again",
+            ranks=[rank],
+        )
+
+
+def _failure(store: KeyValueStore) -> tuple[int, str] | None:
+    if not store.has(["failed"]):
+        return None
+    rank, reason = json.loads(*store.get(["failed"]))
+    return int(rank), str(reason)
 
 
 def looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:

@@ -11,6 +11,7 @@ from everstep.record.evaluation_record import (
     record_evaluation,
     values_line,
 )
+from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import (
@@ -48,6 +49,8 @@ __all__ = [
     "Divergence",
     "Evaluation",
     "Event",
+    "Failure",
+    "FailurePages",
     "Follower",
     "Item",
     "Journal",
@@ -65,6 +68,7 @@ __all__ = [
     "batch_digest",
     "evaluations",
     "facts",
+    "failures",
     "machine",
     "is_held",
     "last_step",
@@ -79,6 +83,7 @@ __all__ = [
     "remove",
     "shared_samples",
     "to_read",
+    "traceback_lines",
     "trail_path",
     "user_path",
     "values_line",

@@ -33,7 +33,7 @@ _OURS = ("run.json", "lock", "lock.json", "checkpoint", "checkpoints", "journal"
 _FILES = ("run.json", _COPY, "lock", "lock.json", "checkpoint", "pins.json")
 _FOLDERS = (
     *("checkpoints", "journal", "evaluations"),
-    *("best", "damaged", "superseded", "exports", "dumps", "logs"),
+    *("best", "damaged", "superseded", "exports", "dumps", "logs", "failures"),
 )
 
 

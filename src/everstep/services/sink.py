@@ -27,8 +27,8 @@ Parts = Iterator[tuple[int, list[Item]]]
 
 
 _RUNS = {
-    *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "journal"),
-    *("lock", "lock.json", "pins.json", "run.json", "superseded"),
+    *("best", "checkpoint", "checkpoints", "damaged", "dumps", "evaluations", "exports", "failures"),
+    *("journal", "lock", "lock.json", "pins.json", "run.json", "superseded"),
 }
 _LOGS = {Path("logs/run.log"), Path("logs/media")}
 

@@ -10,8 +10,9 @@ from everstep.arguments import integer
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
+from everstep.group import Single
 from everstep.metrics.collector import Collector, to_scalar
-from everstep.record import CHOSEN
+from everstep.record import CHOSEN, FailurePages
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.recovery import Recovery
@@ -25,6 +26,7 @@ from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetri
 from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.last_words import LastWords
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
 from everstep.supervisor.opening.machine import require_one
@@ -147,6 +149,8 @@ class Engine:
         # after recovery: the segment's first record names the checkpoint from which this start continues
         self.journal = opening.journal(recovered, self.board)
         stack.callback(self.journal.close)
+        pages = FailurePages(opening.run_dir.path, self.segment, rank=0)
+        self.last_words = LastWords(pages, Single(), self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
         retention = self.board.need(Checkpoints).retention
@@ -359,7 +363,7 @@ class Engine:
         self.saves.await_commit()
         saved = self.saver.last
         where = "nothing new to save" if saved is None else f"saved {saved.path}"
-        told = {"reason": interruption.reason, "step": self.progress.step}
+        told = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
         self.journal.event("interrupted", told, wall=True)
         self.voice.say(f"{interruption.reason}: {where}; start again to continue")
         raise exit_error(interruption.code, interruption.reason)

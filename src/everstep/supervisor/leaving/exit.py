@@ -14,6 +14,7 @@ from everstep.errors import (
     CheckpointError,
     DamagedCheckpointError,
     GuardStop,
+    Interrupted,
     NoCheckpointError,
     RestoreError,
     RolledBack,
@@ -58,6 +59,8 @@ class Exit:
             error = None  # next(batches) after the last pass: as clean an end as should_stop()
         hazard.reach("loop.exit")
         step, given = engine.step, error
+        if given is not None and not isinstance(given, Interrupted):
+            engine.last_words.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
         error = self._undone([*([] if given is None else [given]), *failures], step) or given
@@ -175,6 +178,8 @@ class Exit:
         engine, current = self._engine, self._engine.progress
         interruption = engine.decisions.interruption
         ended = end_status(cause, current.stop, interruption, at_end=self._at_end)
+        if ended.status == "failed" and cause is not None:
+            ended = ended._replace(reason=engine.last_words.failed(cause))
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": ended.status, "reason": ended.reason, **at}, wall=True)
         engine.journal.flush()

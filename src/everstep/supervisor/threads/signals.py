@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from everstep.errors import Interrupted
+from everstep.group import exit_status
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
@@ -44,10 +45,12 @@ class SignalWatch:
 
     Attributes:
         received: number of the first signal; None before.
+        hopeless: why no save can succeed any more, in words; None while one can.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.received: int | None = None
+        self.hopeless: str | None = None
         self._wake = wake
 
     def install(self) -> None:
@@ -76,6 +79,13 @@ class SignalWatch:
         self.received = number
         self._wake()
 
+    def give_up(self, reason: str) -> None:
+        """Take no further signal for a preemption: this process ends by itself; from any thread.
+
+        torchrun sends SIGTERM to the other ranks when one has died, as it does before a preemption.
+        """
+        self.hopeless = reason
+
     def received_within(self, seconds: float) -> bool:
         """Whether a signal has come, or comes within `seconds`."""
         until = time.monotonic() + seconds
@@ -85,13 +95,14 @@ class SignalWatch:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    if hopeless := [watch.hopeless for watch in _installed if watch.hopeless is not None]:
+        _say(f"{describe(number)}: nothing can be saved, and this process ends by itself: {hopeless[0]}")
+        return
     waiting = [watch for watch in _installed if watch.received is None]
     for watch in waiting:
         watch.receive(number)
     if waiting:
-        said = f"\n{describe(number)}: saving at the next boundary; send it again to end at once\n"
-        with suppress(OSError):  # not print: the main thread may be inside a print
-            os.write(2, said.encode())
+        _say(f"{describe(number)}: saving at the next boundary; send it again to end at once")
     elif is_interactive():
         raise KeyboardInterrupt
     else:
@@ -100,16 +111,25 @@ def _handle(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), number)
 
 
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # not print: the main thread may be inside a print
+        os.write(2, f"\n{sentence}\n".encode())
+
+
 def is_interactive() -> bool:
     """Whether a person works in this process and wants to keep it: Python's prompt, or a notebook."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def exit_error(code: int, reason: str) -> BaseException:
-    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues."""
+    """Make the exception that leaves a saved run; after Ctrl-C an interactive session continues.
+
+    Args:
+        code: the exit status; under torchrun the process ends with 0, see `exit_status`.
+    """
     if code == 128 + signal.SIGINT and is_interactive():
         return KeyboardInterrupt(reason)
-    return Interrupted(code, reason)
+    return Interrupted(exit_status(code), reason)
 
 
 def describe(number: int) -> str:

@@ -1,0 +1,100 @@
+"""The last words of a process that fails: a page in `failures/`, torchrun's error file, the log."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import NoReturn
+
+from everstep.contracts.group import Group
+from everstep.group import report, write_error_file
+from everstep.record import FailurePages, Journal, traceback_lines
+from everstep.record.failure_pages import Kind
+from everstep.redaction import redacted
+from everstep.supervisor.saving.state_tree import Progress
+from everstep.supervisor.threads.stacks import stacks
+from everstep.supervisor.voice import Voice
+
+PATIENCE = 4.0
+"""Seconds for the last words of a process that ends itself: a disk or a pipe may be what hangs."""
+
+
+class LastWords:
+    """Leaves word of what goes wrong in this process.
+
+    Args:
+        pages: writes pages in `failures/`.
+        group: the processes that train together.
+        progress: where the run stands.
+        journal: takes events.
+        voice: warns where a page cannot be written.
+    """
+
+    def __init__(
+        self, pages: FailurePages, group: Group, progress: Progress, journal: Journal, voice: Voice
+    ) -> None:
+        self._pages, self._group, self._progress = pages, group, progress
+        self._journal, self._voice = journal, voice
+        self._reported: BaseException | None = None
+        self._cause: str | None = None
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks, once, that this rank fails; or find the failure that `error` follows from."""
+        if self._reported is None:
+            self._reported, self._cause = error, report(self._group, error)
+
+    def failed(self, error: BaseException) -> str:
+        """Leave word of the exception that ends the loop; return it in words, with its cause."""
+        self.report(error)
+        what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
+        self.page("error", what, lines, self._cause)
+        self._tell_torchrun(what, lines, self._cause)
+        return _with_cause(what, self._cause)
+
+    def page(self, kind: Kind, what: str, lines: list[str], cause: str | None = None) -> str:
+        """Write a page; return its path, or why there is none, for a message.
+
+        Args:
+            kind, what, lines, cause: as in `everstep.record.Failure`.
+        """
+        current = self._progress
+        try:
+            return str(
+                self._pages.write(kind, what, lines, cause=cause, step=current.step, epoch=current.epoch)
+            )
+        except OSError as error:
+            self._voice.warn(f"the page of a failure could not be written ({error}): {what}")
+            return f"nowhere ({error})"
+
+    def end_process(self, kind: Kind, what: str, cause: str | None = None) -> NoReturn:
+        """End this process with exit status 1, from a thread, as its main thread does not come back.
+
+        Nothing is saved: the main thread is in the middle of a step.
+        """
+        lines = stacks()
+
+        def speak() -> None:  # what may hang comes last
+            self.page(kind, what, lines, cause)
+            self._tell_torchrun(what, lines, cause)
+            at = {"step": self._progress.step, "epoch": self._progress.epoch}
+            reason = _with_cause(what, cause)
+            self._journal.event("closed", {"status": "failed", "reason": reason, **at}, wall=True)
+            self._journal.flush()
+            print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+
+        speaking = threading.Thread(target=speak, name="everstep-last-words", daemon=True)
+        speaking.start()
+        speaking.join(PATIENCE)
+        os._exit(1)
+
+    def _tell_torchrun(self, what: str, lines: list[str], cause: str | None) -> None:
+        try:
+            write_error_file(redacted(_with_cause(what, cause)), redacted(lines))
+        except OSError as error:
+            self._voice.warn(f"torchrun's error file could not be written ({error})")
+
+
+def _with_cause(what: str, cause: str | None) -> str:
+    return what if cause is None else f"{what} (a consequence of {cause})"
