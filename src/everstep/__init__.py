@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from everstep.services.nan_guard import NaNGuard as NaNGuard
     from everstep.services.recovery import Recovery as Recovery
     from everstep.services.stop_after import StopAfter as StopAfter
-    from everstep.state import Slot as Slot
+    from everstep.state import PerRank as PerRank, Slot as Slot
     from everstep.supervisor import (
         BestRecord as BestRecord,
         Ending as Ending,
@@ -100,7 +100,7 @@ else:
             "everstep.services.nan_guard": ("NaNGuard",),
             "everstep.services.recovery": ("Recovery",),
             "everstep.services.stop_after": ("StopAfter",),
-            "everstep.state": ("Slot",),
+            "everstep.state": ("PerRank", "Slot"),
             "everstep.supervisor": (
                 "BestRecord",
                 "Ending",

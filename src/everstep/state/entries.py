@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from everstep import backends
 from everstep.arguments import checked_keywords
 from everstep.backends.python import python_state, set_python_state
 from everstep.contracts.state import Entry, Mismatch, Stateful
-from everstep.errors import RestoreError, StateError
+from everstep.errors import ConfigError, RestoreError, StateError
 from everstep.state.codec import PLAIN, SAVEABLE
 
 
@@ -55,6 +55,37 @@ class Slot:
         return f"Slot({self.value!r})"
 
 
+class PerRank:
+    """Declaration that an entry of `state=` is each rank's own: a replay memory, a counter, an environment.
+
+        state={"model": model, "memory": everstep.PerRank(memory)}
+
+    Each rank saves its own object, and a resume with as many ranks gives each its own back.  An entry that is
+    not declared is *replicated*: equal on all ranks, which is compared at each save, and saved once.  On one
+    process the declaration changes nothing.
+
+    Attributes:
+        value: the object; the program and the loop use this, never the declaration.
+
+    Raises:
+        ConfigError: `value` is declared already.
+    """
+
+    @checked_keywords
+    def __init__(self, value: Any) -> None:
+        if isinstance(value, PerRank):
+            raise ConfigError(f"PerRank({value!r}) declares the object twice: leave out one of them")
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r:.60})"
+
+
+def undeclared(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects of a `state=` mapping, those in `PerRank` too."""
+    return {name: value.value if isinstance(value, PerRank) else value for name, value in state.items()}
+
+
 def _mutable(value: Any) -> bool:
     home = backends.of(value)
     return type(value) in _CONTAINERS if home is None else home.pack(value) is None
@@ -93,6 +124,11 @@ def _entry(obj: Any) -> Entry | None:
     """Make the entry of an object that can be restored in place; None for other objects."""
     if type(obj) in _BARE or isinstance(obj, type):
         return None
+    if isinstance(obj, PerRank):
+        raise StateError(
+            f"{obj!r} is inside another object, and only an entry as a whole can be a rank's own: give it a "
+            'name in state=, as in state={"memory": everstep.PerRank(memory)}'
+        )
     for backend in backends.active():
         entry = backend.entry(obj)
         if entry is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import xxhash
 
 from everstep import backends
 from everstep.backends.python import python_state, set_python_state
@@ -32,6 +35,21 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     for backend in backends.active():
         backend.seed(seed)
+
+
+def rekey(seed: int, rank: int, step: int = 0) -> None:
+    """Seed the global generators of a rank, from (seed, rank, step), so that ranks draw other numbers.
+
+    Rank 0 keeps its generators as they are: it draws what one process draws.
+
+    Args:
+        seed: seed of the run.
+        rank: number of the rank, from 0.
+        step: completed steps; 0 where the run begins.
+    """
+    if rank:
+        text = json.dumps(["everstep", "rank", seed, rank, step])
+        seed_all(xxhash.xxh3_64_intdigest(text.encode("ascii")))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from everstep.errors import ConfigError, DataError, MetricError, UsageError, nea
 from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
 from everstep.services.evaluate import Evaluate
-from everstep.state import isolated, make_entry, seed_all
+from everstep.state import isolated, make_entry, seed_all, undeclared
 
 _READ_AFTER = 1000
 """Number of batches whose metrics wait on their device, to be read together."""
@@ -33,7 +33,7 @@ def evaluating(task: Task, seed: int) -> Iterator[None]:
         # inside `isolated`, which puts the training's random state back
         seed_all(seed)
         for backend in backends.active():
-            stack.enter_context(backend.evaluation_mode(task.state()))
+            stack.enter_context(backend.evaluation_mode(undeclared(task.state())))
         stack.enter_context(task.evaluating())
         yield
 

@@ -103,13 +103,19 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "user": (),
     "gradients": (),
     "streams": (),
-    "rng": ("rank0", "lines0"),
+    "rng": (),
     "services": ("metrics",),
     "wall": (),
 }
-"""The branches of a run's state, and the parts of each in every run.  Best weights have `user` alone."""
+"""The branches of a run's state, and the parts of each in every run; those of `rng` are `random_parts`.
+Best weights have `user` alone."""
 STREAM_PARTS = ("pass", "position", "left", "generators", "data", "varies", "opened", "given")
 """Parts of each stream's branch."""
+
+
+def random_parts(rank: int) -> tuple[str, str]:
+    """Return the names of a rank's random state in `rng`: as it is now, and for lines that run again."""
+    return f"rank{rank}", f"lines{rank}"
 
 
 def whole_tree(
@@ -121,6 +127,7 @@ def whole_tree(
     services: dict[str, Any],
     metrics: dict[str, Any],
     wall: dict[str, Any],
+    rank: int = 0,
 ) -> dict[str, Any]:
     """Build the state tree of a run, with the global random state as it is now.
 
@@ -128,26 +135,30 @@ def whole_tree(
         user: the branches of `UserState.save`.
         lines: random state of the program's lines that a resume runs again.
         metrics: the collector's windows.
+        rank: number of this rank.
     """
+    now, again = random_parts(rank)
     return {
         "progress": progress,
         **user,
         "streams": streams,
-        "rng": {"rank0": capture(), "lines0": lines},
+        "rng": {now: capture(), again: lines},
         "services": {**services, "metrics": {"version": 1, "state": metrics}},
         "wall": wall,
     }
 
 
-def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(BRANCHES)) -> dict[str, Any]:
-    """Decode the tree of a checkpoint, and require `branches`.
+def saved_tree(
+    checkpoint: Checkpoint, branches: tuple[str, ...] = tuple(BRANCHES), rank: int = 0
+) -> dict[str, Any]:
+    """Decode the tree of a checkpoint as `rank` has it, and require `branches`.
 
     Raises:
         RestoreError: the checkpoint lacks branches; lists them.
     """
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
     tree = {name: _decoded(checkpoint, (name,), structure[name], 2) for name in branches if name in structure}
-    if missing := list(_missing(tree, branches)):
+    if missing := list(_missing(tree, branches, rank)):
         raise RestoreError(
             f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
             "the state of another program; resume from one in checkpoints/, or take the weights alone with "
@@ -220,13 +231,14 @@ _META: Mapping[str, Callable[[Any], bool]] = {
 """Checks of the facts in `meta`; a value of another type may raise as well."""
 
 
-def _missing(tree: Mapping[str, Any], branches: tuple[str, ...]) -> Iterator[str]:
+def _missing(tree: Mapping[str, Any], branches: tuple[str, ...], rank: int) -> Iterator[str]:
     for name in branches:
         branch = tree.get(name)
         if not isinstance(branch, dict):
             yield name
             continue
-        yield from (f"{name}/{part}" for part in BRANCHES[name] if part not in branch)
+        parts = random_parts(rank) if name == "rng" else BRANCHES[name]
+        yield from (f"{name}/{part}" for part in parts if part not in branch)
         if name == "streams":
             for stream, saved in branch.items():
                 yield from (f"{name}/{stream}/{part}" for part in STREAM_PARTS if not _has(saved, part))

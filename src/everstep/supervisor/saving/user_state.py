@@ -14,7 +14,7 @@ from everstep.contracts.services import SetValue
 from everstep.contracts.state import Entry, Mismatch, UpdateCounter
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
-from everstep.state import Slot, array_name, array_paths, make_entry
+from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
 from everstep.supervisor.checks.trials import StateTrial
 from everstep.supervisor.opening.wrapper_names import hint
 
@@ -26,6 +26,8 @@ class UserState:
         state: name to object, or (name, object) pairs.
 
     Attributes:
+        objects: object by name, bare also where it was declared by `PerRank`.
+        per_rank: names of the entries that are each rank's own.
         tainted: whether a guard has found the state bad, so that it is not saved.
 
     Raises:
@@ -38,15 +40,24 @@ class UserState:
         self.objects: dict[str, Any] = {}
         self.entries: dict[str, Entry] = {}
         for name, value in pairs:
-            if valid_name("state", name) in self.entries:
+            if valid_name("state", name) in self.objects:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
             self.objects[name] = value
-            self.entries[name] = make_entry(name, value)
+        self.per_rank = frozenset(name for name, value in pairs if isinstance(value, PerRank))
+        self.objects = undeclared(self.objects)
+        self.entries = {name: make_entry(name, value) for name, value in self.objects.items()}
         self._counters: dict[str, UpdateCounter] = {}
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
         """Names of all arrays when `guarded` last looked, and its answer."""
         self._updates = 0
         self.tainted = False
+
+    def described(self) -> dict[str, str]:
+        """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
+        return {
+            name: "PerRank" if name in self.per_rank else _class_of(value)
+            for name, value in self.objects.items()
+        }
 
     def taint(self) -> None:
         """Mark the state as bad: none of it is saved from here on."""
@@ -260,6 +271,10 @@ class UserState:
         # what the evaluation changed outside the state is not the doing of a step
         for counter in self._counters.values():
             counter.outside.skip()
+
+
+def _class_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 @contextmanager

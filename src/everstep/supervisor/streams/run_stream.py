@@ -250,6 +250,18 @@ class RunStream:
             self.end_epoch()
         return {**here, "generators": states_of(self.stream.generators)}
 
+    def rank_paths(self) -> list[tuple[str, ...]]:
+        """List the paths in the stream's branch whose values are a rank's own, for `split`.
+
+        Until the program binds the data nobody knows them, and the branch as a whole counts as a rank's own.
+        """
+        if self.stream is None:
+            return [()]
+        keys = self.stream.rank_keys
+        places = [(place, key) for place in ("position", "left") for key in keys]
+        # with keys of its own a rank reads through generators of its own
+        return [*places, *((part,) for part in ("generators", "opened") if keys)]
+
     def end_epoch(self) -> None:
         """Begin to watch for a head, between two passes or two epochs."""
         if self.stream is not None and self._states is None:

@@ -196,6 +196,12 @@ class Streams:
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
+    def rank_paths(self) -> list[tuple[str, ...]]:
+        """List the paths in the state tree whose values are a rank's own, for `split`."""
+        return [
+            ("streams", name, *path) for name, each in self._by_name.items() for path in each.rank_paths()
+        ]
+
     def load(
         self,
         tree: dict[str, Any],

@@ -1,0 +1,85 @@
+"""Division of an encoded tree into what all ranks have in common and what is a rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+from everstep.contracts.state import Json
+from everstep.errors import RestoreError
+from everstep.state.codec import Encoded, array_name, decode, encode
+
+Path: TypeAlias = tuple[str, ...]
+"""Keys of the dictionaries that lead to a part of a tree."""
+
+
+def split(encoded: Encoded, own: Collection[Path]) -> tuple[Encoded, Encoded]:
+    """Split a tree into the rest and the parts at the paths in `own`; `merge` puts both together.
+
+    No array is copied.  A path that leads nowhere gives nothing.
+    """
+    rest, taken = _split(encoded.structure, own)
+    names = tuple(array_name(path) for path in own)
+    below = tuple(f"{name}/" for name in names)
+    arrays: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, array in encoded.arrays.items():
+        arrays[name in names or name.startswith(below)][name] = array
+    return Encoded(rest, arrays[0]), Encoded(taken, arrays[1])
+
+
+def merge(common: Encoded, own: Encoded) -> Encoded:
+    """Put the two results of `split` together; only the order of keys may differ from before.
+
+    Raises:
+        RestoreError: both have the same part; names the part.
+    """
+    structure = _merge(common.structure, own.structure, ())
+    return Encoded(structure, {**common.arrays, **own.arrays})
+
+
+def _split(node: Json, own: Collection[Path]) -> tuple[Json, Json]:
+    items = children(node)
+    if items is None:
+        return node, {}
+    rest, taken = {}, {}
+    for key, child in items.items():
+        inside = [path[1:] for path in own if path[:1] == (key,)]
+        if () in inside:
+            taken[key] = child
+            continue
+        rest[key], part = _split(child, inside) if inside else (child, None)
+        if part:
+            taken[key] = part
+    return _node(rest), _node(taken)
+
+
+def _merge(common: Json, own: Json, path: tuple[str, ...]) -> Json:
+    ours, theirs = children(common), children(own)
+    if ours is None or theirs is None:
+        raise RestoreError(
+            f"{'/'.join(path) or 'the tree'} is in the common part and in a rank's own part: the checkpoint "
+            "was written by another program; resume from another one"
+        )
+    more = {
+        key: _merge(ours[key], child, (*path, str(key))) if key in ours else child
+        for key, child in theirs.items()
+    }
+    return _node({**ours, **more})
+
+
+def children(node: Json) -> Mapping[Any, Json] | None:
+    """Return the items of an encoded plain dictionary; None for any other node."""
+    if not isinstance(node, dict):
+        return None
+    if "$dict" in node:
+        return {decode(Encoded(key)): child for key, child in node["$dict"]}
+    return None if any(key.startswith("$") for key in node) else node
+
+
+def _node(items: Mapping[Any, Json]) -> Json:
+    """Encode a dictionary whose values are encoded already."""
+    shell: Any = encode(dict.fromkeys(items)).structure
+    if "$dict" in shell:
+        keys = (key for key, _ in shell["$dict"])
+        return {"$dict": [[key, child] for key, child in zip(keys, items.values(), strict=True)]}
+    return dict(items)

@@ -1,0 +1,121 @@
+"""What is a rank's own in a run's state, and the state of a rank from the parts of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from everstep.errors import RestoreError
+from everstep.state import Encoded, capture, encode, isolated, leaves, merge, rekey, split
+from everstep.state.parts import Path, children
+from everstep.supervisor.saving.state_tree import random_parts
+
+
+def own_paths(rank: int, per_rank: Iterable[str], streams: Iterable[Path]) -> frozenset[Path]:
+    """Return the paths of what is a rank's own in its state tree, for `split`.
+
+    Args:
+        per_rank: `UserState.per_rank`.
+        streams: `Streams.rank_paths()`.
+    """
+    random = (("rng", name) for name in random_parts(rank))
+    user = (("user", name) for name in per_rank)
+    return frozenset({*random, *user, *streams, ("wall", "streams")})
+
+
+def for_rank(
+    common: Encoded,
+    parts: Sequence[Encoded],
+    *,
+    rank: int,
+    size: int,
+    per_rank: Collection[str],
+    where: object,
+) -> tuple[Encoded, str | None]:
+    """Return the state tree of one rank, from a checkpoint of as many ranks or of another number.
+
+    With another number of ranks, what is a rank's own and equal on all saved ranks is every rank's.  A
+    further rank has no random state: its generators are keyed by (seed, rank, step).
+
+    Args:
+        common: what the saved ranks have in common.
+        parts: each saved rank's own part, in the order of ranks; only this rank's is read where `size` is the
+            saved number.  Of a checkpoint of one process: [Encoded({})].
+        rank, size: number of this rank, and of all ranks now.
+        per_rank: `UserState.per_rank` of the program.
+        where: the checkpoint, for messages.
+
+    Returns:
+        The tree; and a sentence about what is not exact, equal on all ranks, or None.
+
+    Raises:
+        RestoreError: an entry is a rank's own in the checkpoint and not in the program; or the number of
+            ranks has changed, and what is a rank's own cannot be given to others.  Names it.
+    """
+    saved = len(parts)
+    own = _entries(parts[rank if saved == size else 0])
+    if saved == size:
+        _require_declared(own - set(per_rank), where)
+        return merge(common, parts[rank]), None
+    changed = f"{where} is of {_ranks(saved)}, and this start has {_ranks(size)}"
+    _require_none(own | set(per_rank), saved, changed)
+    # random state apart: each rank has another, and further ranks are keyed
+    rests = [split(part, [("rng",)])[0] for part in parts]
+    _require_equal(rests, saved, changed)
+    random = split(parts[rank], [("rng",)])[1] if rank < saved else _keyed(common.structure, rank)
+    keyed = f"; ranks from {saved} on have generators keyed by (seed, rank, step)" if size > saved else ""
+    note = f"{changed}: from here on the steps are not to the bit those of {_ranks(saved)}{keyed}"
+    return merge(merge(common, rests[0]), random), note
+
+
+def _entries(part: Encoded) -> set[str]:
+    """Names of the user's entries in a rank's own part."""
+    structure: Any = part.structure
+    return set(children(structure.get("user", {})) or ())
+
+
+def _require_declared(names: Collection[str], where: object) -> None:
+    if names:
+        raise RestoreError(
+            f"{where}: state entries that were each rank's own are not declared so now: {_listed(names)}; "
+            f"declare them, as in state={{{min(names)!r}: everstep.PerRank(...)}}, or start in another "
+            "directory"
+        )
+
+
+def _require_none(names: Collection[str], saved: int, changed: str) -> None:
+    if names:
+        raise RestoreError(
+            f"{changed}: state entries that are each rank's own cannot be divided among other ranks: "
+            f"{_listed(names)}; start with {_ranks(saved)}, or in another directory with init_from= and "
+            "exclude=, which takes the other entries"
+        )
+
+
+def _require_equal(parts: Sequence[Encoded], saved: int, changed: str) -> None:
+    """Refuse parts other than the first: a further rank cannot be given one of several."""
+    first, *others = (dict(leaves(part)) for part in parts)
+    for other in others:
+        for path in sorted({*first, *other}):
+            if bytes(first.get(path, b"")) != bytes(other.get(path, b"")):
+                raise RestoreError(
+                    f"{changed}: {path!r} is not the same on all saved ranks, so it cannot be given to other "
+                    f"ranks; start with {_ranks(saved)}, or resume from a checkpoint at the end of an epoch"
+                )
+
+
+def _keyed(structure: Any, rank: int) -> Encoded:
+    """Make the random state of a rank that the checkpoint does not know; nothing is drawn or changed here."""
+    progress = structure["progress"]
+    now, again = random_parts(rank)
+    with isolated():
+        rekey(progress["seed"], rank, progress["step"])
+        return encode({"rng": {now: capture(), again: {}}})
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))

@@ -1,0 +1,157 @@
+"""Entries are compared among ranks by digests, and a difference is named, with real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import outputs
+
+from everstep.contracts.state import HostArray
+from everstep.state import Encoded, encode
+from everstep.supervisor.saving.replicas import difference, differing, digests, leaf_digests
+
+PROGRAM = """
+import numpy as np, torch
+import everstep
+from everstep.state import capture, encode, merge, decode, rekey, seed_all, split
+from everstep.supervisor.saving.rank_parts import for_rank, own_paths
+from everstep.supervisor.saving.replicas import difference, differing, digests, leaf_digests
+from everstep.supervisor.saving.user_state import UserState
+
+torch.distributed.init_process_group("gloo")
+group = find_group()
+seed_all(5)
+nn = torch.nn
+model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+wrapped = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters())
+memory, counter = {"seen": []}, everstep.Slot(0)
+rekey(5, rank)
+def step():
+    x = torch.randn(6, 3)
+    wrapped(x).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+    memory["seen"].append(x.sum().item())
+
+state = {"model": model, "optimizer": optimizer, "memory": everstep.PerRank(memory), "counter": counter}
+user = UserState(state)
+group.agree(user.described(), "the state")
+def tree():
+    return encode({"progress": {"seed": 5, "step": 3}, **user.save(),
+        "rng": {f"rank{rank}": capture(), f"lines{rank}": {}}})
+buffers = [f"user/model/{name}" for name, _ in model.named_buffers()]
+def compare(skip):
+    common, own = split(tree(), own_paths(rank, user.per_rank, []))
+    part = differing(group.gather(digests(common, skip), "digests"))
+    if part is None:
+        return common, own
+    raise difference(part, group.gather(leaf_digests(common, part, skip), "leaves"))
+
+for _ in range(3):
+    step()
+common, own = compare(buffers)  # weights and moments are equal, memories are each rank's own
+say("equal")
+try:
+    compare([])
+except Exception as error:
+    say(error)
+counter.value = rank
+try:
+    compare(buffers)
+except Exception as error:
+    say(error)
+counter.value = 0
+
+# back to the copy: the next steps find the same, with each rank's own memory and generators
+step(); step()
+expected = [memory["seen"][:], [p.tolist() for p in model.parameters()]]
+parts = [None] * size
+parts[rank] = own
+back, note = for_rank(common, parts, rank=rank, size=size, per_rank=user.per_rank, where="here")
+saved = decode(back)
+user.load(saved, 3)
+everstep.state.restore(saved["rng"][f"rank{rank}"])
+assert note is None and len(memory["seen"]) == 3
+step(); step()
+assert [memory["seen"], [p.tolist() for p in model.parameters()]] == expected
+seen = group.gather(memory["seen"], "memories")
+assert len(set(map(tuple, seen))) == size
+say("back")
+group.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_ddp_compare_their_state_and_come_back(size: int) -> None:
+    for rank, text in enumerate(outputs(PROGRAM, size)):
+        said = [line.partition(": ")[2] for line in text.splitlines() if line.startswith(f"{rank}: ")]
+        assert said[0] == "equal" and said[-1] == "back", text
+        others = ", ".join(map(str, range(1, size)))
+        assert (
+            "'model' is not the same on all ranks: 'user/model/1.running_mean' of rank " + others in said[1]
+        )
+        assert (
+            f"'counter' is not the same on all ranks: 'user/counter/value' of rank {others} is not" in said[2]
+        )
+        assert "state={'counter': everstep.PerRank(...)}" in said[2]
+
+
+def common(**user: Any) -> Encoded:
+    return encode({"progress": {"step": 1}, "user": user, "services": {"a": 1}, "wall": {}})
+
+
+def test_each_entry_has_a_digest_and_what_ranks_need_not_share_has_none() -> None:
+    found = digests(common(w=np.zeros(2), note={"a": [1, 2.0]}))
+    assert list(found) == ["progress", "user/note", "user/w"]
+    assert all(len(each) == 16 for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("other", "path"),
+    [
+        ({"w": np.array([0.0, -0.0])}, "user/w"),
+        ({"w": np.zeros(2, np.float32)}, "user/w"),
+        ({"w": np.zeros((1, 2))}, "user/w"),
+        ({"w": [0.0, 0.0]}, "user/w"),
+        ({"w": np.zeros(2), "more": []}, "user/more"),
+        ({}, "user/w"),
+    ],
+)
+def test_any_difference_is_found_and_named(other: dict[str, Any], path: str) -> None:
+    ranks = [common(w=np.zeros(2)), common(w=np.zeros(2)), common(**other)]
+    part = differing([digests(each) for each in ranks])
+    assert part == path
+    message = str(difference(part, [leaf_digests(each, part) for each in ranks]))
+    assert f"{path!r} of rank 2 is not that of the writer" in message
+
+
+def test_leaves_that_are_the_writers_are_left_out() -> None:
+    ranks = [common(model={"mean": np.full(2, rank), "w": np.ones(2)}) for rank in range(2)]
+    assert differing([digests(each) for each in ranks]) == "user/model"
+    assert differing([digests(each, ["user/model/mean"]) for each in ranks]) is None
+
+
+def test_the_device_of_an_array_is_each_ranks_own() -> None:
+    def on(device: str) -> Encoded:
+        array = HostArray("F32", (1,), np.zeros(4, np.uint8), "torch", {"device": device, "parameter": True})
+        return Encoded({"user": {"w": {"$array": "user/w"}}}, {"user/w": array})
+
+    assert digests(on("cuda:0")) == digests(on("cuda:1"))
+    assert on("cuda:1").arrays["user/w"].extra["device"] == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("streams/train", "stream 'train' is not the same .* give all ranks the same data"),
+        ("progress", "the place in the run is not the same .* the same loop"),
+        ("gradients", "an open accumulation window"),
+        ("user/a%2Fb", r"state entry 'a/b'.*'user/a/b/x' of rank 1 .*'a/b': everstep\.PerRank"),
+    ],
+)
+def test_the_message_names_the_part_and_the_remedy(part: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        raise difference(part, [{f"{part}/x": "0"}, {f"{part}/x": "1"}])
