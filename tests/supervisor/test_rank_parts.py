@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.state import HostArray
 from everstep.errors import RestoreError
 from everstep.state import Encoded, capture, decode, digest, encode, isolated, merge, rekey, restore, split
 from everstep.supervisor.saving.rank_parts import for_rank, own_paths
@@ -183,6 +184,18 @@ def test_an_entry_of_one_process_is_not_given_to_several_ranks() -> None:
 def test_an_entry_that_was_each_ranks_own_must_be_declared_again() -> None:
     with pytest.raises(RestoreError, match=r"step-5: .*not declared so now: 'memory'.*PerRank"):
         opened(4, 4, 1, (), memory=True)
+
+
+@pytest.mark.parametrize(("rank", "device"), [(0, "cuda:0"), (1, "cuda")])
+def test_what_ranks_have_in_common_is_loaded_onto_each_ranks_own_device(rank: int, device: str) -> None:
+    def on(device: str, name: str) -> Encoded:
+        array = HostArray("F32", (1,), np.zeros(4, np.uint8), "torch", {"device": device, "parameter": True})
+        return Encoded({"user": {name: {"$array": f"user/{name}"}}}, {f"user/{name}": array})
+
+    parts = [on(f"cuda:{each}", "memory") for each in range(2)]
+    tree, _ = for_rank(on("cuda:0", "w"), parts, rank=rank, size=2, per_rank=["memory"], where="step-5")
+    assert tree.arrays["user/w"].extra == {"device": device, "parameter": True}
+    assert tree.arrays["user/memory"].extra["device"] == f"cuda:{rank}"
 
 
 # --------------------------------------------------------------------------------- streams' own keys

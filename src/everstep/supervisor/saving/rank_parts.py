@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from everstep.contracts.state import HostArray
 from everstep.errors import RestoreError
 from everstep.state import Encoded, capture, encode, isolated, leaves, merge, rekey, split
 from everstep.state.parts import Path, children
@@ -34,8 +36,9 @@ def for_rank(
 ) -> tuple[Encoded, str | None]:
     """Return the state tree of one rank, from a checkpoint of as many ranks or of another number.
 
-    With another number of ranks, what is a rank's own and equal on all saved ranks is every rank's.  A
-    further rank has no random state: its generators are keyed by (seed, rank, step).
+    Arrays in common go to the device that is current when they are decoded; only the writer keeps numbers of
+    devices.  With another number of ranks, what is a rank's own and equal on all saved ranks is every rank's.
+    A further rank has no random state: its generators are keyed by (seed, rank, step).
 
     Args:
         common: what the saved ranks have in common.
@@ -53,6 +56,7 @@ def for_rank(
             ranks has changed, and what is a rank's own cannot be given to others.  Names it.
     """
     saved = len(parts)
+    common = _on_current_devices(common) if rank else common
     own = _entries(parts[rank if saved == size else 0])
     if saved == size:
         _require_declared(own - set(per_rank), where)
@@ -66,6 +70,18 @@ def for_rank(
     keyed = f"; ranks from {saved} on have generators keyed by (seed, rank, step)" if size > saved else ""
     note = f"{changed}: from here on the steps are not to the bit those of {_ranks(saved)}{keyed}"
     return merge(merge(common, rests[0]), random), note
+
+
+def _on_current_devices(common: Encoded) -> Encoded:
+    """Leave out the numbers of devices: all ranks would load onto the writer's, and not each onto its own."""
+
+    def placed(array: HostArray) -> HostArray:
+        device = array.extra.get("device")
+        if device is None:
+            return array
+        return replace(array, extra={**array.extra, "device": device.partition(":")[0]})
+
+    return Encoded(common.structure, {name: placed(array) for name, array in common.arrays.items()})
 
 
 def _entries(part: Encoded) -> set[str]:
