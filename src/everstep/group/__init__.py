@@ -8,7 +8,7 @@ speak to torchrun.
 
 from everstep.group.agreement import Agreement
 from everstep.group.environment import find_group
-from everstep.group.first_cause import report
+from everstep.group.first_cause import failure_of_another, report
 from everstep.group.peers import Peers
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
@@ -20,6 +20,7 @@ __all__ = [
     "Single",
     "StoreGroup",
     "exit_status",
+    "failure_of_another",
     "find_group",
     "report",
     "write_error_file",

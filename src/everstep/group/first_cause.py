@@ -26,17 +26,18 @@ def report(group: Group, error: BaseException) -> str | None:
     if group.size == 1:
         return None
     follows = isinstance(error, _MAY_FOLLOW)
-    with suppress(GroupError):  # a store that is lost knows of nobody's failure
-        if follows:
-            wait_until(lambda: _of_another(group) is not None, WAIT)
-            if found := _of_another(group):
-                return found
+    if follows and wait_until(lambda: failure_of_another(group) is not None, WAIT):
+        return failure_of_another(group)
+    with suppress(GroupError):  # the store is gone, and so nobody can be told
         group.fail(f"{type(error).__name__}: {error}")
-        if follows:  # two ranks may have reported at once: the first one counts
-            return _of_another(group)
+    # two ranks may have reported at once: the first one counts
+    return failure_of_another(group) if follows else None
+
+
+def failure_of_another(group: Group) -> str | None:
+    """Return the first failure, as "rank 1: REASON", if another rank has one and the store lives."""
+    with suppress(GroupError):
+        failure = group.failure()
+        if failure is not None and failure[0] != group.rank:
+            return f"rank {failure[0]}: {failure[1]}"
     return None
-
-
-def _of_another(group: Group) -> str | None:
-    failure = group.failure()
-    return None if failure is None or failure[0] == group.rank else f"rank {failure[0]}: {failure[1]}"

@@ -71,6 +71,9 @@ class LastWords:
         """End this process with exit status 1, from a thread, as its main thread does not come back.
 
         Nothing is saved: the main thread is in the middle of a step.
+
+        Args:
+            kind, what, cause: as in `everstep.record.Failure`.
         """
         lines = stacks()
 
