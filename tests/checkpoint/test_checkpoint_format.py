@@ -14,8 +14,9 @@ import safetensors.numpy
 import xxhash
 from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
-from everstep.checkpoint import CheckpointName, Store
-from everstep.checkpoint.format import ARRAYS, FORMAT, ITEM_BYTES, MANIFEST, OLDEST, _manifest, finite
+from everstep.checkpoint import CheckpointName, Store, finite
+from everstep.checkpoint.array_file import ITEM_BYTES
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, OLDEST, packed
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 
@@ -174,7 +175,7 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
     commit(store, at(10))
     body = json.loads((commit(store, at(20)).path / MANIFEST).read_bytes())["body"]
     other = {**body, "format": version, "versions": {"everstep": "7.1"}}
-    (store.path(at(20)) / MANIFEST).write_bytes(_manifest(other))
+    (store.path(at(20)) / MANIFEST).write_bytes(packed(other))
     with pytest.raises(
         CheckpointVersionError,
         match=rf"step-00000020 has format version {version}.*reads {OLDEST} to {FORMAT}: {remedy}",

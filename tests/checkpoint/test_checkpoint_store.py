@@ -10,7 +10,7 @@ import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
 from everstep.checkpoint import Retention, Store, save_apart
-from everstep.checkpoint.format import ARRAYS
+from everstep.checkpoint.manifest import ARRAYS
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
 
 

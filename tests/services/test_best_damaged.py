@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import everstep
-from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, OLDEST, _manifest
+from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, OLDEST, packed
 from everstep.cli.group import commands
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -116,7 +116,7 @@ def test_of_another_format_they_stay_where_they_are_and_the_run_finishes(tmp_pat
     manifest = run / "best" / "valid_loss" / BEST / MANIFEST
     for version in (OLDEST - 1, FORMAT + 1):
         body = json.loads(manifest.read_bytes())["body"]
-        manifest.write_bytes(_manifest({**body, "format": version}))
+        manifest.write_bytes(packed({**body, "format": version}))
         again = train(best_run(run))
         assert len(again.loop.ending.warnings) == 2 and again.loop.ending.finished
         assert all(f"has format version {version}" in told for told in again.loop.ending.warnings)

@@ -17,7 +17,7 @@ import torch
 
 import everstep
 from everstep import Every, Supervisor
-from everstep.checkpoint.format import FORMAT, MANIFEST, _manifest
+from everstep.checkpoint.manifest import FORMAT, MANIFEST, packed
 from everstep.errors import (
     CheckpointError,
     CheckpointVersionError,
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_a_newer_format_is_never_passed_over(tmp_path: Path) -> 
     crashed(tmp_path / "run")
     manifest = tmp_path / "run" / "checkpoints" / "step-00000005" / MANIFEST
     body = json.loads(manifest.read_bytes())["body"]
-    manifest.write_bytes(_manifest({**body, "format": FORMAT + 1, "versions": {"everstep": "7.1"}}))
+    manifest.write_bytes(packed({**body, "format": FORMAT + 1, "versions": {"everstep": "7.1"}}))
     with nothing_left(), pytest.raises(CheckpointVersionError, match=r"install everstep 7\.1"):
         Tiny(tmp_path / "run", max_epoch=2).train()
     assert manifest.exists()

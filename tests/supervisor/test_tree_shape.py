@@ -10,13 +10,13 @@ import pytest
 
 import everstep
 from everstep.checkpoint import FORMAT, read_checkpoint
-from everstep.checkpoint.format import MANIFEST, _manifest
+from everstep.checkpoint.manifest import MANIFEST, packed
 from everstep.errors import CheckpointVersionError, RestoreError
 from everstep.state import Encoded, decode
 from tiny_runs import Tiny
 
 SHAPE = {
-    5: {
+    6: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
@@ -68,13 +68,13 @@ def rewritten(path: Path, change: Any) -> None:
     """Change a manifest's body and give it the checksum of that."""
     body = json.loads((path / MANIFEST).read_bytes())["body"]
     change(body)
-    (path / MANIFEST).write_bytes(_manifest(body))
+    (path / MANIFEST).write_bytes(packed(body))
 
 
 def test_a_run_of_an_earlier_everstep_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     trained(tmp_path).train()
     rewritten(newest(tmp_path), lambda body: body.update(format=1))
-    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 5: continue with the"):
+    with pytest.raises(CheckpointVersionError, match=r"format version 1, .* reads 3 to 6: continue with the"):
         trained(tmp_path).train()
 
 

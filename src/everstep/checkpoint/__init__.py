@@ -1,12 +1,17 @@
 """Checkpoints: format, atomic commit, verification, retention, background writing."""
 
+from everstep.checkpoint.array_file import write_arrays
+from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import CommittedCheckpoint, place_apart, retire_others, save_apart
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.format import FORMAT, Checkpoint, CheckpointName, Phase, finite, write_arrays
+from everstep.checkpoint.finite import finite
+from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.format import read as read_checkpoint
-from everstep.checkpoint.format import read_body as read_manifest
+from everstep.checkpoint.format import read_own as read_own_tree
 from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.lookup import find_checkpoint
+from everstep.checkpoint.manifest import FORMAT
+from everstep.checkpoint.manifest import read_body as read_manifest
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
@@ -28,6 +33,7 @@ __all__ = [
     "place_apart",
     "read_checkpoint",
     "read_manifest",
+    "read_own_tree",
     "retire_others",
     "save_apart",
     "trial_write",

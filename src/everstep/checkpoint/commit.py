@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.checkpoint import files, format
-from everstep.checkpoint.format import CheckpointName, Phase
+from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.finite import finite
+from everstep.checkpoint.format import Phase
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
 from everstep.redaction import without_credentials
+from everstep.state import Encoded
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
     Raises:
         NonFiniteError: names the step and up to five of the arrays.
     """
-    bad = [key for key in arrays if key in guarded and not format.finite(arrays[key])]
+    bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise NonFiniteError(
@@ -111,16 +114,23 @@ def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
 
 
 def writing(
-    name: CheckpointName, structure: Json, arrays: Mapping[str, HostArray], **facts: Json
+    name: CheckpointName,
+    facts: Mapping[str, Json],
+    common: Encoded,
+    own: Encoded | None = None,
+    others: Path | None = None,
 ) -> Callable[[Path], int]:
-    """Make the function that fills a checkpoint's folder; `facts` are further values of the manifest."""
-    body: dict[str, Json] = {
-        "name": str(name),
-        "step": name.step,
-        **without_credentials(facts),
-        "structure": structure,
-    }
-    return lambda folder: format.write(folder, body, arrays)
+    """Make the function that fills a checkpoint's folder, as `format.write` does.
+
+    Args:
+        facts: values of the manifest beside the name.
+    """
+    return lambda folder: format.write(folder, body_of(name, facts), common, own, others)
+
+
+def body_of(name: CheckpointName, facts: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the facts of a manifest's body, without credentials."""
+    return {"name": str(name), "step": name.step, **without_credentials(dict(facts))}
 
 
 def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
@@ -172,8 +182,9 @@ def save_apart(
             "partial": False,
             "digest": digest,
             "segment": 0,
+            "meta": meta,
         }
-        size = place_apart(target, writing(name, structure, arrays, meta=meta, **facts), top=top)
+        size = place_apart(target, writing(name, facts, Encoded(structure, dict(arrays))), top=top)
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
     return CommittedCheckpoint(name, target, size, kept)

@@ -1,109 +1,91 @@
-"""Format of a checkpoint on disk: a folder with two files, readable without everstep.
+"""Format of a checkpoint on disk: a folder of files that are readable without everstep.
 
-`arrays.safetensors` holds the arrays' bytes.  `manifest.json` is {"checksum": ..., "body": {...}}.  The
-checksum (xxh3_128) covers the exact bytes of the body, and the body has the checksum and the size of
-`arrays.safetensors`, so no bit of either file can change unnoticed.  Nothing is ever unpickled.
+    manifest.json               {"checksum": ..., "body": {...}}, described below
+    arrays.safetensors          the arrays of the common tree
+    rank-00000.safetensors      the own tree of rank 0, if it has one; rank-00001.safetensors that of rank 1
+
+The *common tree* is the same on all ranks, and written by the writer.  A rank's *own tree* is what only that
+rank has: branches at places that the common tree leaves free.  A rank resumes from the common tree with its
+own tree laid over it; a rank without one (in a checkpoint of fewer ranks) from the common tree.  On one
+process all is common.  A tree is a *structure* (JSON, see `everstep.state`) and the *arrays* that it names.
+
+The checksum of the manifest (xxh3_128) covers the exact bytes of the body.  The body has:
+
+    format, name, step, epoch, phase, partial, digest, segment, created, versions, meta
+                    facts, see `Checkpoint`
+    structure       the structure of the common tree
+    arrays          {NAME: {"dtype", "shape", "backend", "extra", "bytes"}} of the common tree
+    ranks           for each rank the file of its own tree, null for none; as many as the checkpoint has ranks
+    files           {FILE: {"bytes", "xxh3_128"}}: size and checksum of every other file
+
+So no bit of any file can change unnoticed, and nobody needs to list the folder.  Nothing is ever unpickled.
+
+A rank's file is complete in itself, so that each rank writes one file and tells only its size and checksum.
+The strings beside its arrays (safetensors' metadata) have `everstep`: JSON with `structure` and `arrays`.
+
+An array lies whole, under its own name, in the file of its tree.  Or it lies in pieces, which any rank may
+have written: its description then has "pieces", a list of {"file", "key", "offset", "shape"}.  A piece is the
+array `key` of `file`; its first element is the element at index `offset` of the whole array.  Pieces are
+read; nothing writes them so far.
+
+A file that other checkpoints use, too, lies outside the folder: its record then has "shared", the path of its
+folder from this one ("../../shared").  So far such a checkpoint is neither written nor read, but refused.
+
+Formats 3 to 5 have neither `ranks` nor pieces, and arrays.safetensors is their only file.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
-import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, total_ordering
-from importlib.metadata import version
-from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-import xxhash
 
 from everstep.checkpoint import files
+from everstep.checkpoint.array_file import (
+    ALL,
+    ArrayFile,
+    Bytes,
+    Record,
+    copy_file,
+    damaged,
+    ordered,
+    read_arrays,
+    verify_file,
+    write_arrays,
+)
+from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint.manifest import (
+    ARRAYS,
+    FORMAT,
+    MANIFEST,
+    check_sizes,
+    json_bytes,
+    packed,
+    read_body,
+    size,
+    versions,
+)
 from everstep.contracts.state import HostArray, Json
-from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, DamagedCheckpointError
-from everstep.untrusted_files import open_regular, parse_json, read_regular
+from everstep.errors import CheckpointError, RestoreError
+from everstep.state import Encoded, merge
+from everstep.untrusted_files import parse_json
 
-FORMAT = 5
-"""Version of these files and of the state tree in them, as written; raised with every change of the tree's
-shape (tests/supervisor/test_tree_shape.py).  Version 1 was never released."""
-OLDEST = 3
-"""Oldest version that is read."""
-
-ARRAYS = "arrays.safetensors"
-MANIFEST = "manifest.json"
-
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
-}
-"""Bytes per element, by safetensors' name of the element type."""
+OWN = "everstep"
+"""Name of the string that has a rank's own tree."""
 
 Phase = Literal["step", "epoch"]
 """Kind of the boundary at which a snapshot is taken: after a step, or after an epoch's tail."""
 
-_CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to stay in the processor's cache
-_NAME = re.compile(r"(?:epoch-(\d{4,})-)?step-(\d{8,})")
-_MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
 
-
-@total_ordering
-@dataclass(frozen=True)
-class CheckpointName:
-    """Name of a checkpoint: "step-00000120", or "epoch-0003-step-00000120" after an epoch's tail.
-
-    Names sort from older to newer: by step; of two at one step, the checkpoint after the epoch is newer.
-
-    Attributes:
-        step: number of complete steps, from 0.
-        epoch: the epoch that is over, 0 before the first epoch; None inside an epoch.
-    """
-
-    step: int
-    epoch: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> CheckpointName:
-        """Parse what `str` returns.
-
-        Raises:
-            ConfigError: `text` is not a checkpoint's name.
-        """
-        match = _NAME.fullmatch(text)
-        name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
-        if name is None or str(name) != text:
-            raise ConfigError(
-                f"{text!r} is not a checkpoint's name; give one such as 'step-00000120' or "
-                "'epoch-0003-step-00000120'"
-            )
-        return name
-
-    @classmethod
-    def matches(cls, text: str) -> bool:
-        """Whether `text` is a checkpoint's name."""
-        try:
-            cls.parse(text)
-        except ConfigError:
-            return False
-        return True
-
-    def __str__(self) -> str:
-        step = f"step-{self.step:08d}"
-        return step if self.epoch is None else f"epoch-{self.epoch:04d}-{step}"
-
-    def __lt__(self, other: CheckpointName) -> bool:
-        return self._key() < other._key()
-
-    def _key(self) -> tuple[int, int]:
-        return self.step, -1 if self.epoch is None else self.epoch
+def rank_file(rank: int) -> str:
+    """Name of the file of a rank's own tree."""
+    return f"rank-{rank:05d}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -116,8 +98,11 @@ class Checkpoint:
         epoch: the epoch at the snapshot, from 1; 0 before the first epoch.
         phase: kind of the boundary: "step", or "epoch" after an epoch's tail.
         partial: whether the epoch was ended before its pass over the data.
-        structure: the state tree, encoded as JSON by `everstep.state`.
+        structure: the state tree of the rank that reads, encoded as JSON by `everstep.state`.
         arrays: the arrays to which `structure` refers, each with memory of its own.
+        common: the tree that all ranks have.
+        own: the tree that the rank that reads has alone; its structure is {} if there is none.
+        ranks: number of ranks that wrote the checkpoint.
         digest: digest of the state, as given to the commit.
         versions: versions of everstep, python, numpy and torch that wrote the checkpoint.
         created: time of the commit, in ISO form with zone.
@@ -132,6 +117,9 @@ class Checkpoint:
     partial: bool
     structure: Json
     arrays: dict[str, HostArray]
+    common: Encoded
+    own: Encoded
+    ranks: int
     digest: str
     versions: dict[str, str]
     created: str
@@ -146,21 +134,105 @@ class Checkpoint:
 # ------------------------------------------------------------------------------------- writing
 
 
-def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArray]) -> int:
-    """Write both files of a checkpoint into an existing folder; sync the files and the folder.
+def write(
+    folder: Path,
+    facts: Mapping[str, Json],
+    common: Encoded,
+    own: Encoded | None = None,
+    others: Path | None = None,
+) -> int:
+    """Write all files of a checkpoint into an existing folder, in one process; sync the files and the folder.
 
     Args:
-        facts: the manifest's body without `format`, `arrays`, `files`, `versions` and `created`.
+        facts: the manifest's body without what this module adds.
+        own: the own tree of rank 0.
+        others: a checkpoint whose files of the other ranks are copied.
 
     Returns:
-        Number of bytes of both files together.
+        Number of bytes of all files together.
 
     Raises:
-        CheckpointError: an array's bytes do not fit its shape, or `facts` are not JSON.
+        CheckpointError: an array's bytes do not fit its shape, the trees overlap, or `facts` are not JSON.
         OSError: the disk failed.
     """
-    file = write_arrays(folder / ARRAYS, arrays)
-    described = {
+    file = write_common(folder, common)
+    ranks = [write_own(folder, 0, own or Encoded({}), common)]
+    if others is not None:
+        ranks += _copies(others, folder)
+    return write_manifest(folder, facts, common, file, ranks)
+
+
+def _copies(source: Path, folder: Path) -> list[dict[str, Record]]:
+    """Copy the files of all ranks but rank 0; returns what `write_own` has returned for each."""
+    body = read_body(source)
+    ranks = [{} if name is None else {name: body["files"][name]} for name in body["ranks"][1:]]
+    for name, record in (item for own in ranks for item in own.items()):
+        copy_file(source / name, folder / name, record)
+    return ranks
+
+
+def write_common(folder: Path, common: Encoded) -> Record:
+    """Write the arrays of the common tree; returns the file's record."""
+    return write_arrays(folder / ARRAYS, common.arrays)
+
+
+def write_own(folder: Path, rank: int, own: Encoded, common: Encoded) -> dict[str, Record]:
+    """Write the file of a rank's own tree, unless the tree is empty; returns its record by its name.
+
+    Raises:
+        CheckpointError: the trees overlap, or an array's bytes do not fit its shape.
+        OSError: the disk failed.
+    """
+    if own.structure == {}:
+        return {}
+    try:
+        merge(common, own)
+    except RestoreError as error:
+        raise CheckpointError(
+            f"rank {rank} cannot save as its own what all ranks have in common ({error}); give each path to "
+            "one of them"
+        ) from None
+    tree = json_bytes(
+        {"structure": own.structure, "arrays": _described(own.arrays)}, f"the tree of rank {rank}"
+    )
+    return {rank_file(rank): write_arrays(folder / rank_file(rank), own.arrays, {OWN: tree.decode()})}
+
+
+def write_manifest(
+    folder: Path,
+    facts: Mapping[str, Json],
+    common: Encoded,
+    file: Record,
+    ranks: Sequence[Mapping[str, Record]],
+) -> int:
+    """Write the manifest, which makes a checkpoint of the files in the folder, and sync the folder.
+
+    Args:
+        file: the record of the common tree's arrays.
+        ranks: what `write_own` returned on each rank.
+
+    Returns:
+        Number of bytes of all files together.
+    """
+    written = {ARRAYS: file, **{name: record for own in ranks for name, record in own.items()}}
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        **facts,
+        "versions": versions(),
+        "created": datetime.now(UTC).isoformat(),
+        "structure": common.structure,
+        "arrays": _described(common.arrays),
+        "ranks": [next(iter(own), None) for own in ranks],
+        "files": written,
+    }
+    manifest = packed(body)
+    files.write_new(folder / MANIFEST, manifest)
+    files.fsync_folder(folder)
+    return size(body) + len(manifest)
+
+
+def _described(arrays: Mapping[str, HostArray]) -> dict[str, dict[str, Json]]:
+    return {
         name: {
             "dtype": a.dtype,
             "shape": list(a.shape),
@@ -168,111 +240,128 @@ def write(folder: Path, facts: Mapping[str, Json], arrays: Mapping[str, HostArra
             "extra": a.extra,
             "bytes": a.data.nbytes,
         }
-        for name, a in ((name, arrays[name]) for name in _ordered(arrays))
+        for name, a in ((name, arrays[name]) for name in ordered(arrays))
     }
-    made = {"versions": versions(), "created": datetime.now(UTC).isoformat()}
-    manifest = _manifest({"format": FORMAT, **facts, **made, "arrays": described, "files": {ARRAYS: file}})
-    files.write_new(folder / MANIFEST, manifest)
-    files.fsync_folder(folder)
-    return int(file["bytes"]) + len(manifest)
-
-
-def _manifest(body: dict[str, Any]) -> bytes:
-    try:
-        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint {body['name']}: JSON cannot hold its structure or meta ({error}); encode such "
-            "values first"
-        ) from error
-    return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
-
-
-def _ordered(arrays: Mapping[str, HostArray]) -> list[str]:
-    """Sort the names of arrays as in the file: the widest elements first, so that all are aligned."""
-    return sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
-
-
-def write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, Any]:
-    """Write a safetensors file; returns its size and checksum for the manifest."""
-    arrays = {name: arrays[name] for name in _ordered(arrays)}
-    header = _header(arrays)
-    digest = xxhash.xxh3_128()
-    with files.create(path) as out:
-        for data in (memoryview(header), *(a.data.data for a in arrays.values())):
-            for chunk in _chunks(data):
-                digest.update(chunk)
-                files.write(out, chunk)
-        size = out.tell()
-    return {"bytes": size, "xxh3_128": digest.hexdigest()}
-
-
-def _header(arrays: Mapping[str, HostArray]) -> bytes:
-    entries: dict[str, Any] = {}
-    start = 0
-    for name, array in arrays.items():
-        end = start + array.data.nbytes
-        entries[name] = {"dtype": array.dtype, "shape": _shape(name, array), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _shape(name: str, array: HostArray) -> list[int]:
-    """Return the shape for the header; of elements unknown to safetensors, the number of bytes."""
-    items = ITEM_BYTES.get(array.dtype)
-    if items is not None and math.prod(array.shape) * items == array.data.nbytes and name != "__metadata__":
-        return list(array.shape)
-    if array.dtype == "U8" and "dtype" in array.extra:
-        return [array.data.nbytes]
-    raise CheckpointError(
-        f"array {name!r} cannot be written: dtype {array.dtype!r} and shape {array.shape} do not fit its "
-        f"{array.data.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
-    )
-
-
-def _chunks(data: memoryview) -> Iterator[memoryview]:
-    return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
-
-
-@cache
-def _own_version() -> str:
-    """Return the version of the running everstep; a later upgrade on disk does not change the answer."""
-    return version("everstep")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of everstep, Python and NumPy, and of torch if the program uses torch."""
-    found = {"everstep": _own_version(), "python": platform.python_version(), "numpy": np.__version__}
-    if (torch := sys.modules.get("torch")) is not None:
-        found["torch"] = str(torch.__version__)
-    return found
 
 
 # ------------------------------------------------------------------------------------- reading
 
 
-def read(folder: Path) -> Checkpoint:
-    """Read a checkpoint, and verify the very bytes that are returned.
+def read(folder: Path, rank: int = 0) -> Checkpoint:
+    """Read a checkpoint as a rank resumes from it, and verify the very bytes that are returned.
+
+    Rank 0 verifies every byte of the other ranks' files, too; each rank, the sizes of all files.
 
     Raises:
         DamagedCheckpointError: says which file is damaged, and how.
         CheckpointVersionError: another everstep wrote the checkpoint in a format that is not read here.
     """
     body = read_body(folder)
+    check_sizes(folder, body)
     try:
+        common, own = _trees(folder, body, rank)
+        whole = merge(common, own) if own.structure else common
         return Checkpoint(
             path=folder,
             name=CheckpointName.parse(body["name"]),
-            arrays=_read_arrays(folder / ARRAYS, body["arrays"], body["files"][ARRAYS]),
+            structure=whole.structure,
+            arrays=whole.arrays,
+            common=common,
+            own=own,
+            ranks=len(body["ranks"]),
             **{key: body[key] for key in _PLAIN},
         )
-    except (KeyError, TypeError, ConfigError) as error:
-        _damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
 
 
-_PLAIN = ("epoch", "phase", "partial", "structure", "digest", "versions", "created", "segment", "meta")
+def _odd(folder: Path, error: Exception) -> NoReturn:
+    """Raise the error of a checkpoint whose checksums are right and whose content is not."""
+    if isinstance(error, CheckpointError):
+        raise error
+    damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+
+
+_PLAIN = ("epoch", "phase", "partial", "digest", "versions", "created", "segment", "meta")
+
+
+def _trees(folder: Path, body: dict[str, Any], rank: int) -> tuple[Encoded, Encoded]:
+    """Read the common tree and a rank's own."""
+    described = _checked(body["arrays"])
+    mine = body["ranks"][rank] if rank < len(body["ranks"]) else None
+    wanted: dict[str, set[str]] = defaultdict(set, {ARRAYS: set()})
+    for name, facts in described.items():
+        for piece in _pieces(name, facts):
+            wanted[piece["file"]].add(piece["key"])
+    found = {
+        name: read_arrays(folder / name, record, ALL if name == mine else wanted[name])
+        for name, record in body["files"].items()
+        if rank == 0 or name == mine or name in wanted
+    }
+    common = Encoded(body["structure"], {name: _array(name, described[name], found) for name in described})
+    return common, Encoded({}) if mine is None else _own(mine, found)
+
+
+def read_own(folder: Path, rank: int) -> Encoded:
+    """Read the own tree of a rank, and verify its bytes; an empty tree if the rank has none.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    body = read_body(folder)
+    mine = body["ranks"][rank] if rank < len(body["ranks"]) else None
+    if mine is None:
+        return Encoded({})
+    try:
+        return _own(mine, {mine: read_arrays(folder / mine, body["files"][mine], ALL)})
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
+
+
+def _own(mine: str, found: Mapping[str, ArrayFile]) -> Encoded:
+    tree = parse_json(found[mine].metadata[OWN])
+    arrays = {name: _array(name, facts, found, mine) for name, facts in _checked(tree["arrays"]).items()}
+    return Encoded(tree["structure"], arrays)
+
+
+def _checked(described: dict[str, Any]) -> dict[str, Any]:
+    """Require that all arrays are described as a `HostArray` needs it."""
+    if odd := [name for name, facts in described.items() if not _is_described(facts)]:
+        raise KeyError(f"arrays/{odd[0]}")
+    return described
+
+
+def _pieces(name: str, facts: Mapping[str, Any], file: str = ARRAYS) -> list[dict[str, Any]]:
+    """Return the pieces of an array; an array that lies whole is one piece."""
+    shape = facts["shape"]
+    whole = [{"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}]
+    pieces: list[dict[str, Any]] = facts.get("pieces", whole)
+    return pieces
+
+
+def _array(
+    name: str, facts: Mapping[str, Any], found: Mapping[str, ArrayFile], file: str = ARRAYS
+) -> HostArray:
+    pieces = _pieces(name, facts, file)
+    parts = [found[piece["file"]].arrays[piece["key"]] for piece in pieces]
+    if sum(part.nbytes for part in parts) != facts["bytes"]:
+        raise ValueError(f"arrays/{name}: not the {facts['bytes']} bytes that it should have")
+    data = _joined(facts, pieces, parts) if "pieces" in facts else parts[0]
+    return HostArray(facts["dtype"], tuple(facts["shape"]), data, facts["backend"], facts["extra"])
+
+
+def _joined(facts: Mapping[str, Any], pieces: list[dict[str, Any]], parts: list[Bytes]) -> Bytes:
+    """Put pieces together, as bytes in C order."""
+    shape = facts["shape"]
+    item = facts["bytes"] // max(1, math.prod(shape))
+    # zeros: where nothing is put, no old memory may show
+    whole = np.zeros((*shape, item), np.uint8)
+    for piece, part in zip(pieces, parts, strict=True):
+        spans = [(at, at + count) for at, count in zip(piece["offset"], piece["shape"], strict=True)]
+        if not all(0 <= start <= end <= most for (start, end), most in zip(spans, shape, strict=True)):
+            raise ValueError(f"the piece {piece} is not inside the shape {shape}")
+        whole[tuple(slice(*span) for span in spans)] = part.reshape(*piece["shape"], item)
+    return whole.reshape(-1)
 
 
 def verify(folder: Path) -> None:
@@ -281,134 +370,11 @@ def verify(folder: Path) -> None:
     Raises:
         DamagedCheckpointError, CheckpointVersionError: as `read`.
     """
-    body, path = read_body(folder), folder / ARRAYS
-    try:
-        name, record = body["name"], body["files"][ARRAYS]
-    except (KeyError, TypeError) as error:
-        _damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
-    if name != folder.name:
-        _damaged(folder / MANIFEST, f"belongs to {name}")
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
-    try:
-        with open_regular(path) as file:
-            _check_size(path, os.fstat(file.fileno()).st_size, record["bytes"])
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-    except OSError as error:
-        _unreadable(path, error)
-    _check_digest(path, digest, record)
-
-
-def read_body(folder: Path) -> dict[str, Any]:
-    """Read and verify the manifest alone, and return its body.
-
-    Raises:
-        DamagedCheckpointError, CheckpointVersionError: as `read`.
-    """
-    path = folder / MANIFEST
-    try:
-        raw = read_regular(path)
-    except OSError as error:
-        _unreadable(path, error)
-    match = _MANIFEST.fullmatch(raw)
-    if match is None:
-        _damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
-    found = xxhash.xxh3_128_hexdigest(match[2])
-    if found != match[1].decode():
-        _damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
-    try:
-        body: dict[str, Any] = parse_json(match[2])
-    except ValueError as error:
-        _damaged(path, f"is not JSON ({error})", error)
-    if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
-        _damaged(path, "does not have the content of a manifest")
-    _require_version(folder, body)
-    odd = [name for name, kind in _KINDS.items() if not isinstance(body.get(name), kind)]
-    if odd or not _is_record(body["files"].get(ARRAYS)):
-        _damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd) or ARRAYS})")
-    return body
-
-
-_KINDS = {
-    "name": str,
-    "epoch": int,
-    "phase": str,
-    "partial": bool,
-    "digest": str,
-    "created": str,
-    "segment": int,
-    "meta": dict | None,
-    "arrays": dict,
-    "files": dict,
-}
-"""Facts that every manifest must have, with their types."""
-
-
-def _is_record(value: object) -> bool:
-    """Whether a value has the length and the checksum of a file."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("bytes"), int)
-        and isinstance(value.get("xxh3_128"), str)
-    )
-
-
-def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
-    written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
-    if isinstance(written, int) and OLDEST <= written <= FORMAT:
-        return
-    if isinstance(written, int) and written < OLDEST:
-        remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
-    else:
-        remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
-    reads = f"{OLDEST} to {FORMAT}" if OLDEST < FORMAT else f"only {FORMAT}"
-    raise CheckpointVersionError(
-        f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
-        f"{reads}: {remedy}"
-    )
-
-
-def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
-    """Verify the cheap half: `arrays.safetensors` is there and has its size.
-
-    Raises:
-        DamagedCheckpointError: the file is missing or has another size.
-    """
-    path = folder / ARRAYS
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        _unreadable(path, error)
-    _check_size(path, found, body["files"][ARRAYS]["bytes"])
-
-
-def _read_arrays(path: Path, described: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, HostArray]:
-    """Read each array into memory of its own; the manifest lists arrays in the order of the file."""
-    if odd := [name for name, facts in described.items() if not _is_described(facts)]:
-        _damaged(path.with_name(MANIFEST), f"does not have the content of format {FORMAT} (arrays/{odd[0]})")
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            _check_size(path, size, record["bytes"])
-            digest = xxhash.xxh3_128()
-            header = size - sum(facts["bytes"] for facts in described.values())
-            if header < 0:
-                _damaged(path, f"is smaller ({size} bytes) than the arrays that the manifest lists")
-            _read_into(file, np.empty(header, np.uint8), digest)
-            arrays = {
-                name: HostArray(
-                    dtype=facts["dtype"],
-                    shape=tuple(facts["shape"]),
-                    data=_read_into(file, np.empty(facts["bytes"], np.uint8), digest),
-                    backend=facts["backend"],
-                    extra=facts["extra"],
-                )
-                for name, facts in described.items()
-            }
-    except OSError as error:
-        _unreadable(path, error)
-    _check_digest(path, digest, record)
-    return arrays
+    body = read_body(folder)
+    if body["name"] != folder.name:
+        damaged(folder / MANIFEST, f"belongs to {body['name']}")
+    for name, record in body["files"].items():
+        verify_file(folder / name, record)
 
 
 def _is_described(facts: object) -> bool:
@@ -428,77 +394,3 @@ def _listed(value: object) -> list[object]:
 
 def _is_length(value: object) -> bool:
     return type(value) is int and value >= 0
-
-
-def _read_into(file: FileIO, data: np.ndarray[Any, np.dtype[np.uint8]], digest: xxhash.xxh3_128) -> Any:
-    for chunk in _chunks(data.data):
-        rest = chunk
-        while rest:
-            count = file.readinto(rest)
-            if not count:
-                _damaged(Path(str(file.name)), "ended early while it was read")
-            rest = rest[count:]
-        digest.update(chunk)
-    return data
-
-
-def _check_size(path: Path, found: int, written: int) -> None:
-    if found != written:
-        _damaged(path, f"has {found} bytes, {written} were written" if found else "is empty")
-
-
-def _check_digest(path: Path, found: xxhash.xxh3_128, record: Mapping[str, Any]) -> None:
-    if found.hexdigest() != record["xxh3_128"]:
-        _damaged(
-            path,
-            f"has changed since it was written, or belongs to another checkpoint: checksum "
-            f"{record['xxh3_128']}, now {found.hexdigest()}",
-        )
-
-
-def _damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
-    raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
-
-
-def _unreadable(path: Path, error: OSError) -> NoReturn:
-    how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-    _damaged(path, how, error)
-
-
-# ------------------------------------------------------------------------------------- finite
-
-
-_NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
-    "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
-    "F32": (np.uint32, 0x7F80_0000, 0x7F80_0000),
-    "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),
-    "BF16": (np.uint16, 0x7F80, 0x7F80),
-    "F16": (np.uint16, 0x7C00, 0x7C00),
-    "F8_E5M2": (np.uint8, 0x7C, 0x7C),
-    "F8_E4M3": (np.uint8, 0x7F, 0x7F),  # no infinity, one NaN per sign
-    "F8_E8M0": (np.uint8, 0xFF, 0xFF),
-    "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),  # the one NaN is "minus zero"
-    "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
-}
-"""Type, mask and pattern by dtype: an element is NaN or infinite if its bits & mask == pattern."""
-
-
-def finite(array: HostArray) -> bool:
-    """Whether all elements are finite, of complex numbers both parts; looks at the bytes, chunk by chunk."""
-    name = str(array.extra.get("dtype", "")).removeprefix("torch.") if array.dtype == "U8" else ""
-    rule = _NON_FINITE.get("F16" if name == "complex32" else array.dtype)
-    chunks = _chunks(array.data.data)
-    if rule is not None:
-        kind, mask, pattern = rule
-        return not any(((np.frombuffer(c, kind) & kind(mask)) == kind(pattern)).any() for c in chunks)
-    wide = _numpy_float(name)
-    return wide is None or all(np.isfinite(np.frombuffer(c, wide)).all() for c in chunks)
-
-
-def _numpy_float(name: str) -> np.dtype[Any] | None:
-    """Return NumPy's float or complex dtype of that name; None for other names."""
-    try:
-        dtype = np.dtype(name or "u1")
-    except (TypeError, ValueError):
-        return None
-    return dtype if dtype.kind in "fc" else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from everstep.checkpoint import format
 from everstep.checkpoint.format import Checkpoint
+from everstep.checkpoint.manifest import MANIFEST
 from everstep.checkpoint.store import Store
 from everstep.errors import NoCheckpointError
 
@@ -23,7 +24,7 @@ def find_checkpoint(path: Path, say: Callable[[str], None], *, interim: bool = T
         NoCheckpointError: the run's newest checkpoint names none of the best weights.
         CheckpointError: as `Store.find`.
     """
-    if (path / format.MANIFEST).exists():
+    if (path / MANIFEST).exists():
         return format.read(path)
     if not path.is_dir():
         path = _of_metric(path)
@@ -50,7 +51,7 @@ def _best_in(folder: Path) -> Path:
     for metric, path in store.best().items():
         if store.best_folder(metric) == folder:
             return path
-    there = sorted(str(path.parent) for path in folder.glob(f"*/{format.MANIFEST}"))
+    there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
     raise NoCheckpointError(
         f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
         f"of those that it names is there; give the folder of the weights that you want: "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import xxhash
 
 from everstep.checkpoint import files
-from everstep.checkpoint.format import CheckpointName
+from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.untrusted_files import open_regular
 
 _LONGEST = 4096  # bytes that are read: more than the longest path

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from everstep.arguments import integer
-from everstep.checkpoint.format import CheckpointName
+from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.errors import ConfigError
 from everstep.schedule import Every, Schedule
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import files, format, pointer
+from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
     CommittedCheckpoint,
     is_equal,
@@ -24,7 +25,8 @@ from everstep.checkpoint.commit import (
     require_finite,
     writing,
 )
-from everstep.checkpoint.format import Checkpoint, CheckpointName, Phase
+from everstep.checkpoint.format import Checkpoint, Phase
+from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
 from everstep.checkpoint.pointer import PointerKind
 from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
 from everstep.contracts.state import HostArray, Json
@@ -38,6 +40,7 @@ from everstep.errors import (
     NoCheckpointError,
     nearest,
 )
+from everstep.state import Encoded
 from everstep.untrusted_files import read_note
 
 
@@ -144,6 +147,7 @@ class Store:
         partial: bool = False,
         meta: Json = None,
         guarded: Collection[str] = (),
+        own: Encoded | None = None,
     ) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
@@ -156,13 +160,22 @@ class Store:
             meta: JSON without NaN.  `keep_best` reads `meta["metrics"]` ({name: value}), without values of
                 other steps by `meta["metric_steps"]` ({name: step}).
             guarded: names of arrays that must be finite.
+            own: the tree that rank 0 has alone, see `format`; `structure` and `arrays` are the common tree.
 
         Raises:
             NonFiniteError: a guarded array has NaN or infinity; nothing was written.
             CheckpointError: the values cannot be written in this format.
             OSError: the disk failed; nothing of this checkpoint is left.
         """
-        require_finite(name, arrays, guarded)  # first: a bad state leaves the directory as it was
+        mine = own or Encoded({})
+        # first: a bad state leaves the directory as it was
+        require_finite(name, {**arrays, **mine.arrays}, guarded)
+        facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
+        facts |= {"segment": self.segment, "meta": meta}
+        return self._put(name, digest, writing(name, facts, Encoded(structure, dict(arrays)), mine))
+
+    def _put(self, name: CheckpointName, digest: str, write: Callable[[Path], int]) -> CommittedCheckpoint:
+        """Let `write` fill the folder of a checkpoint, unless one with this digest is there."""
         require_no_link(self.path(name), self.run_dir)
         held = self._whole(name)
         if held is not None and held.digest == digest:
@@ -177,16 +190,13 @@ class Store:
             return moved
 
         files.make_dir(self._folder)
-        facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
-        write = writing(name, structure, arrays, meta=meta, segment=self.segment, **facts)
         size = place(self.path(name), write, make_room)
         self._forget(name)
         self._point_to(name)  # after the folder is in place: the pointer names what is there
         if moved is not None and held is not None and _is_open(held):
             with contextlib.suppress(OSError):
-                files.retire(
-                    moved, top=self.run_dir
-                )  # the new checkpoint is of the same boundary, run to its end
+                # the new checkpoint is of the same boundary, run to its end
+                files.retire(moved, top=self.run_dir)
         return CommittedCheckpoint(name, self.path(name), size, kept=False)
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
@@ -205,16 +215,12 @@ class Store:
         meta: dict[str, Json] = {**foreign, **facts, "run": self.run}
         # weights first: after a kill in between, no checkpoint here names weights that are missing
         self._adopt_best(checkpoint)
-        self.commit(
-            checkpoint.name,
-            checkpoint.structure,
-            checkpoint.arrays,
-            digest=checkpoint.digest,
-            epoch=checkpoint.epoch,
-            phase=checkpoint.phase,
-            partial=checkpoint.partial,
-            meta=meta,
-        )
+        told: dict[str, Json] = {"epoch": checkpoint.epoch, "phase": checkpoint.phase}
+        told |= {"partial": checkpoint.partial, "digest": checkpoint.digest}
+        told |= {"segment": self.segment, "meta": meta}
+        others = checkpoint.path if checkpoint.ranks > 1 else None
+        write = writing(checkpoint.name, told, checkpoint.common, checkpoint.own, others)
+        self._put(checkpoint.name, checkpoint.digest, write)
         return meta
 
     def _adopt_best(self, checkpoint: Checkpoint) -> None:
@@ -238,9 +244,7 @@ class Store:
                 about: Any = best.meta
                 facts: dict[str, Json] = {"epoch": best.epoch, "phase": best.phase, "partial": best.partial}
                 facts |= {"digest": best.digest, "segment": best.segment, "meta": {**about, "run": self.run}}
-                place_apart(
-                    target, writing(best.name, best.structure, best.arrays, **facts), top=self.run_dir
-                )
+                place_apart(target, writing(best.name, facts, best.common, best.own), top=self.run_dir)
 
     def _whole(self, name: CheckpointName) -> Checkpoint | None:
         """Read the checkpoint of a name; None if it is missing, damaged or another run's."""
@@ -293,7 +297,7 @@ class Store:
         for path in self.best_folders():
             try:
                 format.verify(path)
-                self._require_own(format.read_body(path)["meta"], path)
+                self._require_own(read_body(path)["meta"], path)
             except (DamagedCheckpointError, ForeignCheckpointError) as error:
                 problems.append(f"best weights in {path.parent.name}: {error}; {self.set_aside_best(path)}")
             except CheckpointVersionError as error:
@@ -306,8 +310,8 @@ class Store:
 
     # ------------------------------------------------------------------------------------ reading
 
-    def read(self, name: CheckpointName) -> Checkpoint:
-        """Read and verify one checkpoint.
+    def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
+        """Read and verify one checkpoint, as `rank` resumes from it; rank 0 verifies every byte of all ranks.
 
         Raises:
             NoCheckpointError: no checkpoint has the name; names the nearest.
@@ -316,10 +320,10 @@ class Store:
             ForeignCheckpointError: another run wrote the checkpoint.
         """
         self._require(name)
-        found = format.read(self.path(name))
+        found = format.read(self.path(name), rank)
         if found.name != name:
             raise DamagedCheckpointError(
-                f"checkpoint {name} is damaged: {self.path(name) / format.MANIFEST} belongs to {found.name}"
+                f"checkpoint {name} is damaged: {self.path(name) / MANIFEST} belongs to {found.name}"
             )
         self._require_own(found.meta, found.path)
         return found
@@ -637,8 +641,8 @@ class Store:
         """Read the facts from the manifest, once; None where the manifest or sizes are damaged."""
         if name not in self._facts and name not in self._damaged:
             try:
-                body = format.read_body(self.path(name))
-                format.check_sizes(self.path(name), body)
+                body = read_body(self.path(name))
+                check_sizes(self.path(name), body)
             except CheckpointError:
                 return None
             try:
@@ -699,10 +703,10 @@ def _is_open(checkpoint: Checkpoint) -> bool:
 
 
 def _read_elsewhere(path: Path) -> Checkpoint:
-    if not (path / format.MANIFEST).exists():
+    if not (path / MANIFEST).exists():
         around = [path.parent, path, path / "checkpoints"]
-        known = [other.parent for folder in around for other in folder.glob(f"*/{format.MANIFEST}")]
+        known = [other.parent for folder in around for other in folder.glob(f"*/{MANIFEST}")]
         raise NoCheckpointError(
-            f"no checkpoint in {path} (it has no {format.MANIFEST}): {nearest(str(path), map(str, known))}"
+            f"no checkpoint in {path} (it has no {MANIFEST}): {nearest(str(path), map(str, known))}"
         )
     return format.read(path)

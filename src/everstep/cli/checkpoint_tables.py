@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from everstep.checkpoint import CheckpointName, Store, is_interim, pointer, read_manifest
-from everstep.checkpoint.format import ARRAYS, check_sizes
+from everstep.checkpoint.manifest import check_sizes, size
 from everstep.errors import CheckpointError, ConfigError
 from everstep.index.run_queries import metric_names, metric_rows
 from everstep.services.best import direction
@@ -58,7 +58,8 @@ def _describe(store: Store, name: CheckpointName, pinned: bool, named: bool) -> 
         "partial": body["partial"],
         "interim": is_interim(body),
         "digest": body["digest"],
-        "bytes": body["files"][ARRAYS]["bytes"],
+        "bytes": size(body),
+        "ranks": len(body["ranks"]),
         "created": _timestamp(body["created"]),
         "metrics": (body["meta"] or {}).get("metrics", {}),
         "one_fingerprint": (body["meta"] or {}).get("one_fingerprint", True),

@@ -22,8 +22,8 @@ class RunDifference(NamedTuple):
     """A thing that differs between two runs, or that a run has twice.
 
     Attributes:
-        path: what it is: "leaf/PATH", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH", "ended"
-            or "checkpoint".
+        path: what it is: "leaf/PATH" (of another rank than 0 "rank R/leaf/PATH"), "checkpoint",
+            "ranks", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH" or "ended".
         a, b: short description of the value in each run; "absent" if a run lacks the value.
     """
 
@@ -73,10 +73,20 @@ def _facts(run_dir: Path) -> _Facts:
         return facts
     last = store.read(names[-1])
     facts["checkpoint"] = [str(last.name).encode()]
-    for path, data in state_leaves(last).items():
-        if path.split("/")[0].removesuffix("#") != "wall":
-            facts[f"leaf/{path}"] = [data]
+    facts["ranks"] = [str(last.ranks).encode()]
+    facts |= _leaves("leaf", Encoded(last.structure, last.arrays))
+    for rank in range(1, last.ranks):
+        facts |= _leaves(f"rank {rank}/leaf", store.read(last.name, rank).own)
     return facts | _best(run_dir, last)
+
+
+def _leaves(where: str, tree: Encoded) -> _Facts:
+    """Return the leaves of a tree outside `wall/`, each below `where`."""
+    return {
+        f"{where}/{path}": [bytes(data)]
+        for path, data in leaves(tree)
+        if path.split("/")[0].removesuffix("#") != "wall"
+    }
 
 
 def _rows(run_dir: Path) -> _Facts:

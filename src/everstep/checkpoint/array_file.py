@@ -1,0 +1,268 @@
+"""Files of arrays: safetensors, each with a checksum over all of its bytes.
+
+A *record* is what the manifest says of a file: {"bytes": size, "xxh3_128": checksum in hex}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Container, Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from everstep.checkpoint import files
+from everstep.contracts.state import HostArray
+from everstep.errors import CheckpointError, DamagedCheckpointError
+from everstep.untrusted_files import open_regular, parse_json
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes per element, by safetensors' name of the element type."""
+
+Record: TypeAlias = dict[str, Any]
+Bytes: TypeAlias = NDArray[np.uint8]
+
+_METADATA = "__metadata__"
+_CHUNK = 1 << 20  # bytes hashed and written (read) at a time: small enough to stay in the processor's cache
+
+
+class ArrayFile(NamedTuple):
+    """Content of a file whose every byte was verified.
+
+    Attributes:
+        arrays: the bytes of the wanted arrays by name, each in memory of its own.
+        metadata: strings beside the arrays.
+    """
+
+    arrays: dict[str, Bytes]
+    metadata: dict[str, str]
+
+
+class _All:
+    """Container that has every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+ALL = _All()
+
+
+def is_record(value: object) -> bool:
+    """Whether a value has the size and the checksum of a file."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("bytes"), int)
+        and isinstance(value.get("xxh3_128"), str)
+    )
+
+
+def chunks(data: memoryview) -> Iterator[memoryview]:
+    """Divide bytes into pieces that fit the processor's cache."""
+    return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
+) -> Record:
+    """Write a new safetensors file, and sync it; returns its record.
+
+    Args:
+        metadata: strings that the file has beside the arrays.
+
+    Raises:
+        CheckpointError: an array's bytes do not fit its shape.
+        OSError: the disk failed.
+    """
+    arrays = {name: arrays[name] for name in ordered(arrays)}
+    header = _header(arrays, metadata)
+    digest = xxhash.xxh3_128()
+    with files.create(path) as out:
+        for data in (memoryview(header), *(a.data.data for a in arrays.values())):
+            for chunk in chunks(data):
+                digest.update(chunk)
+                files.write(out, chunk)
+        size = out.tell()
+    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+
+
+def ordered(arrays: Mapping[str, HostArray]) -> list[str]:
+    """Sort the names of arrays as in the file: the widest elements first, so that all are aligned."""
+    return sorted(arrays, key=lambda name: (-ITEM_BYTES.get(arrays[name].dtype, 1), name))
+
+
+def _header(arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None) -> bytes:
+    entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    start = 0
+    for name, array in arrays.items():
+        end = start + array.data.nbytes
+        entries[name] = {"dtype": array.dtype, "shape": _shape(name, array), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _shape(name: str, array: HostArray) -> list[int]:
+    """Return the shape for the header; of elements unknown to safetensors, the number of bytes."""
+    items = ITEM_BYTES.get(array.dtype)
+    if items is not None and math.prod(array.shape) * items == array.data.nbytes and name != _METADATA:
+        return list(array.shape)
+    if array.dtype == "U8" and "dtype" in array.extra:
+        return [array.data.nbytes]
+    raise CheckpointError(
+        f"array {name!r} cannot be written: dtype {array.dtype!r} and shape {array.shape} do not fit its "
+        f"{array.data.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
+    )
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read_arrays(path: Path, record: Record, wanted: Container[str]) -> ArrayFile:
+    """Verify every byte of a file, and return the arrays whose names are in `wanted`.
+
+    Raises:
+        DamagedCheckpointError: the file is not the file of the record, or is not a safetensors file.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_size(path, size, record)
+            digest = xxhash.xxh3_128()
+            length = int.from_bytes(_read(file, min(8, size), digest), "little")
+            text = _read(file, length if length <= size - 8 else 0, digest)
+            layout = _layout(bytes(text), size - 8 - len(text))
+            found: dict[str, Bytes] = {}
+            # what is not wanted, or not understood, is read for the checksum
+            for name, count in layout.arrays.items() if layout else [("", size - file.tell())]:
+                if layout and name in wanted:
+                    found[name] = _read(file, count, digest)
+                else:
+                    _pass_over(file, count, digest)
+    except OSError as error:
+        unreadable(path, error)
+    check_digest(path, digest, record)
+    if layout is None:
+        damaged(path, "is not a safetensors file")
+    return ArrayFile(found, layout.metadata)
+
+
+class _Layout(NamedTuple):
+    """Number of bytes of each array by name, in the order of the file, and the metadata."""
+
+    arrays: dict[str, int]
+    metadata: dict[str, str]
+
+
+def _layout(header: bytes, size: int) -> _Layout | None:
+    """Understand a header before `size` bytes of arrays; None where it is not that of a safetensors file."""
+    try:
+        entries = parse_json(header)
+        metadata = entries.pop(_METADATA, {})
+        spans = sorted((*entry["data_offsets"], name) for name, entry in entries.items())
+        ends = [0, *(end for _, end, _ in spans)]
+        whole = (
+            all(start == end for (start, _, _), end in zip(spans, ends, strict=False)) and ends[-1] == size
+        )
+        arrays = {name: end - start for start, end, name in spans}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    fits = whole and isinstance(metadata, dict) and all(type(n) is int and n >= 0 for n in arrays.values())
+    return _Layout(arrays, metadata) if fits else None
+
+
+def _read(file: FileIO, count: int, digest: xxhash.xxh3_128) -> Bytes:
+    data = np.empty(count, np.uint8)
+    for chunk in chunks(data.data):
+        _fill(file, chunk, digest)
+    return data
+
+
+def _pass_over(file: FileIO, count: int, digest: xxhash.xxh3_128) -> None:
+    buffer = memoryview(bytearray(min(count, _CHUNK)))
+    for start in range(0, count, _CHUNK):
+        _fill(file, buffer[: count - start], digest)
+
+
+def _fill(file: FileIO, chunk: memoryview, digest: xxhash.xxh3_128) -> None:
+    rest = chunk
+    while rest:
+        count = file.readinto(rest)
+        if not count:
+            damaged(Path(str(file.name)), "ended early while it was read")
+        rest = rest[count:]
+    digest.update(chunk)
+
+
+def verify_file(path: Path, record: Record) -> None:
+    """Verify every byte of a file, in little memory.
+
+    Raises:
+        DamagedCheckpointError: the file is not the file of the record.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_size(path, size, record)
+            _pass_over(file, size, digest)
+    except OSError as error:
+        unreadable(path, error)
+    check_digest(path, digest, record)
+
+
+def copy_file(source: Path, target: Path, record: Record) -> None:
+    """Copy a file durably, and verify the bytes that are copied.
+
+    Raises:
+        DamagedCheckpointError: the source is not the file of the record.
+        OSError: the disk failed.
+    """
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
+    with open_regular(source) as file, files.create(target) as out:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            files.write(out, buffer[:count])
+    check_digest(source, digest, record)
+
+
+def check_size(path: Path, found: int, record: Record) -> None:
+    """Refuse a file that has another size than its record."""
+    if found != record["bytes"]:
+        damaged(path, f"has {found} bytes, {record['bytes']} were written" if found else "is empty")
+
+
+def check_digest(path: Path, found: xxhash.xxh3_128, record: Record) -> None:
+    """Refuse a file that has another checksum than its record."""
+    if found.hexdigest() != record["xxh3_128"]:
+        damaged(
+            path,
+            f"has changed since it was written, or belongs to another checkpoint: checksum "
+            f"{record['xxh3_128']}, now {found.hexdigest()}",
+        )
+
+
+def damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
+    """Raise the error of a file that is not as it was written."""
+    raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
+
+
+def unreadable(path: Path, error: OSError) -> NoReturn:
+    """Raise the error of a file that is missing or cannot be read."""
+    how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    damaged(path, how, error)

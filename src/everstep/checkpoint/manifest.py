@@ -1,0 +1,175 @@
+"""The manifest of a checkpoint: its bytes, its checksum, and what is checked of it; see `format`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from everstep.checkpoint.array_file import check_size, damaged, is_record, unreadable
+from everstep.errors import CheckpointError, CheckpointVersionError
+from everstep.untrusted_files import parse_json, read_regular
+
+FORMAT = 6
+"""Version of these files and of the state tree in them, as written; raised with every change of the tree's
+shape (tests/supervisor/test_tree_shape.py).  Version 1 was never released."""
+OLDEST = 3
+"""Oldest version that is read."""
+
+ARRAYS = "arrays.safetensors"
+MANIFEST = "manifest.json"
+
+_MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
+
+
+def packed(body: Mapping[str, Any]) -> bytes:
+    """Return the bytes of the file.
+
+    Raises:
+        CheckpointError: JSON cannot hold a value of `body`.
+    """
+    text = json_bytes(body, f"checkpoint {body['name']}")
+    return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
+
+
+def json_bytes(value: Any, whose: str) -> bytes:
+    """Return a value as compact JSON.
+
+    Raises:
+        CheckpointError: JSON cannot hold the value.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{whose}: JSON cannot hold its structure or meta ({error}); encode such values first"
+        ) from error
+
+
+@cache
+def _own_version() -> str:
+    """Return the version of the running everstep; a later upgrade on disk does not change the answer."""
+    return version("everstep")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everstep, Python and NumPy, and of torch if the program uses torch."""
+    found = {"everstep": _own_version(), "python": platform.python_version(), "numpy": np.__version__}
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = str(torch.__version__)
+    return found
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """Read and verify the manifest alone, and return its body, with `ranks` also in older formats.
+
+    Raises:
+        DamagedCheckpointError, CheckpointVersionError: as `read`.
+    """
+    path = folder / MANIFEST
+    try:
+        raw = read_regular(path)
+    except OSError as error:
+        unreadable(path, error)
+    match = _MANIFEST.fullmatch(raw)
+    if match is None:
+        damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
+    found = xxhash.xxh3_128_hexdigest(match[2])
+    if found != match[1].decode():
+        damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
+    try:
+        body: dict[str, Any] = parse_json(match[2])
+    except ValueError as error:
+        damaged(path, f"is not JSON ({error})", error)
+    if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
+        damaged(path, "does not have the content of a manifest")
+    _require_version(folder, body)
+    if body["format"] < 6:
+        body["ranks"] = [None]
+    if odd := list(_oddities(body)):
+        damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
+    _require_nothing_shared(folder, body)
+    return body
+
+
+_KINDS = {
+    "name": str,
+    "epoch": int,
+    "phase": str,
+    "partial": bool,
+    "digest": str,
+    "created": str,
+    "segment": int,
+    "meta": dict | None,
+    "arrays": dict,
+    "ranks": list,
+    "files": dict,
+}
+"""Facts that every manifest must have, with their types."""
+
+
+def _oddities(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of facts that are missing or of a wrong kind."""
+    if wrong := [name for name, kind in _KINDS.items() if not isinstance(body.get(name), kind)]:
+        yield from wrong
+        return
+    listed = body["files"]
+    # a name with a folder in it could lead anywhere
+    yield from (name for name, record in listed.items() if not is_record(record) or Path(name).name != name)
+    yield from (str(name) for name in (ARRAYS, *body["ranks"]) if name is not None and name not in listed)
+    if not body["ranks"]:
+        yield "ranks"
+
+
+def _require_nothing_shared(folder: Path, body: Mapping[str, Any]) -> None:
+    shared = [name for name, record in body["files"].items() if "shared" in record]
+    if shared:
+        place, writer = body["files"][shared[0]]["shared"], body["versions"].get("everstep", "of its time")
+        raise CheckpointVersionError(
+            f"checkpoint {folder} keeps {shared[0]} in {place}, together with other checkpoints, and this "
+            f"everstep ({version('everstep')}) does not read that: install everstep {writer} or newer"
+        )
+
+
+def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
+    written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
+    if isinstance(written, int) and OLDEST <= written <= FORMAT:
+        return
+    if isinstance(written, int) and written < OLDEST:
+        remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
+    else:
+        remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
+    reads = f"{OLDEST} to {FORMAT}" if OLDEST < FORMAT else f"only {FORMAT}"
+    raise CheckpointVersionError(
+        f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
+        f"{reads}: {remedy}"
+    )
+
+
+def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
+    """Verify the cheap half: all files are there and have their sizes.
+
+    Raises:
+        DamagedCheckpointError: a file is missing or has another size.
+    """
+    for name, record in body["files"].items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            unreadable(path, error)
+        check_size(path, found, record)
+
+
+def size(body: Mapping[str, Any]) -> int:
+    """Number of bytes of all files of a checkpoint but the manifest."""
+    return sum(record["bytes"] for record in body["files"].values())
