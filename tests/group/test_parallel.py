@@ -80,6 +80,7 @@ say("gradients", model[2][0].bias.grad.item())
 for wrong, text in [
     (lambda: everstep.torch.parallel(wrapped, bucket_cap_mb=1), "already"),
     (lambda: everstep.torch.parallel(nn.Linear(1, 1).requires_grad_(False)), "leave out"),
+    (lambda: everstep.torch.parallel(nn.SyncBatchNorm.convert_sync_batchnorm(model)), "use BatchNorm on the CPU"),
 ]:
     try:
         wrong()
@@ -96,7 +97,7 @@ for each in (wrapped, *compiled):
     )
     first, second = (text.splitlines() for text in outputs(program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
-    assert len(first) == 4 and first[1] == "0: gradients 2.0"
+    assert len(first) == 5 and first[1] == "0: gradients 2.0"
 
 
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ class NumpyBackend:
         """Return 1: NumPy computes in a single process."""
         return 1
 
+    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
+        """Refuse nothing: NumPy has no optimizers."""
+
+    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+        """Do nothing: NumPy does not communicate."""
+
     def describe(self) -> dict[str, str]:
         """Return NumPy's version."""
         return {"numpy": np.__version__}

@@ -244,6 +244,26 @@ class Backend(Protocol):
     def processes(self) -> int:
         """Count the processes that compute together by the framework's own means, this process included."""
 
+    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
+        """Refuse objects of the state that several processes would train each by itself, or inexactly.
+
+        Objects that may differ between the processes are not among `objects`.
+
+        Args:
+            size: number of processes, 2 or more.
+
+        Raises:
+            ConfigError: names what is trained, and the line to add.
+        """
+
+    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+        """Make training on several processes exact: a step has the same bits in every start of the run.
+
+        All processes call this at the same place, with equal objects, between entry and the first step;
+        at a resume after the state is loaded.  It may communicate.  Values of the state, gradients and random
+        state stay as they are, but for buffers that the framework shares, which become the writer's.
+        """
+
     def describe(self) -> dict[str, str]:
         """Describe the version and the devices, for the run's record."""
 

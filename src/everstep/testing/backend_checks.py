@@ -88,6 +88,8 @@ def _check_facts(backend: Backend) -> None:
     assert backend.processes() == 1, (
         f"processes() is {backend.processes()}: there is one process here, outside any group"
     )
+    backend.require_synchronised({}, 2)  # a state without models is refused by nobody
+    backend.prepare_ranks({})
     assert backend.entry(object()) is None, "entry() takes an object that is not the framework's"
     assert backend.pack(object()) is None, "pack() takes an object that is not the framework's"
 

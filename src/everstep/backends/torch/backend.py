@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from everstep.backends.torch import ranks
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
@@ -251,6 +252,14 @@ class TorchBackend:
         """Number of processes in torch.distributed's group; 1 without a group."""
         group = torch.distributed
         return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+    def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
+        """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
+        ranks.require_synchronised(objects, size)
+
+    def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
+        """Fix the buckets of each DistributedDataParallel, and share buffers after each forward pass."""
+        ranks.prepare(objects)
 
     def describe(self) -> dict[str, str]:
         """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""

@@ -39,8 +39,8 @@ def parallel(model: Module, **options: Any) -> Module:
         options: arguments of DistributedDataParallel (bucket_cap_mb, find_unused_parameters ...).
 
     Raises:
-        ConfigError: an option is unknown, nothing in the model is trained, or a variable of the launcher is
-            missing.
+        ConfigError: an option is unknown, nothing in the model is trained, SyncBatchNorm is on the CPU, or a
+            variable of the launcher is missing.
         StateError: a parameter is sharded.
     """
     if not isinstance(model, Module):
@@ -63,6 +63,11 @@ def parallel(model: Module, **options: Any) -> Module:
             "nothing to average: leave out parallel(...) around it"
         )
     kinds = {parameter.device.type for parameter in model.parameters()}
+    if kinds == {"cpu"} and any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
+        raise ConfigError(
+            f"the {type(model).__name__} has SyncBatchNorm, which torch has for GPUs alone: use BatchNorm on "
+            "the CPU (without convert_sync_batchnorm), whose statistics are those of each rank's part"
+        )
     _open_group(on_cuda=kinds == {"cuda"})
     if kinds == {"cuda"} and _group.is_ours:
         _move(model)

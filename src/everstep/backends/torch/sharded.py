@@ -20,5 +20,6 @@ def refuse_sharded(tensor: Tensor, what: str) -> None:
     if home is not None and isinstance(tensor, home.DTensor):
         raise StateError(
             f"{what} is sharded over processes (fully_shard), and everstep saves what one process holds: "
-            "give the module as it is, without fully_shard, and train it in one process"
+            "give the module as it is, without fully_shard; on several processes wrap it with "
+            "everstep.torch.parallel(model)"
         )

@@ -67,7 +67,7 @@ class TorchUnsavedObjects:
         """List the outermost modules of this process that share no module and no array with the state."""
         ours = {id(part) for root in _held(self._objects) for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
-        others = [each for each in _alive() if id(each) not in ours]
+        others = [each for each in alive_modules() if id(each) not in ours]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
         return [each for each in outermost if ours.isdisjoint(map(id, _parts(each)))]
@@ -82,7 +82,7 @@ def _held(value: Any, depth: int = 4) -> Iterator[Module]:
             yield from _held(each, depth - 1)
 
 
-def _alive() -> Iterable[Module]:
+def alive_modules() -> Iterable[Module]:
     """List every module of this process; the filter is in C, as there may be a million other objects."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Module)}

@@ -55,7 +55,7 @@ class TorchUpdateCounter:
         self.updates = 0
         self._objects = objects
         pairs = list(flatten(objects))
-        self._layers = {name: layers(optimizer) for name, optimizer in _optimizers(pairs)}
+        self._layers = {name: layers(optimizer) for name, optimizer in optimizers(pairs)}
         self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
         self.optimizers = len(self._own)
         scalers = [value for _, value in pairs if isinstance(value, torch.amp.GradScaler)]
@@ -314,7 +314,7 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
+def optimizers(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Optimizer]]:
     for name, value in pairs:
         if isinstance(value, Optimizer):
             yield name, value

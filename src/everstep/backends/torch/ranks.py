@@ -1,0 +1,210 @@
+"""Models that several processes train: what synchronises them, and how that is made exact."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep.backends.torch.optimizers import innermost
+from everstep.backends.torch.unsaved_modules import alive_modules
+from everstep.backends.torch.update_counter import flatten, optimizers
+from everstep.backends.torch.wrappers import named_parameters
+from everstep.errors import ConfigError
+
+
+def prepare(objects: Mapping[str, Any]) -> None:
+    """Make each DistributedDataParallel that trains the objects compute equal bits in each step and start."""
+    for ddp in _wrappers(objects):
+        _fix_buckets(ddp)
+        _share_buffers(ddp)
+
+
+def require_synchronised(objects: Mapping[str, Any], size: int) -> None:
+    """Refuse objects that `size` ranks would train each by itself, or not to the bit.
+
+    Raises:
+        ConfigError: says what to change.
+    """
+    _refuse_fsdp(objects)
+    found = _wrappers(objects)
+    averaged = {id(parameter) for ddp in found for parameter in _averaged(ddp)}
+    names = {id(p): f"{entry}/{name}" for entry, name, p in _parameters_of_models(objects)}
+    lonely = [
+        names.get(id(parameter), f"parameter {index} of {owner!r}")
+        for owner, index, parameter in _stepped(objects)
+        if parameter.requires_grad and id(parameter) not in averaged
+    ]
+    if lonely:
+        some = ", ".join(lonely[:3]) + (f" and {len(lonely) - 3} more" if len(lonely) > 3 else "")
+        raise ConfigError(
+            f"on {size} ranks each would train {some} by itself, as no wrapper averages the gradients; wrap "
+            "the model before the loop, model = everstep.torch.parallel(model), and train with what it "
+            "returns (a Task: parallel=True)"
+        )
+    for ddp in found:
+        _refuse_other_ranks(ddp, size)
+        _refuse_hook(ddp, objects)
+
+
+# ------------------------------------------------------------------------------ which wrappers there are
+
+
+def _wrappers(objects: Mapping[str, Any]) -> list[DistributedDataParallel]:
+    """Find what averages gradients of the state, also outside it: a state may hold the bare model.
+
+    The order is that of the parameters in the state, on all ranks: each wrapper makes collectives.
+    """
+    order: dict[int, int] = {}
+    for *_, parameter in (*_parameters_of_models(objects), *_stepped(objects)):
+        order.setdefault(id(parameter), len(order))
+    places = {
+        ddp: min((order[id(p)] for p in _averaged(ddp) if id(p) in order), default=-1)
+        for ddp in alive_modules()
+        if isinstance(ddp, DistributedDataParallel)
+    }
+    return sorted((ddp for ddp, place in places.items() if place >= 0), key=places.__getitem__)
+
+
+def _averaged(ddp: DistributedDataParallel) -> Iterator[Tensor]:
+    for name, parameter in ddp.module.named_parameters():
+        if name not in ddp.parameters_to_ignore:
+            yield parameter
+
+
+def _parameters_of_models(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    for entry, value in flatten(objects):
+        if isinstance(value, Module):
+            yield from ((entry, name, parameter) for name, parameter in named_parameters(value))
+        elif isinstance(value, Tensor):
+            yield entry, "", value
+
+
+def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
+    for owner, optimizer in optimizers(flatten(objects)):
+        groups: Any = innermost(optimizer).param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        yield from ((owner, index, parameter) for index, parameter in enumerate(parameters))
+
+
+# ------------------------------------------------------------------------------------- what is refused
+
+
+def _refuse_fsdp(objects: Mapping[str, Any]) -> None:
+    home = sys.modules.get("torch.distributed.fsdp")
+    for entry, value in flatten(objects):
+        parts = value.modules() if isinstance(value, Module) and home is not None else ()
+        if any(isinstance(part, home.FullyShardedDataParallel) for part in parts):  # type: ignore[union-attr]
+            raise ConfigError(
+                f"state entry {entry!r} is a FullyShardedDataParallel, and sharded models are not yet "
+                "supported: wrap the bare model with everstep.torch.parallel(model) instead"
+            )
+
+
+def _refuse_other_ranks(ddp: DistributedDataParallel, size: int) -> None:
+    averaging = dist.get_world_size(ddp.process_group)
+    if averaging != size:
+        raise ConfigError(
+            f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over {averaging} of "
+            f"{size} ranks: leave out its process_group=, so that all ranks train one model"
+        )
+
+
+_PRECISION = "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks"
+
+
+def _refuse_hook(ddp: DistributedDataParallel, objects: Mapping[str, Any]) -> None:
+    """Refuse a communication hook that keeps what no checkpoint has, as PowerSGD's error feedback."""
+    saved = {id(value) for _, value in flatten(objects)}
+    for hook, state in ddp._comm_hooks:
+        stateless = isinstance(state, type(None) | dist.ProcessGroup | weakref.ref) or (
+            type(state).__module__ == _PRECISION
+        )
+        if not stateless and id(state) not in saved:
+            raise ConfigError(
+                f"the communication hook {getattr(hook, '__qualname__', hook)} keeps a "
+                f"{type(state).__name__}, which the state does not save, so a resume would begin without it; "
+                "use a hook without state, such as torch's fp16_compress_hook, or make that object an entry "
+                "of the state"
+            )
+
+
+# ------------------------------------------------------------------------------------ what is made exact
+
+
+def _fix_buckets(ddp: Any) -> None:
+    """Give the gradients their final places in buckets, which torch chooses after the first backward pass.
+
+    How an all-reduce over three or more ranks rounds depends on an element's place in its bucket.  torch
+    begins with one layout and changes to that of the order in which gradients became ready, so the first
+    step (with static_graph the first two) of each start has other bits.  Here the reducer is made anew, as
+    torch does for a pickled model, and takes the final layout at once: parameters from the last to the first,
+    which is about the order of a backward pass.  No gradient, hook, buffer or random number is touched.
+    """
+    # without static_graph, find_unused_parameters keeps torch's first layout
+    changes = ddp.static_graph or not ddp.find_unused_parameters
+    if not changes or not hasattr(ddp, "reducer") or ddp._use_python_reducer:
+        return
+    hook = str(ddp._get_ddp_logging_data().get("comm_hook"))
+    parameters, sparse = ddp._build_params_for_reducer()
+    parameters.reverse()
+    sparse.reverse()
+    ddp.reducer._remove_autograd_hooks()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+    _take_settings(ddp, hook)
+    ddp.reducer._push_all_rebuilt_params()
+    ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
+    assert ddp._has_rebuilt_buckets, "torch did not take the layout"
+
+
+def _take_settings(ddp: Any, hook: str) -> None:
+    """Give a new reducer what the program has set on the old one.
+
+    Args:
+        hook: name of the communication hook; those of `register_comm_hook` are kept by torch, those that are
+            built in by name alone.
+    """
+    c10d: Any = dist
+    if ddp.static_graph:
+        ddp._static_graph_delay_allreduce_enqueued = False
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    for function, state in ddp._comm_hooks:
+        c10d._register_comm_hook(ddp.reducer, state, function)
+        ddp.logger._set_comm_hook_name(hook)
+    if not ddp._comm_hooks and hook.startswith(prefix := "BuiltinCommHookType."):
+        ddp._register_builtin_comm_hook(getattr(c10d.BuiltinCommHookType, hook.removeprefix(prefix)))
+    if ddp.mixed_precision is not None:
+        ddp.reducer._set_mixed_precision_param_dtype(ddp.mixed_precision.param_dtype)
+    if ddp._lazy_init_ran and any(hasattr(p, "_in_backward_optimizers") for p in _averaged(ddp)):
+        ddp.reducer._set_optimizer_in_backward()
+
+
+def _share_buffers(ddp: Any) -> None:
+    """Give all ranks the buffers of rank 0 after each forward pass, and now.
+
+    torch does so before the next pass.  In between, each rank has statistics of its own: an evaluation, an
+    average of the model and a checkpoint would take these, and a resume gives all ranks those of rank 0.
+    What a training computes is the same either way.
+    """
+    if not ddp.forward_sync_buffers or hasattr(ddp, "buffer_hook"):
+        return  # left to the program, or done already
+    if ddp.modules_buffers:
+        ddp._sync_buffers()
+    ddp.forward_sync_buffers = False
+    ddp.register_forward_hook(_after_forward)
+
+
+def _after_forward(ddp: Any, inputs: Any, output: Any) -> None:
+    # in an evaluation the ranks need not make equally many passes
+    trains = torch.is_grad_enabled() or ddp.training
+    if trains and ddp.require_backward_grad_sync and ddp.modules_buffers:
+        ddp._sync_buffers()
