@@ -104,7 +104,7 @@ def _refuse_fsdp(objects: Mapping[str, Any]) -> None:
         if any(isinstance(part, home.FullyShardedDataParallel) for part in parts):  # type: ignore[union-attr]
             raise ConfigError(
                 f"state entry {entry!r} is a FullyShardedDataParallel, and sharded models are not yet "
-                "supported: wrap the bare model with everstep.torch.parallel(model) instead"
+                "supported: give the bare model to everstep.torch.parallel instead"
             )
 
 
