@@ -133,7 +133,9 @@ def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer() -> None:
 
 @pytest.mark.parametrize(("before", "now"), [(1, 4), (4, 8), (2, 3)])
 def test_further_ranks_have_keyed_generators_and_a_sentence_says_so(before: int, now: int) -> None:
+    here = digest(encode(capture()))
     trees, notes = zip(*(opened(before, now, rank) for rank in range(now)), strict=True)
+    assert digest(encode(capture())) == here, "to read a checkpoint draws nothing"
     found = [draws(tree, rank) for rank, tree in enumerate(trees)]
     assert len(set(found)) == now, "each rank draws other numbers"
     assert found[:before] == [draws(opened(before, before, r)[0], r) for r in range(before)]
