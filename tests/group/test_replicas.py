@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,16 @@ from everstep.state import Encoded, encode
 from everstep.supervisor.saving.replicas import difference, differing, digests, leaf_digests
 
 PROGRAM = """
+from pathlib import Path
 import numpy as np, torch
 import everstep
-from everstep.state import capture, encode, merge, decode, rekey, seed_all, split
+from everstep.checkpoint import format, read_checkpoint
+from everstep.state import Encoded, capture, encode, decode, rekey, seed_all, split
 from everstep.supervisor.saving.rank_parts import for_rank, own_paths
 from everstep.supervisor.saving.replicas import difference, differing, digests, leaf_digests
 from everstep.supervisor.saving.user_state import UserState
 
+folder = Path("FOLDER")
 torch.distributed.init_process_group("gloo")
 group = find_group()
 seed_all(5)
@@ -67,10 +71,15 @@ counter.value = 0
 # back to the copy: the next steps find the same, with each rank's own memory and generators
 step(); step()
 expected = [memory["seen"][:], [p.tolist() for p in model.parameters()]]
-parts = [None] * size
-parts[rank] = own
-back, note = for_rank(common, parts, rank=rank, size=size, per_rank=user.per_rank, where="here")
-saved = decode(back)
+record = format.write_own(folder, rank, own, common)
+records = group.gather(record, "parts")
+if group.writer:
+    file = format.write_common(folder, common)
+    facts = {"epoch": 1, "phase": "step", "partial": False, "segment": 1, "meta": None, "digest": ""}
+    format.write_manifest(folder, {"name": folder.name, "step": 3, **facts}, common, file, records)
+group.barrier("the manifest")
+found, note = for_rank(read_checkpoint(folder, rank), rank=rank, size=size, per_rank=user.per_rank)
+saved = decode(Encoded(found.structure, found.arrays))
 user.load(saved, 3)
 everstep.state.restore(saved["rng"][f"rank{rank}"])
 assert note is None and len(memory["seen"]) == 3
@@ -85,8 +94,10 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_of_ddp_compare_their_state_and_come_back(size: int) -> None:
-    for rank, text in enumerate(outputs(PROGRAM, size)):
+def test_ranks_of_ddp_compare_their_state_and_come_back(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "step-00000003"
+    folder.mkdir()
+    for rank, text in enumerate(outputs(PROGRAM.replace("FOLDER", str(folder)), size)):
         said = [line.partition(": ")[2] for line in text.splitlines() if line.startswith(f"{rank}: ")]
         assert said[0] == "equal" and said[-1] == "back", text
         others = ", ".join(map(str, range(1, size)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import everstep
+from everstep.checkpoint import format, read_checkpoint
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.state import HostArray
 from everstep.errors import RestoreError
@@ -106,13 +108,30 @@ def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tupl
     return split(encode(tree), own if size > 1 else [])
 
 
+def written(folder: Path, both: list[tuple[Encoded, Encoded]]) -> Path:
+    """Write a checkpoint as its ranks do: the common tree of rank 0, and the own tree of each."""
+    folder = folder / f"of-{len(both)}" / "step-00000005"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        common = both[0][0]
+        file = format.write_common(folder, common)
+        ranks = [format.write_own(folder, rank, own, common) for rank, (_, own) in enumerate(both)]
+        facts = {"epoch": 1, "phase": "step", "partial": False, "segment": 1, "meta": None, "digest": ""}
+        format.write_manifest(folder, {"name": folder.name, "step": 5, **facts}, common, file, ranks)
+    return folder
+
+
+def opened_by(path: Path, rank: int, size: int, declared: tuple[str, ...] = ()) -> tuple[Encoded, str | None]:
+    found, note = for_rank(read_checkpoint(path, rank), rank=rank, size=size, per_rank=declared)
+    return Encoded(found.structure, found.arrays), note
+
+
 def opened(
-    size_saved: int, size: int, rank: int, declared: tuple[str, ...] = (), **facts: Any
+    folder: Path, size_saved: int, size: int, rank: int, declared: tuple[str, ...] = (), **facts: Any
 ) -> tuple[Any, str | None]:
-    both = [saved(each, size_saved, **facts) for each in range(size_saved)]
-    parts = [own for _, own in both]
-    tree, note = for_rank(both[0][0], parts, rank=rank, size=size, per_rank=declared, where="step-5")
-    return decode(tree), note
+    path = written(folder, [saved(each, size_saved, **facts) for each in range(size_saved)])
+    encoded, note = opened_by(path, rank, size, declared)
+    return decode(encoded), note
 
 
 def draws(tree: Any, rank: int) -> tuple[float, float]:
@@ -121,9 +140,10 @@ def draws(tree: Any, rank: int) -> tuple[float, float]:
         return random.random(), float(np.random.random())
 
 
-def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer() -> None:
-    trees = [opened(4, 4, rank, ("memory",), memory=True, state=rank)[0] for rank in range(4)]
-    notes = {opened(4, 4, rank)[1] for rank in range(4)}
+def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer(tmp_path: Path) -> None:
+    path = written(tmp_path, [saved(rank, 4, memory=True, state=rank) for rank in range(4)])
+    found = [opened_by(path, rank, 4, ("memory",)) for rank in range(4)]
+    trees, notes = [decode(tree) for tree, _ in found], {note for _, note in found}
     assert [tree["user"]["memory"] for tree in trees] == [[0], [1], [2], [3]]
     assert [tree["streams"]["train"]["position"]["state"] for tree in trees] == [0, 1, 2, 3]
     assert {tree["wall"]["seconds"] for tree in trees} == {1.0}
@@ -132,70 +152,66 @@ def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 4), (4, 8), (2, 3)])
-def test_further_ranks_have_keyed_generators_and_a_sentence_says_so(before: int, now: int) -> None:
+def test_further_ranks_have_keyed_generators_as_noted(tmp_path: Path, before: int, now: int) -> None:
     here = digest(encode(capture()))
-    trees, notes = zip(*(opened(before, now, rank) for rank in range(now)), strict=True)
+    trees, notes = zip(*(opened(tmp_path, before, now, rank) for rank in range(now)), strict=True)
     assert digest(encode(capture())) == here, "to read a checkpoint draws nothing"
     found = [draws(tree, rank) for rank, tree in enumerate(trees)]
     assert len(set(found)) == now, "each rank draws other numbers"
-    assert found[:before] == [draws(opened(before, before, r)[0], r) for r in range(before)]
-    assert found[-1] == draws(opened(before, now, now - 1)[0], now - 1), "equal at each start"
+    assert found[:before] == [draws(opened(tmp_path, before, before, r)[0], r) for r in range(before)]
+    assert found[-1] == draws(opened(tmp_path, before, now, now - 1)[0], now - 1), "equal at each start"
     (note,) = set(notes)
     assert f"is of {before} rank" in note and f"has {now} ranks" in note and "not to the bit" in note
     assert f"ranks from {before} on" in note
 
 
-def test_fewer_ranks_get_theirs() -> None:
-    tree, note = opened(4, 1, 0)
-    assert draws(tree, 0) == draws(opened(4, 4, 0)[0], 0)
+def test_fewer_ranks_get_theirs(tmp_path: Path) -> None:
+    tree, note = opened(tmp_path, 4, 1, 0)
+    assert draws(tree, 0) == draws(opened(tmp_path, 4, 4, 0)[0], 0)
     assert note is not None and "of 4 ranks, and this start has 1 rank" in note and "keyed" not in note
 
 
-def test_what_is_equal_on_all_saved_ranks_is_that_of_further_ranks() -> None:
-    tree, _ = opened(4, 8, 7, state={"epoch": 3})
+def test_what_is_equal_on_all_saved_ranks_is_that_of_further_ranks(tmp_path: Path) -> None:
+    tree, _ = opened(tmp_path, 4, 8, 7, state={"epoch": 3})
     assert tree["streams"]["train"]["position"] == {"batches": 2, "state": {"epoch": 3}}
 
 
-def rank_states(size: int) -> list[tuple[Encoded, Encoded]]:
-    return [saved(rank, size, state={"seed": rank}) for rank in range(size)]
-
-
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_what_differs_by_rank_is_not_given_to_other_ranks(size: int) -> None:
-    both = rank_states(4)
+def test_what_differs_by_rank_is_not_given_to_other_ranks(tmp_path: Path, size: int) -> None:
+    path = written(tmp_path, [saved(rank, 4, state={"seed": rank}) for rank in range(4)])
     with pytest.raises(
         RestoreError,
-        match=r"'streams/train/position/state/seed' is not the same on all saved ranks.*start with 4",
+        match=r"'streams/train/position/state/seed' is not the same on all saved ranks.*start with 4 ranks",
     ):
-        for_rank(both[0][0], [own for _, own in both], rank=0, size=size, per_rank=(), where="step-5")
+        opened_by(path, 0, size)
 
 
 @pytest.mark.parametrize(("before", "now"), [(4, 8), (4, 1)])
-def test_an_entry_of_each_rank_is_not_divided_among_others(before: int, now: int) -> None:
+def test_an_entry_of_each_rank_is_not_divided_among_others(tmp_path: Path, before: int, now: int) -> None:
     with pytest.raises(
         RestoreError, match=r"of 4 ranks, and this .*own cannot be divided.*'memory'; start with 4"
     ):
-        opened(before, now, 0, ("memory",), memory=True)
+        opened(tmp_path, before, now, 0, ("memory",), memory=True)
 
 
-def test_an_entry_of_one_process_is_not_given_to_several_ranks() -> None:
+def test_an_entry_of_one_process_is_not_given_to_several_ranks(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match=r"is of 1 rank, and this start has 2 ranks.*'memory'"):
-        opened(1, 2, 1, ("memory",), memory=True)
+        opened(tmp_path, 1, 2, 1, ("memory",), memory=True)
 
 
-def test_an_entry_that_was_each_ranks_own_must_be_declared_again() -> None:
-    with pytest.raises(RestoreError, match=r"step-5: .*not declared so now: 'memory'.*PerRank"):
-        opened(4, 4, 1, (), memory=True)
+def test_an_entry_that_was_each_ranks_own_must_be_declared_again(tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match=r"step-00000005: .*not declared so now: 'memory'.*PerRank"):
+        opened(tmp_path, 4, 4, 1, (), memory=True)
 
 
 @pytest.mark.parametrize(("rank", "device"), [(0, "cuda:0"), (1, "cuda")])
-def test_what_ranks_have_in_common_is_loaded_onto_each_ranks_own_device(rank: int, device: str) -> None:
+def test_each_rank_loads_what_is_in_common_onto_its_device(tmp_path: Path, rank: int, device: str) -> None:
     def on(device: str, name: str) -> Encoded:
         array = HostArray("F32", (1,), np.zeros(4, np.uint8), "torch", {"device": device, "parameter": True})
         return Encoded({"user": {name: {"$array": f"user/{name}"}}}, {f"user/{name}": array})
 
-    parts = [on(f"cuda:{each}", "memory") for each in range(2)]
-    tree, _ = for_rank(on("cuda:0", "w"), parts, rank=rank, size=2, per_rank=["memory"], where="step-5")
+    path = written(tmp_path, [(on("cuda:0", "w"), on(f"cuda:{each}", "memory")) for each in range(2)])
+    tree, _ = opened_by(path, rank, 2, ("memory",))
     assert tree.arrays["user/w"].extra == {"device": device, "parameter": True}
     assert tree.arrays["user/memory"].extra["device"] == f"cuda:{rank}"
 

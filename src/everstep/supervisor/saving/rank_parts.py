@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from everstep.checkpoint import Checkpoint, read_own_tree
 from everstep.contracts.state import HostArray
 from everstep.errors import RestoreError
 from everstep.state import Encoded, capture, encode, isolated, leaves, merge, rekey, split
@@ -26,50 +27,50 @@ def own_paths(rank: int, per_rank: Iterable[str], streams: Iterable[Path]) -> fr
 
 
 def for_rank(
-    common: Encoded,
-    parts: Sequence[Encoded],
-    *,
-    rank: int,
-    size: int,
-    per_rank: Collection[str],
-    where: object,
-) -> tuple[Encoded, str | None]:
-    """Return the state tree of one rank, from a checkpoint of as many ranks or of another number.
+    checkpoint: Checkpoint, *, rank: int, size: int, per_rank: Collection[str]
+) -> tuple[Checkpoint, str | None]:
+    """Return a checkpoint with the state tree of one rank, whatever number of ranks wrote the checkpoint.
 
     Arrays in common go to the device that is current when they are decoded; only the writer keeps numbers of
     devices.  With another number of ranks, what is a rank's own and equal on all saved ranks is every rank's.
     A further rank has no random state: its generators are keyed by (seed, rank, step).
 
     Args:
-        common: what the saved ranks have in common.
-        parts: each saved rank's own part, in the order of ranks; only this rank's is read where `size` is the
-            saved number.  Of a checkpoint of one process: [Encoded({})].
+        checkpoint: as `read_checkpoint(path, rank)` returns it.
         rank, size: number of this rank, and of all ranks now.
         per_rank: `UserState.per_rank` of the program.
-        where: the checkpoint, for messages.
 
     Returns:
-        The tree; and a sentence about what is not exact, equal on all ranks, or None.
+        The checkpoint; and a sentence about what is not exact, equal on all ranks, or None.
 
     Raises:
         RestoreError: an entry is a rank's own in the checkpoint and not in the program; or the number of
             ranks has changed, and what is a rank's own cannot be given to others.  Names it.
     """
-    saved = len(parts)
-    common = _on_current_devices(common) if rank else common
-    own = _entries(parts[rank if saved == size else 0])
-    if saved == size:
-        _require_declared(own - set(per_rank), where)
-        return merge(common, parts[rank]), None
-    changed = f"{where} is of {_ranks(saved)}, and this start has {_ranks(size)}"
-    _require_none(own | set(per_rank), saved, changed)
+    own, note = checkpoint.own, None
+    if checkpoint.ranks == size:
+        _require_declared(_entries(own) - set(per_rank), checkpoint.path)
+    else:
+        own, note = _own_of_others(checkpoint, rank, size, set(per_rank))
+    common = _on_current_devices(checkpoint.common) if rank else checkpoint.common
+    whole = merge(common, own)
+    return replace(checkpoint, structure=whole.structure, arrays=whole.arrays), note
+
+
+def _own_of_others(checkpoint: Checkpoint, rank: int, size: int, per_rank: set[str]) -> tuple[Encoded, str]:
+    """Make the own tree of a rank in another number of ranks, and say what is not exact."""
+    saved = checkpoint.ranks
+    changed = f"{checkpoint.path} is of {_ranks(saved)}, and this start has {_ranks(size)}"
+    parts = [read_own_tree(checkpoint.path, each) for each in range(saved)]
+    _require_none(_entries(parts[0]) | per_rank, saved, changed)
     # random state apart: each rank has another, and further ranks are keyed
     rests = [split(part, [("rng",)])[0] for part in parts]
     _require_equal(rests, saved, changed)
-    random = split(parts[rank], [("rng",)])[1] if rank < saved else _keyed(common.structure, rank)
+    further = rank >= saved
+    random = _keyed(checkpoint.common.structure, rank) if further else split(parts[rank], [("rng",)])[1]
     keyed = f"; ranks from {saved} on have generators keyed by (seed, rank, step)" if size > saved else ""
     note = f"{changed}: from here on the steps are not to the bit those of {_ranks(saved)}{keyed}"
-    return merge(merge(common, rests[0]), random), note
+    return merge(rests[0], random), note
 
 
 def _on_current_devices(common: Encoded) -> Encoded:
