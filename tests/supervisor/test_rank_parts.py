@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
 from everstep.checkpoint import format, read_checkpoint
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 from everstep.contracts.state import HostArray
+from everstep.data.adapt import as_stream
 from everstep.errors import RestoreError
 from everstep.state import Encoded, capture, decode, digest, encode, isolated, merge, rekey, restore, split
 from everstep.supervisor.saving.rank_parts import for_rank, own_paths
+from everstep.supervisor.saving.replicas import digests
 from everstep.supervisor.streams.run_streams import Streams
 
 names = st.sampled_from(["a", "b", "a/b", "$a", "", "%", "a~", "\ud800", "#", "state"])
@@ -239,8 +246,12 @@ class LoaderCursor(Cursor):
         return {"batches": self.done, "own": 3}
 
 
+def new_streams() -> Streams:
+    return Streams(7, lambda text: None)
+
+
 def test_streams_say_what_is_a_ranks_own() -> None:
-    streams = Streams(7, lambda text: None)
+    streams = new_streams()
     next(streams.bind(Loader(), "train").open())
     streams.bind(everstep.data.arrays(np.arange(4), batch_size=2), "valid")
     tree = {"streams": streams.tree()[0]}
@@ -251,12 +262,62 @@ def test_streams_say_what_is_a_ranks_own() -> None:
 
 
 def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
-    before = Streams(7, lambda text: None)
+    before = new_streams()
     next(before.bind(Loader(), "train").open())
     tree, words = before.tree()
-    after = Streams(7, lambda text: None)
+    after = new_streams()
     after.load(tree, words, {}, "step-1")
     again = {"streams": after.tree()[0]}
     common, own = (decode(each) for each in split(encode(again), after.rank_paths()))
     assert common == {"streams": {}}
     assert own == again == {"streams": tree}
+
+
+def of_arrays(rank: int) -> Any:
+    return everstep.data.arrays(np.arange(12), batch_size=4, shuffle=True)
+
+
+def of_loader(rank: int) -> Any:
+    return everstep.data.loader(list(range(12)), batch_size=4, shuffle=True)
+
+
+def of_torch(rank: int, kind: Any = DataLoader, workers: int = 0) -> Any:
+    sampler: Any = DistributedSampler(range(12), num_replicas=2, rank=rank)
+    generator = torch.Generator().manual_seed(rank)  # for the workers; another on each rank
+    return kind(range(12), batch_size=2, sampler=sampler, generator=generator, num_workers=workers)
+
+
+KINDS = {
+    "arrays": of_arrays,
+    "loader": of_loader,
+    "DataLoader": of_torch,
+    "StatefulDataLoader": partial(of_torch, kind=StatefulDataLoader),
+    "workers": partial(of_torch, workers=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_rest_of_a_streams_branch_is_equal_on_all_ranks(kind: str, batches: int) -> None:
+    commons, owns = [], []
+    for rank in range(2):
+        with isolated():
+            random.seed(rank)
+            torch.manual_seed(rank)
+            streams = new_streams()
+            stream = as_stream(KINDS[kind](rank)).split(Share(rank, 2))
+            bound = streams.bind(stream, "train")
+            cursor = bound.open()
+            for _ in range(batches):
+                next(cursor)
+            if batches == 3:
+                bound.end_pass()
+            tree = {"streams": streams.tree()[0]}
+            streams.close()
+        common, own = split(encode(tree), streams.rank_paths())
+        assert digest(merge(common, own)) == digest(encode(tree))
+        commons.append(common)
+        owns.append(digest(own))
+    assert digests(commons[0]) == digests(commons[1])
+    assert (owns[0] == owns[1]) == (kind in ("arrays", "loader")), "a rank's own place is in its own part"
