@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.backends.host_memory import WHOLE, layout_number, small_digest
 from everstep.backends.python import same_state
 from everstep.contracts.state import Entry, HostArray, Mismatch, UpdateCounter
 from everstep.errors import MetricError, StateError
@@ -109,6 +110,18 @@ class NumpyBackend:
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
         """Return the values, which are floats already."""
         return [float(value) for value in values]
+
+    def digest_small(self, arrays: Sequence[Any], seed: int) -> tuple[int, int]:
+        """Fold small, contiguous, plain arrays into a digest; also return their number."""
+        done = 0
+        for array in arrays:
+            if type(array) is not np.ndarray or array.nbytes > WHOLE or not array.flags.c_contiguous:
+                break
+            if (number := layout_number(array.dtype, array.shape)) is None:
+                break
+            seed = small_digest(array, seed ^ number)
+            done += 1
+        return seed, done
 
     def host_view(self, array: Any) -> NDArray[Any] | None:
         """Return the array; None for a masked array, whose masked elements may be anything."""

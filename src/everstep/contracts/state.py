@@ -214,10 +214,21 @@ class Backend(Protocol):
     def read_scalars(self, values: Sequence[Any]) -> list[float]:
         """Return the floats of values that `scalar` kept, in one transfer."""
 
+    def digest_small(self, arrays: Sequence[Any], seed: int) -> tuple[int, int]:
+        """Fold arrays of at most `host_memory.WHOLE` bytes in host memory into a digest, while they last.
+
+        Each is folded by `host_memory.small_digest`.  A step asks this of its batch, so it must be fast; it
+        never waits, and changes nothing that the arrays can do.
+
+        Returns:
+            The digest, and the number of arrays in it: the next one is not small, not plain or elsewhere.
+        """
+
     def host_view(self, array: Any) -> NDArray[Any] | None:
         """View an array's elements in host memory, without a copy; None where they are elsewhere.
 
-        Never waits.  An element type that NumPy lacks may be given as integers of its size.
+        Never waits, and changes nothing that the array can do.  The view is valid while the array lives and
+        keeps its memory.  An element type that NumPy lacks may be given as integers of its size.
         """
 
     def is_deterministic(self) -> bool:

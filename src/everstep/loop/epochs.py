@@ -256,7 +256,7 @@ class Epochs(Questions):
         engine = self._engine
         engine.wakeups.wake()  # the first boundary finds out which step is the last
         current, clock = engine.progress, engine.clock
-        collector, announcer, verifier = engine.collector, engine.announcer, engine.verifier
+        collector, announcer, drew = engine.collector, engine.announcer, engine.verifier.drew
         step_times, complete_step = collector.step_times, engine.complete_step
         self._loop_end = end = (
             NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
@@ -275,7 +275,7 @@ class Epochs(Questions):
                     except StopIteration:
                         if current.step == pass_began and not self._may_be_empty(run_stream):
                             raise no_batch(run_stream.name) from None
-                        verifier.pass_ended(current.step, run_stream.name, run_stream.pass_index)
+                        engine.verifier.pass_ended(current.step, run_stream.name, run_stream.pass_index)
                         run_stream.end_pass()
                         if self._steps_per_epoch is None:
                             exhausted = True
@@ -287,7 +287,7 @@ class Epochs(Questions):
                         raise
                     self.batch = batch
                     # before the program gets the batch, as it may change the batch
-                    verifier.drew(current.step + 1, run_stream.name, run_stream.pass_index, batch)
+                    drew(current.step + 1, run_stream.name, run_stream.pass_index, batch)
                 began = clock()
                 self._waited += began - asked
                 collector.open_step = step = current.step + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -192,8 +192,7 @@ class Collector:
     """Collector of all metric values of a run.
 
     Attributes:
-        pending: (step, name, value) of values collected inside steps and not read yet; the engine
-            appends.
+        pending: (step, name, value) of values collected inside steps and not read yet.
         step_times: seconds of each step, not read yet; the loop appends.
         emit: takes finished rows; set when the journal is open.
         open_rows: metrics that were read in the middle of a step: name -> (step, sum, count of values); the
@@ -218,6 +217,21 @@ class Collector:
         self._wall_seqs: Ordinals = {}
         self._unclaimed: dict[str, Any] = {}
         self._watchers: dict[str, list[Callable[[float], None]]] = {}
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the values of a step: all of them, or none if one is not a real number.
+
+        Raises:
+            MetricError: names the metric.
+        """
+        found = []
+        for name, value in metrics.items():
+            convert = _CONVERT.get(type(value)) or _converter(type(value), name, value)
+            try:  # as `to_scalar`, without its call: each step comes here
+                found.append((step, name, convert(value)))
+            except MetricError as error:
+                raise MetricError(f"metric {name!r}: {error}") from None
+        self.pending += found
 
     def watch(self, name: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `name` collected outside steps."""

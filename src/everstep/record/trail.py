@@ -55,6 +55,7 @@ SMALLEST = 1 << 18
 _OVERWRITING = {0xEF53, 0x58465342, 0x01021994}
 """Linux's numbers of the file systems that overwrite a file's page in place: ext2 to ext4, XFS, tmpfs."""
 _KEYS = 1 << 16
+_hash: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
 _LAST_SEQ = (1 << 16) - 1
 
 
@@ -92,7 +93,7 @@ class Trail:
         self._at = self._end = self._written = self._sealed = self._turn = 0
         self._last = self._whole = step
         self._floors = [step, step]
-        self._refused = self._said = False
+        self._refused = self._said = self._is_mapped = False
         """_refused: the file cannot be written, and each boundary tries again; _said: a message said so."""
         self._make(SMALLEST, [])
         _OPEN.add(self)
@@ -101,7 +102,12 @@ class Trail:
 
     def batch(self, step: int, stream: str, pass_index: int, seq: int, digest: int | None) -> None:
         """Note batch `seq` of `step`; `digest` is None where the batch gives nothing to digest."""
-        if seq > _LAST_SEQ:
+        key = self._keys.get(("batch", stream))
+        # each step comes here: the usual case makes no further call
+        if key and digest is not None and seq <= _LAST_SEQ and self._at < self._end:
+            BITS.pack_into(self._view, self._at, step, digest, pass_index, 1, key, seq, 0)
+            self._at += SIZE
+        elif seq > _LAST_SEQ:
             self._lacks(step)
         elif key := self._key(step, "batch", stream):
             flags = ABSENT if digest is None else 0
@@ -128,23 +134,37 @@ class Trail:
         self._last = step
         if self._memory is None:
             return
-        found = [(name, total, count, 0) for name, (at, total, count) in read.items() if at == step]
+        if read or (pending and pending[-1][0] == step):
+            self._values(step, epoch, pending, read)
+        self._publish()
+
+    def _values(
+        self,
+        step: int,
+        epoch: int,
+        pending: Sequence[tuple[int, str, Any]],
+        read: Mapping[str, tuple[int, float, int]],
+    ) -> None:
+        """Note the metrics of a step."""
+        for name, (at, total, count) in read.items():
+            if at == step and (key := self._key(step, "step", name)):
+                self._write(FLOAT, step, total, epoch, count, key, 0, 0)
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
-            if type(value) is float:  # a tensor may be on a device: reading it would make the step wait
-                found.append((name, value, 1, 0))
-            else:
+            known = self._keys.get(("step", name))
+            # the usual case without a further call, as in `batch`
+            if type(value) is float and known and self._at < self._end:
+                FLOAT.pack_into(self._view, self._at, step, value, epoch, 1, known, 0, 0)
+                self._at += SIZE
+                continue
+            # a tensor may be on a device: reading its value would make the step wait
+            flags = 0 if type(value) is float else ABSENT
+            if flags:
                 self._absent.add(name)
-                found.append((name, 0.0, 1, ABSENT))
-        for name, value, count, flags in found:
-            key = self._keys.get(("step", name))
-            if key is None:
-                key = self._key(step, "step", name)
-            if key:
-                self._write(FLOAT, step, value, epoch, count, key, 0, flags)
-        self._publish()
+            if key := self._key(step, "step", name):
+                self._write(FLOAT, step, 0.0 if flags else value, epoch, 1, key, 0, flags)
 
     def rows(self, block: Block) -> None:
         """Note rows that were read, if `step` has not seen them, or not on the host."""
@@ -160,12 +180,13 @@ class Trail:
 
     def _publish(self) -> None:
         """Publish the records in the older of the two states: after a kill inside, the other state counts."""
-        self._digest.update(self._view[self._sealed : self._at])
-        self._sealed, self._turn = self._at, 1 - self._turn
-        state = STATE.pack(self._at, self._last, self._whole, self._digest.intdigest())
-        check = xxhash.xxh3_64_intdigest(state)  # without a call of `checksum`: each step comes here
-        STATE.pack_into(self._view, STATES[self._turn], self._at, self._last, self._whole, check)
-        if isinstance(self._memory, bytearray):
+        # without a call of `checksum`: each step comes here
+        at, last, whole, view = self._at, self._last, self._whole, self._view
+        self._digest.update(view[self._sealed : at])
+        self._sealed, self._turn = at, 1 - self._turn
+        check = _hash(STATE.pack(at, last, whole, self._digest.intdigest()))
+        STATE.pack_into(view, STATES[self._turn], at, last, whole, check)
+        if not self._is_mapped:
             try:
                 self._write_out()
             except OSError as error:  # the next step tries again, with this step's records
@@ -315,7 +336,8 @@ class Trail:
         path.unlink(missing_ok=True)  # a killed process with the same pid left it; or a link leads elsewhere
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self._memory = self._map(descriptor, size) if _overwrites(descriptor) else bytearray(size)
+            self._is_mapped = _overwrites(descriptor)
+            self._memory = self._map(descriptor, size) if self._is_mapped else bytearray(size)
         except BaseException:
             os.close(descriptor)
             raise

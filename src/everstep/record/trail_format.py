@@ -31,7 +31,7 @@ import xxhash
 from everstep.record.journal_reader import segment_path
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
-VERSION = 2
+VERSION = 3
 LARGEST = 1 << 26
 """Largest size of the file, in bytes."""
 

@@ -11,7 +11,7 @@ from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.group import Single
-from everstep.metrics.collector import Collector, to_scalar
+from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, FailurePages
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
@@ -294,7 +294,7 @@ class Engine:
         """Take the values of a step, for the record and for observers."""
         announcer = self.announcer
         metrics = announcer.without_outputs(step, given) if announcer.looked_at else given
-        self.collector.pending.extend([(step, n, to_scalar(n, v)) for n, v in metrics.items()])
+        self.collector.add(step, metrics)
         if announcer.synchronous:
             announcer.announce(Moment.METRICS_COLLECTED, given)
 

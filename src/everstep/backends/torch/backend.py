@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import ranks
 from everstep.backends.torch.sharded import refuse_sharded
+from everstep.backends.torch.tensor_memory import digest_small, host_view
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
 from everstep.backends.torch.wrappers import named_parameters
@@ -37,11 +38,6 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-_AS_INTEGERS = {torch.bfloat16: torch.int16} | {
-    dtype: torch.uint8 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
-}
-
-
 @dataclass
 class _Host(HostArray):
     """Host buffer with the view that fills it; both are kept, as making them takes longer than filling."""
@@ -54,6 +50,8 @@ class TorchBackend:
 
     name = "torch"
     array_types: tuple[type, ...] = (Tensor,)
+    digest_small = staticmethod(digest_small)
+    host_view = staticmethod(host_view)
 
     def random_state(self) -> Any:
         """Return {"cpu": state}, and "cuda" with a state for each device once CUDA is in use."""
@@ -151,16 +149,16 @@ class TorchBackend:
 
     def scalar(self, value: Any) -> Any:
         """Return a CPU tensor as a float; copy a device's tensor, to be read later, without waiting."""
-        if value.is_nested:
-            raise MetricError(
-                "a metric is one real number, got a nested tensor: reduce its parts, as with .unbind()"
-            )
         if value.is_cpu:
             try:
                 return float(value.item())
             except (RuntimeError, TypeError):
                 pass
-        elif value.numel() == 1 and not value.is_complex() and not value.is_meta:
+        if value.is_nested:
+            raise MetricError(
+                "a metric is one real number, got a nested tensor: reduce its parts, as with .unbind()"
+            )
+        if not value.is_cpu and value.numel() == 1 and not value.is_complex() and not value.is_meta:
             # A copy: the program may change its tensor before the value is read.
             return value.detach().clone()
         raise MetricError(
@@ -180,19 +178,6 @@ class TorchBackend:
             for index, number in zip(indices, read, strict=True):
                 floats[index] = float(number)
         return floats
-
-    def host_view(self, array: Any) -> NDArray[Any] | None:
-        """View a plain dense CPU tensor as an array (bfloat16 and 8-bit floats as integers), else None."""
-        if type(array) not in (Tensor, torch.nn.Parameter) or not array.is_cpu:
-            return None
-        raw = array.detach() if array.requires_grad else array
-        if (integer := _AS_INTEGERS.get(raw.dtype)) is not None:
-            raw = raw.view(integer)
-        try:
-            view: NDArray[Any] = raw.numpy()
-        except (RuntimeError, TypeError):  # sparse, quantized, conjugated ...
-            return None
-        return view
 
     def is_deterministic(self) -> bool:
         """Whether torch computes the same each time.

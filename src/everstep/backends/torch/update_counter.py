@@ -20,6 +20,7 @@ from everstep.backends.torch.wrappers import named_parameters
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
+_ref = weakref.ref
 _owned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers in the states of all open loops: those of another run are not strangers."""
 
@@ -228,14 +229,20 @@ class _Watched:
 
     def stepped(self) -> None:
         """Mark the sentinels' gradients by weak references: an address alone may be used again."""
-        held, self.gone = self.held(), False
-        if held is not None and not self.reused:
-            self.reused = held
-        self.marks = [
-            None if (grad := parameter.grad) is None else (weakref.ref(grad), grad._version)
-            for parameter in self.sentinels
-        ]
-        if not any(self.marks) and self._choose():
+        last = self.marks[0] if self.marks else None
+        marks: list[tuple[weakref.ref[Tensor], int] | None] = []
+        # each update comes here: one loop, without the calls of `held` and `holds`
+        for parameter in self.sentinels:
+            grad = parameter.grad
+            marks.append(None if grad is None else (_ref(grad), grad._version))
+        if not self.reused:
+            if last is not None:
+                now = marks[0]
+                self.reused = now is not None and now[0]() is last[0]()
+            elif self.gone:
+                self.reused = False
+        self.marks, self.gone = marks, False
+        if not any(marks) and self._choose():
             self.stepped()
 
     def holds(self) -> bool:

@@ -63,8 +63,9 @@ class Verifier:
         Raises:
             DivergenceError: the step got another batch before, and this is to stop the run.
         """
-        place = self._places.get(stream, 0)
-        self._places[stream] = place + 1
+        places = self._places
+        place = places.get(stream, 0)
+        places[stream] = place + 1
         found = batch_digest(batch, pass_index)
         self._trail.batch(step, stream, pass_index, place, found)
         if not self._replay.done:
