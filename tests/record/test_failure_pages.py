@@ -35,8 +35,12 @@ def failing(run_dir: Path, error: BaseException) -> Tiny:
     return tiny
 
 
+def said(*command: str) -> str:
+    return CliRunner().invoke(commands, command, catch_exceptions=False).output
+
+
 def shown(run_dir: Path, *options: str) -> str:
-    return CliRunner().invoke(commands, ["show", str(run_dir), *options], catch_exceptions=False).output
+    return said("show", str(run_dir), *options)
 
 
 def test_an_exception_leaves_a_page_with_its_traceback(tmp_path: Path) -> None:
@@ -54,6 +58,10 @@ def test_an_exception_leaves_a_page_with_its_traceback(tmp_path: Path) -> None:
         second.what,
     ]
     assert "KeyError: 'again'" in shown(tmp_path).partition("failures\n")[2]
+    of_the_newest = [line for line in said("doctor", str(tmp_path)).splitlines() if "Error" in line]
+    assert [line.split(maxsplit=1) for line in of_the_newest] == [
+        ["error", "rank 0, after step 2: KeyError: 'again'"]
+    ]
 
 
 def test_a_planned_end_leaves_no_page(tmp_path: Path) -> None:

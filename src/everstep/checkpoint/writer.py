@@ -42,6 +42,8 @@ class Writer:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._count = 0
+        """Number of jobs so far."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T], None], failed: _Failed | None = None) -> None:
         """Run `job` in the background, after waiting for the running one.
@@ -59,6 +61,7 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="everstep-writer", daemon=True)
             self._thread.start()
+        self._count += 1
         self._idle.clear()  # before the job is queued: nobody may see an idle writer in between
         self._jobs.put(lambda: self._run(job, done, failed or self._say_failed))
 
@@ -77,6 +80,11 @@ class Writer:
     def busy(self) -> bool:
         """Whether a job is running."""
         return not self._idle.is_set()
+
+    @property
+    def job(self) -> int | None:
+        """Number of the job that is running, from 1; None while none is."""
+        return self._count if self.busy else None
 
     def close(self) -> None:
         """Let the running job end, end the thread, then `poll`; may be called twice."""

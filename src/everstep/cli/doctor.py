@@ -20,8 +20,8 @@ import click
 
 from everstep import backends
 from everstep.cli.common_options import json_option
-from everstep.cli.output import print_json, say, size
-from everstep.record import RunJournal, RunLock
+from everstep.cli.output import in_line, print_json, say, size
+from everstep.record import RunJournal, RunLock, failures
 from everstep.supervisor.checks.stream_trial import Verdict
 
 _PACKAGES = ("everstep", "numpy", "torch", "sqlalchemy", "click", "plotext", "matplotlib")
@@ -44,11 +44,12 @@ def command(folder: Path, as_json: bool) -> None:
     """Check this machine, and FOLDER for runs (default: the current folder).
 
     If FOLDER is a run directory, also list what its newest start tried of your objects: which objects came
-    back from their state_dict, which did not, and which were not tried, with the reason.
+    back from their state_dict, which did not, and which were not tried, with the reason.  And the errors,
+    hangs and lost ranks of that start; their tracebacks are in FOLDER/failures.
 
     Exit status 1 if a run there would not be exact or safe.
     """
-    findings = [*_disk(folder), *_environment(), *_determinism(), *_trials(folder)]
+    findings = [*_disk(folder), *_environment(), *_determinism(), *_trials(folder), *_failures(folder)]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -73,6 +74,16 @@ def _trials(folder: Path) -> Iterator[Finding]:
             again = "; its batches are drawn again" if verdict.replays else ""
             ok = None if verdict.replays else verdict.kept
             yield Finding(f"{what} {event.data[what]}", f"{verdict.told}{again}", ok)
+
+
+def _failures(folder: Path) -> Iterator[Finding]:
+    """List what went wrong in the newest start of a run."""
+    if not (folder / "journal").is_dir():
+        return
+    newest = max((segment.number for segment in RunJournal(folder).segments()), default=0)
+    for page in failures(folder):
+        if page.segment == newest:
+            yield Finding(page.kind, f"rank {page.rank}, after step {page.step}: {in_line(str(page))}")
 
 
 def _environment() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ speak to torchrun.
 from everstep.group.agreement import Agreement
 from everstep.group.environment import find_group
 from everstep.group.first_cause import failure_of_another, report
+from everstep.group.hang_news import GroupNews, HangNews, NoNews
 from everstep.group.peers import Peers
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
@@ -16,6 +17,9 @@ from everstep.group.torchrun import exit_status, write_error_file
 
 __all__ = [
     "Agreement",
+    "GroupNews",
+    "HangNews",
+    "NoNews",
     "Peers",
     "Single",
     "StoreGroup",

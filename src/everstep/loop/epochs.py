@@ -383,6 +383,7 @@ class Epochs(Questions):
         engine = self._engine
         if engine.collector.open_step:
             return
+        engine.note_poll()
         engine.wakeups.require_no_error()
         engine.decisions.notice_signal()
         if engine.decisions.interruption is not None and self._tail_ready:

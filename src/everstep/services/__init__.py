@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from everstep.services.dump import Dump as Dump
     from everstep.services.export import Export as Export
     from everstep.services.final_values import FinalValues as FinalValues
+    from everstep.services.hang_watch import HangWatch as HangWatch
     from everstep.services.index import Index as Index
     from everstep.services.log_variables import LogVariables as LogVariables
     from everstep.services.loss_bound import LossBound as LossBound
@@ -40,6 +41,7 @@ else:
             "everstep.services.dump": ("Dump",),
             "everstep.services.export": ("Export",),
             "everstep.services.final_values": ("FinalValues",),
+            "everstep.services.hang_watch": ("HangWatch",),
             "everstep.services.index": ("Index",),
             "everstep.services.log_variables": ("LogVariables",),
             "everstep.services.loss_bound": ("LossBound",),

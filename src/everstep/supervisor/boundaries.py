@@ -290,6 +290,7 @@ class Boundaries:
             Abandoned: a signal has come, or the time is used up.
         """
         engine = self._engine
+        engine.note_poll()
         if not self._may_abandon:
             return
         engine.decisions.notice_interruption()

@@ -15,6 +15,7 @@ from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, FailurePages
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
+from everstep.services.hang_watch import HangWatch
 from everstep.services.recovery import Recovery
 from everstep.services.retry import Retry
 from everstep.services.witness import Witness, witnesses
@@ -26,6 +27,7 @@ from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetri
 from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.hangs import Hangs
 from everstep.supervisor.leaving.last_words import LastWords
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
@@ -86,6 +88,8 @@ class Engine:
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
         self.ending: Ending | None = None
+        self.polls = 0
+        """How often a loop inside a tail or an evaluation has asked for an interruption."""
         self._resume_state: Encoded | None = None
         """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
@@ -164,6 +168,7 @@ class Engine:
         self.status = "open"
         self._rounds = Rounds(lambda: Work(self.user.updates, self.loop.batches()[0]))
         self.spent.begin()
+        stack.callback(self._watch_for_hangs().close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
         # before they open: a service may read its state there
@@ -234,6 +239,17 @@ class Engine:
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
         self.saves, self.decisions = Saves(self), Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
+
+    def _watch_for_hangs(self) -> Hangs:
+        marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
+        watch = self.board.find(HangWatch)
+        return Hangs(watch, marks, Single(), self.last_words, self.journal, self.voice)
+
+    def _moved(self) -> tuple[int, ...]:
+        """Counters of which one rises while the loop moves; read by another thread."""
+        current = self.progress
+        drawn, _ = self.loop.batches()
+        return current.step, current.epoch, drawn, self._rounds.count, self.polls, self.saver.job or 0
 
     def services_changed(self) -> None:
         """Notice that a service was added or removed."""
@@ -335,6 +351,10 @@ class Engine:
                 f"no step was completed after step {current.step}: what the loop did since is not saved"
             )
             self.leave()
+
+    def note_poll(self) -> None:
+        """Count a look for an interruption, as a sign that the loop moves."""
+        self.polls += 1
 
     def note_evaluation(self, seconds: float) -> None:
         """Count the seconds as evaluation, not as steps."""

@@ -17,6 +17,7 @@ from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
+from everstep.services.hang_watch import HangWatch
 from everstep.services.index import Index
 from everstep.services.journal_flush import JournalFlush
 from everstep.services.nan_guard import NaNGuard
@@ -181,6 +182,8 @@ def listed(services: Iterable[Service]) -> list[Service]:
 def _require_one_each(services: Sequence[Service]) -> None:
     if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
         raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
+    if sum(isinstance(service, HangWatch) for service in services) > 1:
+        raise ConfigError("two HangWatch services; give one of them, with the seconds that you mean")
     if sum(isinstance(service, Checkpoints) for service in services) > 1:
         raise ConfigError(
             "two Checkpoints services: a run has one; it takes both schedules and all rules, as in "
@@ -198,7 +201,7 @@ def _completed(given: Sequence[Service], defaults: bool, max_time: float | None)
     if max_time is not None:
         services.append(StopAfter(seconds=max_time, name="max_time"))
     if defaults:
-        services += [kind() for kind in (NaNGuard, Console) if lacks(kind)]
+        services += [kind() for kind in (NaNGuard, Console, HangWatch) if lacks(kind)]
     if lacks(Checkpoints):
         services.append(Checkpoints())
     if lacks(Index):

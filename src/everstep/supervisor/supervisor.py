@@ -62,7 +62,7 @@ class Supervisor(Door):
         local_init_fn: called at every start.
         ready: returns what is not ready: None, True or an empty list if all is, else a message or a
             list of names.  Called before and after `local_init_fn`.
-        default_services: False leaves out the console and the NaN guard.
+        default_services: False leaves out the console, the NaN guard and the hang watch.
         on_change: action where the stored `config`, the configuration of a controller, the seed, or the data
             (kind, length, batch size, order) differs from what is given: "error" shows both and refuses,
             "override" continues with what is given; a pass that was open over other data begins anew.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 from everstep.contracts.group import Group
@@ -87,9 +88,7 @@ class LastWords:
             print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
             sys.stdout.flush()
 
-        speaking = threading.Thread(target=speak, name="everstep-last-words", daemon=True)
-        speaking.start()
-        speaking.join(PATIENCE)
+        within(PATIENCE, speak)
         os._exit(1)
 
     def _tell_torchrun(self, what: str, lines: list[str], cause: str | None) -> None:
@@ -97,6 +96,13 @@ class LastWords:
             write_error_file(redacted(_with_cause(what, cause)), redacted(lines))
         except OSError as error:
             self._voice.warn(f"torchrun's error file could not be written ({error})")
+
+
+def within(seconds: float, action: Callable[[], object]) -> None:
+    """Call `action` in a thread, and wait for up to `seconds`: what it touches may be what hangs."""
+    thread = threading.Thread(target=action, name="everstep-last-words", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _with_cause(what: str, cause: str | None) -> str:

@@ -206,6 +206,11 @@ class Saver:
         """Whether the writer thread is at work."""
         return self._writer.busy
 
+    @property
+    def job(self) -> int | None:
+        """Number of the writer thread's job; None while it has nothing to do."""
+        return self._writer.job
+
     def settle(self, *, wait: bool) -> None:
         """Raise the unexpected error of a write, if there is one; `wait` for the running write first."""
         if wait:
