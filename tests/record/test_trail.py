@@ -93,6 +93,43 @@ def test_it_grows_at_boundaries_and_keeps_two_intervals(trail: Trail, told: list
     assert not told
 
 
+def test_a_new_file_has_the_records_of_the_old_one_and_no_more_names_than_they_need(trail: Trail) -> None:
+    for step in range(1, 1501):
+        trail.batch(step, f"stream {step // 1000}", step // 1000, 0, step << 40)
+        trail.batch(step, "other", 0, 1, None)
+        trail.mark(step, "copy", f"part {step // 800}", step)
+        trail.step(step, 1 + step // 500, [(step, f"loss {step // 700}", -step / 3), (step, "acc", 0.5)], {})
+        if step in (500, 1200):
+            trail.committed(step)
+    before = read_trail(trail.path)
+    trail.tidy()
+    after = read_trail(trail.path)
+    assert before is not None and after is not None
+    assert after.marks == [mark for mark in before.marks if mark.step > 500] and len(after.marks) == 5000
+    assert (after.whole, after.last) == (500, 1500)
+    walk(trail, 1501, 1502, names=9)  # names that the new file has yet to define
+    found = read_trail(trail.path)
+    assert found is not None and found.marks[: len(after.marks)] == after.marks
+    assert [mark.name for mark in found.marks[-9:]] == [f"m{number}" for number in range(9)]
+    assert b"loss 0" in trail.path.read_bytes()
+    trail.committed(1502)
+    trail.committed(1502)
+    walk(trail, 1503, 16_000)
+    trail.tidy()
+    assert b"loss 0" not in trail.path.read_bytes()
+
+
+def test_what_somebody_else_writes_into_the_file_stops_no_run(trail: Trail) -> None:
+    walk(trail, 1, 3000)
+    with trail.path.open("r+b") as file:
+        file.seek(START)
+        file.write(b"\xff" * 10_000)
+    trail.tidy()
+    walk(trail, 3001, 3002)
+    found = read_trail(trail.path)
+    assert found is not None and found.last == 3002
+
+
 def test_a_value_that_does_not_fit_into_the_trail_is_known_to_be_missing(trail: Trail) -> None:
     walk(trail, 1, 5000)
     found = read_trail(trail.path)

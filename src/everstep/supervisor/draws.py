@@ -69,7 +69,10 @@ class Draws(Questions):
         return self._drawn(), self._completed
 
     def _drawn(self) -> int:
-        return sum(endless.drawn for endless in self.streams)
+        drawn = 0
+        for endless in self.streams:  # a generator would be a call more for each step
+            drawn += endless.drawn
+        return drawn
 
     def data_wait(self) -> float:
         return sum(endless.waited for endless in self.streams)
@@ -92,12 +95,13 @@ class Endless:
         passes: number of passes after which the run stops; None: never.
 
     Attributes:
+        passes: as given.
         drawn: number of batches handed out in this start.
         waited: seconds waited for batches.
     """
 
     def __init__(self, engine: Engine, draws: Draws, run_stream: RunStream, passes: int | None) -> None:
-        self._engine, self._draws, self._run_stream, self._passes = engine, draws, run_stream, passes
+        self._engine, self._draws, self._run_stream, self.passes = engine, draws, run_stream, passes
         self.drawn = 0
         self.waited = 0.0
 
@@ -106,23 +110,25 @@ class Endless:
 
     def look_ahead(self) -> None:
         """Stop the run if the last pass is known to be used up, without drawing from it."""
-        if self._passes is None or self._run_stream.pass_index < self._passes - 1:
+        if self.passes is None or self._run_stream.pass_index < self.passes - 1:
             return
         cursor = self._run_stream.cursor
         if self._used_up or (cursor is not None and cursor.remaining() == 0):
             self._stop()
 
     def __next__(self) -> Any:
-        self._draws.require_begun()
         engine, run_stream = self._engine, self._run_stream
+        # each step comes here: no call of which the answer is known
+        if engine.status != "open" or not engine.begun:
+            self._draws.require_begun()
         began = engine.clock()
         empty_passes = 0
         while empty_passes < 2:  # an open pass may have no batch left; the next pass must have one
-            if self._used_up:
+            if self.passes is not None and self._used_up:
                 self._stop()
                 raise StopIteration
             try:
-                batch = next(run_stream.open())
+                batch = next(run_stream.cursor or run_stream.open())
             except StopIteration:
                 empty_passes += not run_stream.skipped  # a pass of quarantined batches alone is not empty
                 engine.verifier.pass_ended(engine.progress.step, run_stream.name, run_stream.pass_index)
@@ -141,8 +147,8 @@ class Endless:
 
     @property
     def _used_up(self) -> bool:
-        return self._passes is not None and self._run_stream.pass_index >= self._passes
+        return self.passes is not None and self._run_stream.pass_index >= self.passes
 
     def _stop(self) -> None:
         name = self._run_stream.name
-        self._engine.decisions.stop(f"stream {name!r} ended after {self._passes} passes", "stream", name)
+        self._engine.decisions.stop(f"stream {name!r} ended after {self.passes} passes", "stream", name)

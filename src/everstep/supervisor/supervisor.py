@@ -142,7 +142,8 @@ class Supervisor(Door):
             Interrupted: a signal has come to a loop that makes no progress.
         """
         engine = self._engine
-        engine.require_open("should_stop")
+        if engine.status != "open":
+            engine.require_open("should_stop")
         if not engine.begun:
             if not self._draws.streams and not self._reads_no_data:
                 engine.voice.warn(
@@ -152,7 +153,8 @@ class Supervisor(Door):
             engine.streams.require_bound()
             engine.begin()
         for endless in self._draws.streams:
-            endless.look_ahead()
+            if endless.passes is not None:
+                endless.look_ahead()
         if engine.progress.stop is not None:
             return True
         engine.count_round(
