@@ -81,6 +81,7 @@ for wrong, text in [
     (lambda: everstep.torch.parallel(wrapped, bucket_cap_mb=1), "already"),
     (lambda: everstep.torch.parallel(nn.Linear(1, 1).requires_grad_(False)), "leave out"),
     (lambda: everstep.torch.parallel(nn.Sequential(nn.Linear(1, 2), nn.SyncBatchNorm(2))), "BatchNorm"),
+    (lambda: everstep.torch.parallel(nn.ModuleDict({"a": model})), "give each part"),
 ]:
     try:
         wrong()
@@ -97,14 +98,14 @@ for each in (wrapped, *compiled):
     )
     first, second = (text.splitlines() for text in outputs(program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
-    assert len(first) == 5 and first[1] == "0: gradients 2.0"
+    assert len(first) == 6 and first[1] == "0: gradients 2.0"
 
 
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     program = MODEL + "say(type(everstep.torch.parallel(model)).__name__, dist.get_world_size())"
     with under_torchrun(program, 2, tmp_path) as process:
         output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0
+    assert process.returncode == 0, output
     assert lines_by_rank(output) == {rank: ["DistributedDataParallel 2"] for rank in range(2)}
     assert "destroy_process_group" not in output
 

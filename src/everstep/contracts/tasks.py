@@ -18,11 +18,14 @@ class Task:
         model: the result of `build_model`; or assign a model yourself, then none is built.
         optimizer: the result of `build_optimizer`, or your own, likewise.
         is_built: whether a Trainer has called `build`; no other Trainer calls it again.
+        batch_weight: factor for the mean over the batch of `train_step`, set before that call.  With it the
+            mean over ranks is the mean over all samples, where ranks have unequal numbers of them.
     """
 
     model: Any = None
     optimizer: Any = None
     is_built = False
+    batch_weight = 1.0
 
     def build(
         self, *, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] | None = None

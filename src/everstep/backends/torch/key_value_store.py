@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from everstep.backends.torch.launcher import launched, launched_number
 from everstep.errors import ConfigError, StoreLostError
 
 FOREVER = timedelta(days=20)
@@ -76,32 +77,6 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
 def _prefix() -> str:
     run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
     return f"everstep/{run}/{restart}/"
-
-
-def launched(name: str) -> str:
-    """Return a variable that launchers such as torchrun set.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(
-            f"{name} is not set in one of several processes: set it as torchrun does, or start with torchrun"
-        )
-    return value
-
-
-def launched_number(name: str) -> int:
-    """Return such a variable as a number, 0 or more.
-
-    Raises:
-        ConfigError: the variable is not set, or not a number.
-    """
-    value = launched(name)
-    if not value.isdecimal():
-        raise ConfigError(f"{name}={value!r} is not a number: set it as torchrun does")
-    return int(value)
 
 
 @contextmanager

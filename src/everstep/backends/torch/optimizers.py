@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
+from everstep.backends.torch.rank_means import Ranks
 from everstep.errors import ConfigError
 
 
@@ -228,6 +229,9 @@ class MinibatchOptimizer(Around):
     `zero_grad` does nothing while a window is open, and the window is part of the state: a resume continues
     inside it.  A window that is short at the end of an epoch stays open, unless `flush` is called.
 
+    On several ranks the mean is that over the elements of all of them.  Only the last step of a window needs
+    to average the gradients: the others may run in DistributedDataParallel's `no_sync()` (`ends_window`).
+
     Args:
         optimizer: any torch optimizer.
         num_minibatches: steps for each update, 1 or more.
@@ -235,6 +239,9 @@ class MinibatchOptimizer(Around):
     Raises:
         ConfigError: `optimizer` is not an optimizer, or the number is out of range.
     """
+
+    ranks: Ranks | None = None
+    """The ranks that train one model with copies of this optimizer; None on one process."""
 
     @checked_keywords
     def __init__(self, optimizer: Optimizer, num_minibatches: int) -> None:
@@ -265,6 +272,11 @@ class MinibatchOptimizer(Around):
         self._loss = self._loss + product.detach()
         return product
 
+    @property
+    def ends_window(self) -> bool:
+        """Whether the next `step` ends the window, and makes the update."""
+        return self._steps + 1 >= self.num_minibatches
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Count a minibatch; the last minibatch of a window makes the update and zeroes the gradients."""
         loss = _called(closure)
@@ -279,12 +291,17 @@ class MinibatchOptimizer(Around):
         """Make the update of an open window, even if it is short; without an open window, do nothing."""
         if not self._steps:
             return
+        elements, loss, has_loss = self._elements, self._loss, isinstance(self._loss, Tensor)
+        if self.ranks is not None:
+            if self._steps < self.num_minibatches:
+                self.ranks.average_gradients([p for group in self.param_groups for p in group["params"]])
+            elements, loss = self.ranks.means([elements, loss])
         gradients = [p.grad for p in _with_gradient(self) if p.grad is not None]
         if gradients:
             # Products with the elements were summed: the division makes the mean over the window.
-            torch._foreach_div_(gradients, self._elements)
-        if isinstance(self._loss, Tensor):
-            self._told = {"window_loss": self._loss / self._elements}
+            torch._foreach_div_(gradients, elements)
+        if has_loss:
+            self._told = {"window_loss": loss / elements}
         self._begin()
         self.optimizer.step()
         self.optimizer.zero_grad()

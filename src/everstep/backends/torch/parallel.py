@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.backends.torch.key_value_store import launched, launched_number
+from everstep.backends.torch.launcher import launched, launched_number
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.wrappers import layers
 from everstep.errors import ConfigError, nearest
@@ -47,7 +47,7 @@ def parallel(model: Module, **options: Any) -> Module:
         raise ConfigError(f"parallel({model!r:.80}): give a torch.nn.Module")
     for name in options.keys() - _OPTIONS:
         raise ConfigError(f"parallel has no option {name!r}: {nearest(name, _OPTIONS)}")
-    if _processes() == 1:
+    if processes() == 1:
         return model
     if any(isinstance(layer, DistributedDataParallel) for layer in layers(model)):
         if options:
@@ -55,26 +55,38 @@ def parallel(model: Module, **options: Any) -> Module:
                 f"the model is in a DistributedDataParallel already: give {options} to that one"
             )
         return model
-    for name, parameter in model.named_parameters():
-        refuse_sharded(parameter, repr(name))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            f"no parameter of the {type(model).__name__} is trained (requires_grad), so the processes have "
-            "nothing to average: leave out parallel(...) around it"
-        )
+    _require_trainable(model)
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if kinds == {"cpu"} and any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
-        raise ConfigError(
-            f"the {type(model).__name__} has SyncBatchNorm, which torch has for GPUs alone: use BatchNorm on "
-            "the CPU (without convert_sync_batchnorm), whose statistics are those of each rank's part"
-        )
-    _open_group(on_cuda=kinds == {"cuda"})
+    open_group(on_cuda=kinds == {"cuda"})
     if kinds == {"cuda"} and _group.is_ours:
         _move(model)
     return DistributedDataParallel(model, **{**_on_one_device(model), **options})
 
 
-def _processes() -> int:
+def _require_trainable(model: Module) -> None:
+    """Refuse a model that DistributedDataParallel cannot train."""
+    for name, parameter in model.named_parameters():
+        refuse_sharded(parameter, repr(name))
+    kind = type(model).__name__
+    if type(model).forward is Module.forward:
+        raise ConfigError(
+            f"the {kind} has no forward, by which DistributedDataParallel knows what to average: give each "
+            "part that is called to everstep.torch.parallel"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"no parameter of the {kind} is trained (requires_grad), so the processes have "
+            "nothing to average: leave out parallel(...) around it"
+        )
+    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
+    if on_cpu and any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
+        raise ConfigError(
+            f"the {kind} has SyncBatchNorm, which torch has for GPUs alone: use BatchNorm on the CPU, whose "
+            "statistics are those of each rank's part (leave out convert_sync_batchnorm)"
+        )
+
+
+def processes() -> int:
     """Number of processes, from the process group or else from the launcher."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
@@ -100,8 +112,9 @@ class _Group:
 _group = _Group()
 
 
-def _open_group(on_cuda: bool) -> None:
-    if dist.is_initialized():
+def open_group(on_cuda: bool) -> None:
+    """Initialise the process group, and choose this process's CUDA device; with one process, do nothing."""
+    if processes() == 1 or dist.is_initialized():
         return
     for name in ("RANK", "MASTER_PORT"):
         launched_number(name)

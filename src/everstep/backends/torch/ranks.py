@@ -13,18 +13,27 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.backends.torch.optimizers import innermost
+from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
+from everstep.backends.torch.rank_means import Ranks
 from everstep.backends.torch.unsaved_modules import alive_modules
 from everstep.backends.torch.update_counter import flatten, optimizers
-from everstep.backends.torch.wrappers import named_parameters
+from everstep.backends.torch.wrappers import bare, named_parameters
 from everstep.errors import ConfigError
 
 
 def prepare(objects: Mapping[str, Any]) -> None:
-    """Make each DistributedDataParallel that trains the objects compute equal bits in each step and start."""
-    for ddp in _wrappers(objects):
+    """Make each DistributedDataParallel that trains the objects compute equal bits in each step and start.
+
+    An optimizer of the state that makes an update of several steps gets to know the ranks.
+    """
+    found = _wrappers(objects)
+    for ddp in found:
         _fix_buckets(ddp)
         _share_buffers(ddp)
+    for _, optimizer in optimizers(flatten(objects)):
+        for layer in layers(optimizer):
+            if isinstance(layer, MinibatchOptimizer):
+                layer.ranks = Ranks(found[0]) if found else None
 
 
 def require_synchronised(objects: Mapping[str, Any], size: int) -> None:
@@ -205,6 +214,6 @@ def _share_buffers(ddp: Any) -> None:
 
 def _after_forward(ddp: Any, inputs: Any, output: Any) -> None:
     # in an evaluation the ranks need not make equally many passes
-    trains = torch.is_grad_enabled() or ddp.training
+    trains = torch.is_grad_enabled() or bare(ddp).training
     if trains and ddp.require_backward_grad_sync and ddp.modules_buffers:
         ddp._sync_buffers()

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel
 
 from everstep.arguments import checked_keywords, integer, number, positive
+from everstep.backends.torch.average import Average
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -21,9 +22,14 @@ from everstep.backends.torch.optimizers import (
     MinibatchOptimizer,
     ScaledOptimizer,
 )
+from everstep.backends.torch.parallel import open_group
+from everstep.backends.torch.parallel import parallel as parallel_model
+from everstep.backends.torch.rank_means import Ranks
+from everstep.backends.torch.task_checks import loss_in, require_device
 from everstep.backends.torch.update_counter import flatten
+from everstep.backends.torch.wrappers import bare
 from everstep.contracts import tasks
-from everstep.errors import ConfigError, MetricError, StateError
+from everstep.errors import ConfigError, StateError
 
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,6 +63,9 @@ class Task(tasks.Task):
         ema: decay of an average of the weights, in (0, 1), with which the task evaluates and predicts.
         trainable: a regular expression; parameters whose names do not contain a match are frozen.
         compile: whether the model is compiled; or the arguments of `torch.compile` for the model.
+        parallel: whether several processes (torchrun) train the model together; or the options of
+            `everstep.torch.parallel`.  The loss is weighted so that the gradient is that of one process with
+            the whole batch.  On one process it changes nothing.
 
     Raises:
         ConfigError: an argument is unknown or out of its range.
@@ -75,6 +84,7 @@ class Task(tasks.Task):
         ema: float | None = None,
         trainable: str | None = None,
         compile: bool | Mapping[str, Any] = False,
+        parallel: bool | Mapping[str, Any] = False,
     ) -> None:
         try:
             self.device = None if device is None else torch.device(device)
@@ -99,9 +109,16 @@ class Task(tasks.Task):
             raise ConfigError(
                 f'compile={compile!r}: give True, or arguments, as in {{"backend": "inductor"}}'
             )
+        if not isinstance(parallel, bool | Mapping):
+            raise ConfigError(
+                f'parallel={parallel!r}: give True, or options, as in {{"find_unused_parameters": True}}'
+            )
         self._autocast, self._clip, self._decay = dtype, clip, ema
         self._accumulate = integer("accumulate", accumulate)
-        self._trainable, self._compile = trainable, compile
+        self._trainable, self._compile, self._parallel = trainable, compile, parallel
+        self._ranks: Ranks | None = None
+        self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context in which a backward pass does not average gradients over ranks."""
         self._ema: Average | None = None
         self._evaluated: Any = None
         """Model that replaces `model` in an evaluation; None for `model` itself."""
@@ -130,11 +147,15 @@ class Task(tasks.Task):
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"the model is {self.model!r}: return a torch.nn.Module from build_model")
         if self.device is not None:
-            _require_device(self.device)
+            require_device(self.device)
+            if self._parallel is not False:
+                open_group(on_cuda=self.device.type == "cuda")  # which chooses this process's device
             self.model.to(self.device)
         if self._trainable is not None:
             # Before the optimizer is made, which may look at `requires_grad`.
             self._freeze(self._trainable)
+        # Before the optimizer and the average are made: all ranks get the weights of rank 0 here.
+        wrapped = self._wrapped(self.model)
         super().build(optimizer=optimizer)
         if isinstance(self.optimizer, tuple | list):
             raise ConfigError(
@@ -146,12 +167,27 @@ class Task(tasks.Task):
             self._equip(self.optimizer, scheduler or self.build_scheduler)
         else:
             self._require_plain()
-        # Compiled last: optimizer and average are made from the plain model, whose names have no prefix.
+        # Last: optimizer and average are made from the plain model, whose names have no prefix.
+        self.model = wrapped
         if self._compile is not False:
             how = self._compile if isinstance(self._compile, Mapping) else {}
             self.model = torch.compile(self.model, **how)
             if self._ema is not None:
                 self._evaluated = torch.compile(self._ema.module, **how)
+
+    def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model that several processes train together, or else the model itself."""
+        if self._parallel is False:
+            return model
+        wrapped = parallel_model(model, **(self._parallel if isinstance(self._parallel, Mapping) else {}))
+        if isinstance(wrapped, DistributedDataParallel):
+            self._ranks = Ranks(wrapped)
+            # torch notes in each averaging pass which parameters were used; passes without it confuse that
+            if not wrapped.find_unused_parameters and not wrapped.static_graph:
+                self._no_sync = wrapped.no_sync
+            if self.device is not None:
+                self.device = wrapped.device
+        return wrapped
 
     def _equip(self, optimizer: Optimizer, scheduler: Callable[[Any], Any]) -> None:
         """Wrap the optimizer as asked for, and let its updates move the schedule and the average."""
@@ -213,9 +249,7 @@ class Task(tasks.Task):
     def state(self) -> Mapping[str, Any]:
         """Return the model and the optimizer; also scheduler, scaler and average if the task has them."""
         parts = {
-            "model": getattr(
-                self.model, "_orig_mod", self.model
-            ),  # without what torch.compile puts around it
+            "model": self.model if self.model is None else bare(self.model),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self._scaler,
@@ -240,11 +274,13 @@ class Task(tasks.Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         """Run a forward and a backward pass, and update if the accumulation window ends."""
-        count = self._counted(batch) if self._accumulate > 1 else None
+        own_count = self._ranks is not None and type(self).elements is not Task.elements
+        count = self._counted(batch) if self._accumulate > 1 or own_count else None
         batch = self.to_device(batch)
-        with self.precision():
-            metrics = self.forward(batch)
-        self.backward(_loss(self, metrics), count)
+        with self.accumulating():
+            with self.precision():
+                metrics = self.forward(batch)
+            self.backward(loss_in(type(self).__name__, metrics), count)
         return {**metrics, **self.update()}
 
     def _counted(self, batch: Any) -> float | Tensor:
@@ -296,10 +332,25 @@ class Task(tasks.Task):
             return nullcontext()
         return torch.autocast(self._device_type, self._autocast)
 
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Return a context for a forward and a backward pass, where ranks average only to end a window."""
+        optimizer = self.optimizer
+        goes_on = isinstance(optimizer, MinibatchOptimizer) and not optimizer.ends_window
+        return self._no_sync() if goes_on else nullcontext()
+
     def backward(self, loss: Tensor, elements: float | Tensor | None = None) -> None:
-        """Compute the gradients of a loss, scaled if needed; `elements`: how many the loss is the mean of."""
+        """Compute the gradients of a loss, scaled if needed.
+
+        Args:
+            elements: how many the loss is the mean of.  On several ranks the gradients are weighted by it;
+                without it, by the number of samples.
+        """
         if elements is not None and isinstance(self.optimizer, MinibatchOptimizer):
             loss = self.optimizer.weighted(loss, elements)
+        elif elements is not None and self._ranks is not None:
+            loss = loss * (elements / self._ranks.means([elements])[0])
+        elif self.batch_weight != 1.0:
+            loss = loss * self.batch_weight
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def update(self) -> Mapping[str, Any]:
@@ -351,57 +402,3 @@ class Task(tasks.Task):
     def _device_type(self) -> str:
         first: Tensor = next(self.model.parameters())
         return first.device.type
-
-
-class Average(AveragedModel):
-    """Exponential average of a model's weights; torch's own would wait for the device."""
-
-    def __init__(self, model: torch.nn.Module, decay: float) -> None:
-        super().__init__(model)
-        self.decay = decay
-
-    @torch.no_grad()
-    def update_parameters(self, model: torch.nn.Module) -> None:
-        """Add the weights to the average; the first update copies them, and buffers are always copied."""
-        copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
-        averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        if self.n_averaged:  # a tensor on the CPU, so that reading it waits for no device
-            ours, theirs = map(list, zip(*averaged, strict=True))
-            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
-        else:
-            copied += averaged
-        for our, their in copied:
-            our.copy_(their)
-        self.n_averaged += 1
-
-
-def _require_device(device: torch.device) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"device={str(device)!r} cannot be used here ({reason}); torch finds "
-            f'{torch.accelerator.device_count()} accelerators: give one of them, or "cpu"'
-        ) from error
-
-
-def _loss(task: Task, metrics: Any) -> Tensor:
-    """Find the loss in what `forward` returned, and check that it has gradients."""
-    loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
-    name = type(task).__name__
-    if not isinstance(loss, Tensor):
-        raise MetricError(
-            f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
-            'as in {"loss": loss}'
-        )
-    if loss.numel() != 1:
-        raise MetricError(
-            f"the loss of {name}.forward has the shape {tuple(loss.shape)}: return its mean, loss.mean()"
-        )
-    if not loss.requires_grad:
-        raise MetricError(
-            f"the loss of {name}.forward depends on no parameter that is trained: compute it from "
-            "self.model(...), without detach() or item(), and leave something to be trained"
-        )
-    return loss
