@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from processes import started
+from processes import started, under_torchrun
 
 from everstep.record import RunJournal, failures
 
@@ -113,3 +113,35 @@ os._exit(7)
     )
     (page,) = failures(tmp_path / "run")
     assert page.rank == 1 and page.what.startswith("the main thread did not leave the loop within 5 s of")
+
+
+def test_a_rank_that_fails_leaves_though_its_leaving_hangs(tmp_path: Path) -> None:
+    """Rank 0 raises an error of its own; its last commit hangs."""
+    left(
+        """
+if rank == 0:
+    lost.leaving(ValueError("mine"))
+time.sleep(60)
+""",
+        tmp_path / "run",
+        [1, 1],
+    )
+    pages = {page.rank: page for page in failures(tmp_path / "run")}
+    assert pages[0].what == "the main thread did not leave the loop within 5 s of the loss: mine"
+
+
+def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:
+    """torchrun sends SIGTERM to them, and would wait for 30 seconds."""
+    run = tmp_path / "run"
+    run.mkdir()
+    program = PARTS.format(run=run).replace('os.environ["TORCHELASTIC_ERROR_FILE"]', "_")
+    with under_torchrun(program + "dist.recv(torch.ones(1), 1 - rank)", 3, tmp_path) as torchrun:
+        assert torchrun.stdout is not None
+        while torchrun.stdout.readline() != "\n":
+            assert torchrun.poll() is None
+        killed = time.monotonic()
+        printed, _ = torchrun.communicate(timeout=90)
+        took = time.monotonic() - killed
+    assert torchrun.returncode == 1 and took < 25, (took, printed)
+    assert {page.rank for page in failures(run)} == {0, 1}
+    assert "SIGKILL" in printed.partition("Root Cause")[2], printed

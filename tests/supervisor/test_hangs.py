@@ -18,7 +18,7 @@ import pytest
 import everstep
 import warm
 from everstep import At, Every, hazard
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, ServiceError
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.testing import nothing_left
@@ -131,6 +131,13 @@ def test_a_loop_that_waits_and_asks_does_not_hang(tmp_path: Path) -> None:
                 next(data)
             time.sleep(0.01)
     assert failures(tmp_path) == []
+
+
+def test_a_service_that_waits_for_another_run_does_not_hang(tmp_path: Path) -> None:
+    waiter = everstep.services.GlobalStepWaiter(tmp_path / "other", 1, poll=AFTER / 10, timeout=3 * AFTER)
+    with pytest.raises(ServiceError, match="look at that run"):
+        watched(tmp_path / "run", services=[waiter]).train()
+    assert failures(tmp_path / "run") == []
 
 
 def test_a_clock_that_jumps_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

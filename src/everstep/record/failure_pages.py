@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from everstep.arguments import checked_keywords
-from everstep.durable import TMP, discard, make_dirs, require_no_link, write_whole
+from everstep.durable import TMP, discard, require_no_link, write_whole
 from everstep.record.journal_format import LATEST
 from everstep.record.paths import user_path
 from everstep.record.rundir import to_read
@@ -95,7 +95,7 @@ class FailurePages:
         page = Failure(kind, *place, what, cause, _shortened(lines), *here)
         folder = self._run_dir / FOLDER
         require_no_link(folder, self._run_dir)
-        make_dirs(folder, FOLDER)
+        folder.mkdir(exist_ok=True)  # not its parents: a run directory that is gone is not made again
         path = folder / f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
         text = json.dumps(redacted(page._asdict()), indent=2)
         write_whole(path, text.encode() + b"\n", FOLDER)

@@ -113,7 +113,8 @@ class Door:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asks the run to end at the next boundary."""
+        """Whether a signal asks the run to end at the next boundary; who waits and asks does not hang."""
+        self._engine.note_poll()
         return self._engine.signals.received is not None
 
     @property

@@ -12,7 +12,7 @@ from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
 from everstep.group import Single
 from everstep.metrics.collector import Collector
-from everstep.record import CHOSEN, FailurePages
+from everstep.record import CHOSEN, FailurePages, traceback_lines
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.console import Console
 from everstep.services.hang_watch import HangWatch
@@ -28,7 +28,7 @@ from everstep.supervisor.checks.trials import Trials
 from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.hangs import Hangs
-from everstep.supervisor.leaving.last_words import LastWords
+from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
 from everstep.supervisor.opening.machine import require_one
@@ -89,7 +89,7 @@ class Engine:
         self.restored: BestRecord | None = None
         self.ending: Ending | None = None
         self.polls = 0
-        """How often a loop inside a tail or an evaluation has asked for an interruption."""
+        """How often a tail, an evaluation or a service that waits has asked for an interruption."""
         self._resume_state: Encoded | None = None
         """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
@@ -122,6 +122,9 @@ class Engine:
                 if self.recovered.checkpoint is not None:
                     self.announcer.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
                 self.resources = stack.pop_all()
+        except Exception as error:  # before there is a run with pages
+            tell_torchrun(f"{type(error).__name__}: {error}", traceback_lines(error))
+            raise
         finally:
             self.voice.release()
 

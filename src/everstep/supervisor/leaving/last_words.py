@@ -50,7 +50,7 @@ class LastWords:
         self.report(error)
         what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
         self.page("error", what, lines, self._cause)
-        self._tell_torchrun(what, lines, self._cause)
+        tell_torchrun(_with_cause(what, self._cause), lines)
         return _with_cause(what, self._cause)
 
     def page(self, kind: Kind, what: str, lines: list[str], cause: str | None = None) -> str:
@@ -80,9 +80,9 @@ class LastWords:
 
         def speak() -> None:  # what may hang comes last
             self.page(kind, what, lines, cause)
-            self._tell_torchrun(what, lines, cause)
-            at = {"step": self._progress.step, "epoch": self._progress.epoch}
             reason = _with_cause(what, cause)
+            tell_torchrun(reason, lines)
+            at = {"step": self._progress.step, "epoch": self._progress.epoch}
             self._journal.event("closed", {"status": "failed", "reason": reason, **at}, wall=True)
             self._journal.flush()
             print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
@@ -91,11 +91,18 @@ class LastWords:
         within(PATIENCE, speak)
         os._exit(1)
 
-    def _tell_torchrun(self, what: str, lines: list[str], cause: str | None) -> None:
-        try:
-            write_error_file(redacted(_with_cause(what, cause)), redacted(lines))
-        except OSError as error:
-            self._voice.warn(f"torchrun's error file could not be written ({error})")
+
+def tell_torchrun(what: str, lines: list[str]) -> None:
+    """Write torchrun's error file, without credentials.
+
+    Args:
+        what: type and message of the error.
+        lines: its traceback.
+    """
+    try:
+        write_error_file(redacted(what), redacted(lines))
+    except OSError as error:
+        print(f"torchrun's error file could not be written ({error})", file=sys.stderr)
 
 
 def within(seconds: float, action: Callable[[], object]) -> None:

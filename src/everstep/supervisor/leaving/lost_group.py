@@ -33,18 +33,30 @@ class LostGroup:
     def __init__(self, group: Group, last_words: LastWords, give_up: Callable[[str], None]) -> None:
         self._group, self._last_words, self._give_up = group, last_words, give_up
         self._leaving, self._closed = threading.Event(), threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def lost(self, error: BaseException) -> None:
-        """Begin to watch the main thread: the group is lost by `error`; called in a thread, once."""
-        # first: torchrun sends SIGTERM to all other ranks soon after
-        self._give_up(str(error))
-        self._thread = threading.Thread(target=self._watch, args=(error,), name="everstep-lost", daemon=True)
-        self._thread.start()
+        """Begin to watch the main thread: the group is lost by `error`; from any thread."""
+        with self._starting:
+            if self._thread is not None:
+                return
+            # first: torchrun sends SIGTERM to all other ranks soon after
+            self._give_up(str(error))
+            self._thread = threading.Thread(
+                target=self._watch, args=(error,), name="everstep-lost", daemon=True
+            )
+            self._thread.start()
 
-    def leaving(self) -> None:
-        """Note that the main thread leaves the loop by itself."""
+    def leaving(self, error: BaseException | None = None) -> None:
+        """Note that the main thread leaves the loop by itself.
+
+        Args:
+            error: the exception by which this rank leaves; the group is lost by it, so the rank has to hurry.
+        """
         self._leaving.set()
+        if error is not None:
+            self.lost(error)
 
     def close(self) -> None:
         """End the thread: the main thread has left the loop."""
