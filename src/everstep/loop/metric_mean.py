@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.metrics import Window
+from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import to_scalar
 
 
 class MetricMean:
-    """The weighted mean of what was collected."""
+    """The weighted mean of what was collected, on all ranks.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+        name: name of the metric.
+        across: reduces the sums over ranks; None where there is one rank.
+    """
+
+    def __init__(self, name: str, across: AcrossRanks | None = None) -> None:
+        self._name, self._across = name, across
         self._window = Window()
 
     def collect(self, value: Any, weight: float = 1.0) -> None:
@@ -25,6 +31,7 @@ class MetricMean:
 
     @property
     def mean(self) -> float | None:
-        """The mean so far, None before the first value."""
+        """The mean so far, None before the first value; every rank asks for it."""
         stats = self._window.stats()
-        return None if stats is None else stats.mean
+        mean, weight = (None, 0.0) if stats is None else (stats.mean, stats.weight)
+        return mean if self._across is None else self._across.mean(self._name, mean, weight)

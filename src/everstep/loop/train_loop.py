@@ -213,7 +213,7 @@ class TrainLoop(Door):
             self._engine.collect(step, values)
             return
         self._epochs.enter_outside("collect_metrics")
-        values = {name: to_scalar(name, value) for name, value in values.items()}
+        values = self._collector.reduced({name: to_scalar(name, value) for name, value in values.items()})
         if self._found_inside is not None:
             self._found_inside.update(values)
         for name, value in values.items():
@@ -230,7 +230,7 @@ class TrainLoop(Door):
     @contextmanager
     def metric_collector(self, name: str) -> Iterator[MetricMean]:
         """Collect (value, weight) pairs in the block; at its end their mean is collected as `name`."""
-        collected = MetricMean(name)
+        collected = MetricMean(name, self._collector.across)
         yield collected
         if (mean := collected.mean) is not None:
             self.collect_metrics({name: mean})

@@ -17,6 +17,7 @@ from everstep import backends
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Readings
 from everstep.errors import MetricError
+from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.statistics import Stats, Window
 
 Convert = Callable[[Any], Any]
@@ -200,6 +201,9 @@ class Collector:
         open_step: the step whose body is running, 0 outside; set by the loop.  Rows of this step wait for
             its end.
         epoch: returns the epoch of a row.
+        across: reduces the values over ranks; None where there is one rank.
+        weights: weight of this rank's part of a step's batch, for steps in `pending`; 1.0 where missing.
+        alone: whether a service runs that only this rank of several runs.
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
@@ -208,6 +212,9 @@ class Collector:
         self.emit: Callable[[Block], None] = lambda block: None
         self.open_step = 0
         self.epoch = epoch
+        self.across: AcrossRanks | None = None
+        self.weights: dict[int, float] = {}
+        self.alone = False
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
@@ -256,12 +263,14 @@ class Collector:
 
         Args:
             wall: whether the value depends on the clock although its name does not say so.  Such a value is
-                recorded, but no window of the state holds it, and no service decides by it.
+                recorded, but no window of the state holds it, and no service decides by it.  So is a value
+                of a service that runs on this rank alone.
         """
         self.read()  # first: windows take values in the order of collection
         number = value if type(value) is float else resolve([value])[0]
+        passing = wall or self.alone
         for reader in self._readers.values():
-            if not (wall and reader.saved):
+            if not (passing and reader.saved):
                 reader.add_outside(name, step, number)
         clocked = wall or is_wall(name)
         ordinals = (self._wall_seqs if clocked else self._seqs).setdefault(phase, {})
@@ -269,8 +278,14 @@ class Collector:
         seq = seq if at == step else 0
         ordinals[name] = (step, seq + 1)
         self._emit(phase, name, clocked, [step], [number], [1], seq)
-        for seen in () if wall else self._watchers.get(name, ()):
+        for seen in () if passing else self._watchers.get(name, ()):
             seen(number)
+
+    def reduced(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Reduce values collected outside steps over the ranks; every rank calls this with the same names."""
+        if self.across is None or self.alone or not values:
+            return values
+        return dict(self.across.values(dict(zip(values, resolve(list(values.values())), strict=True))))
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
         """Refuse a second writer of a name at the same moment: best values and early stops would mix the two.
@@ -310,7 +325,12 @@ class Collector:
         return self._ended.union(self._epoch.names())
 
     def read(self) -> None:
-        """Read all pending values into windows and rows."""
+        """Read all pending values into windows and rows; of several ranks, every rank calls this.
+
+        While a service runs on this rank alone nothing is read, as the values of the others are missing.
+        """
+        if self.alone:
+            return
         if self.step_times or self.pending:
             seconds, columns = self.step_times[:], self._taken()
             self.step_times.clear()
@@ -328,6 +348,11 @@ class Collector:
         """Take the pending values out, as columns by name; on a device they are read here."""
         items = self.pending[:]
         self.pending.clear()
+        if self.across is not None:
+            numbers = resolve([value for _, _, value in items])
+            items = [(step, name, number) for (step, name, _), number in zip(items, numbers, strict=True)]
+            items = self.across.steps(items, self.weights)
+            self.weights.clear()
         found: dict[str, tuple[list[int], list[Any]]] = {}
         for step, name, value in items:
             column = found.get(name)
@@ -383,6 +408,9 @@ class Collector:
 
     def abandon_step(self) -> None:
         """Read all pending values, and leave the running step: it is not completed, and has no rows."""
+        if self.across is not None:  # the other ranks are not here; a resume executes these steps again
+            self.pending.clear()
+            self.step_times.clear()
         try:
             self.read()
         finally:

@@ -12,7 +12,7 @@ from everstep.record.evaluation_record import (
     values_line,
 )
 from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
-from everstep.record.journal import Journal
+from everstep.record.journal import Journal, NoJournal
 from everstep.record.journal_format import Position
 from everstep.record.journal_reader import (
     ACCEPTED,
@@ -54,6 +54,7 @@ __all__ = [
     "Follower",
     "Item",
     "Journal",
+    "NoJournal",
     "Position",
     "EarlierSteps",
     "Replay",

@@ -52,13 +52,14 @@ class EarlierSteps:
 
 
 def read_earlier_steps(
-    journal: RunJournal, position: Position | None, step: int, *, tail: bool = False
+    journal: RunJournal, position: Position | None, step: int, *, tail: bool = False, rank: int = 0
 ) -> EarlierSteps:
     """Collect the earlier results of the steps that a start from `step` will execute again.
 
     Args:
         position: the end of the journal as the checkpoint knows it.
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
+        rank: the rank whose trails are read.
     """
     found = EarlierSteps(step)
     superseded = journal.superseded(position)
@@ -68,7 +69,7 @@ def read_earlier_steps(
             continue
         end = journal.compared_until(segment.number, step, left)
         _add_rows(found, superseded.get(segment.number, {}), end)
-        trail = read_trail(trail_path(journal.run_dir, segment.number))
+        trail = read_trail(trail_path(journal.run_dir, segment.number, rank))
         if trail is not None:
             _add_trail(found, trail, end, step if tail else step + 1)
     found.names |= journal.step_metrics()

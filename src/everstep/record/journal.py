@@ -383,6 +383,38 @@ class Journal:
             self._warn(self._messages.popleft())
 
 
+class NoJournal(Journal):
+    """Journal of a rank that records nothing: the writer does.
+
+    Args:
+        segment: this start's number, from 1.
+    """
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+
+    def append(self, block: Block) -> None:
+        pass
+
+    def event(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+        pass
+
+    def decide(self, data: dict[str, Any]) -> None:
+        pass
+
+    def flush(self) -> Position:
+        return Position(self.segment, 0)
+
+    def sync(self) -> None:
+        pass
+
+    def fsync_only(self, position: Position) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 

@@ -83,6 +83,8 @@ class Trail:
         step: the step that the start resumes from.
         is_wall: whether a metric depends on the clock, by its name: such values are left out.
         warn: takes sentences for the user.
+        rank: the rank whose steps are noted.
+        reduced: whether the values of a step are known only when those of all ranks are reduced.
     """
 
     def __init__(
@@ -92,9 +94,14 @@ class Trail:
         step: int,
         is_wall: Callable[[str], bool],
         warn: Callable[[str], None],
+        *,
+        rank: int = 0,
+        reduced: bool = False,
     ) -> None:
-        self.path = trail_path(run_dir, segment)
+        self.path = trail_path(run_dir, segment, rank)
         self._segment, self._is_wall, self._warn = segment, is_wall, warn
+        self._host = None if reduced else float
+        """Type of the values that a step has on the host."""
         self._keys: dict[tuple[str, str], int] = {}
         """Numbers by (phase, name); 0 is not a key: such records are left out."""
         self._texts: dict[tuple[str, str], bytes] = {}
@@ -169,12 +176,12 @@ class Trail:
         for _, name, value in pending[first:]:
             known = self._keys.get(("step", name))
             # the usual case without a further call, as in `batch`
-            if type(value) is float and known and self._at < self._end:
+            if type(value) is self._host and known and self._at < self._end:
                 FLOAT.pack_into(self._view, self._at, step, value, epoch, 1, known, 0, 0)
                 self._at += SIZE
                 continue
             # a tensor may be on a device: reading its value would make the step wait
-            flags = 0 if type(value) is float else ABSENT
+            flags = 0 if type(value) is self._host else ABSENT
             if flags:
                 self._absent.add(name)
             if key := self._key(step, "step", name):

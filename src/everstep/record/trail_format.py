@@ -65,9 +65,9 @@ class Mark(NamedTuple):
     flags: int
 
 
-def trail_path(run_dir: Path, segment: int) -> Path:
-    """Path of the trail's file of a segment."""
-    return segment_path(run_dir, segment).with_suffix(".trail")
+def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
+    """Path of a rank's trail of a segment."""
+    return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
 def definition(text: bytes) -> int:

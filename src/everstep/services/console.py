@@ -76,7 +76,7 @@ class Console(Service):
         self._lock = threading.RLock()
         self._run: RunView
         """Set while the loop is open."""
-        self._log: _LogFile | None = None
+        self._log: LogFile | None = None
         self._line: LiveLine | None = None
         self._speed = _Speed()
         self._latest: dict[str, Stats] = {}
@@ -90,7 +90,7 @@ class Console(Service):
         self._run, self._since = run, run.step
         if self._plain_seconds is not None:
             self._next_plain = run.clock() + self._plain_seconds
-        self._log = _LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
+        self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
         taken = isinstance(sys.stdout, Above)  # two consoles that draw would overwrite each other
         if self._sink is None and not taken and is_live_terminal(sys.stdout):
             self._line = LiveLine(sys.stdout, self._lock, self.live_lines)
@@ -257,7 +257,7 @@ _LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
 """Flags of the log file; O_NONBLOCK, so that a pipe in the file's place keeps nobody waiting."""
 
 
-class _LogFile:
+class LogFile:
     """Lines with a time stamp, each appended by one write: whole after a kill; a later start appends more.
 
     Args:

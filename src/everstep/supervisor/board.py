@@ -46,6 +46,7 @@ class ServiceBoard:
     """
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
+        self._reports = True
         self._collector, self._voice = collector, voice
         self._services: list[Service] = []
         self._readers: dict[str, Reader] = {}
@@ -64,7 +65,7 @@ class ServiceBoard:
         self._services.append(service)
         self._services.sort(key=lambda s: (s.stage, isinstance(s, Checkpoints)))
         reader = Reader()
-        if service.window != "none":
+        if service.window != "none" and self._runs(service):
             saved = service.window == "saved" and not service.schedule.wall
             self._collector.reader(service.name, reader, saved=saved)
         self._readers[service.name] = reader
@@ -72,7 +73,7 @@ class ServiceBoard:
     def remove(self, service: Service) -> None:
         """Forget a service that was added while running."""
         self._services.remove(service)
-        if service.window != "none":
+        if service.window != "none" and self._runs(service):
             self._collector.drop_reader(service.name)
         del self._readers[service.name]
 
@@ -103,10 +104,22 @@ class ServiceBoard:
 
     def open_one(self, service: Service, run: RunView, now: float) -> None:
         """Open a service and start its clock schedule."""
-        self._opened.append(service)
         service.schedule.start(now)
+        if not self._runs(service):
+            return
+        self._opened.append(service)
         with _isolated_for([service]):
             service.open(run)
+
+    def leave_reports_out(self) -> None:
+        """Open and run no service of stage REPORT: another rank does."""
+        for service in self._services:
+            if service.stage is Stage.REPORT and service.window != "none":
+                self._collector.drop_reader(service.name)  # nobody would ever clear its window
+        self._reports = False
+
+    def _runs(self, service: Service) -> bool:
+        return self._reports or service.stage is not Stage.REPORT
 
     def due(self, moment: Moment, when: Instant) -> list[Service]:
         """The services to run at a boundary, in order."""
@@ -127,28 +140,40 @@ class ServiceBoard:
         """
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
-            boundary = boundary_of(service)
-            outcome = self._run_one(service, service.finish if finish else service.run, boundary)
-            if outcome is None:
+            alone = service.stage is Stage.REPORT
+            if alone and not self._reports:
                 continue
-            if not isinstance(outcome, Outcome):
-                raise UsageError(
-                    f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
-                )
-            if not isinstance(outcome.metrics, Mapping):
-                raise UsageError(
-                    f"service {service.name!r} returned {outcome!r}, whose metrics are not a dictionary; "
-                    "give actions by name: everstep.Outcome(actions=(...,))"
-                )
-            wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
-            for name, value in outcome.metrics.items():
-                value = to_scalar(name, value)
-                self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
-                self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
-            _require_may_act(service, outcome.actions)
-            _require_declared(service, outcome.actions)
-            actions += [(service, action) for action in outcome.actions]
+            boundary = boundary_of(service)
+            self._collector.alone = alone and self._collector.across is not None
+            try:
+                outcome = self._run_one(service, service.finish if finish else service.run, boundary)
+                if outcome is not None:
+                    actions += self._taken(service, outcome, boundary)
+            finally:
+                self._collector.alone = False
         return actions
+
+    def _taken(
+        self, service: Service, outcome: Outcome, boundary: Boundary
+    ) -> list[tuple[Service | None, Action]]:
+        """Record the metrics of an outcome, and return its actions."""
+        if not isinstance(outcome, Outcome):
+            raise UsageError(
+                f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
+            )
+        if not isinstance(outcome.metrics, Mapping):
+            raise UsageError(
+                f"service {service.name!r} returned {outcome!r}, whose metrics are not a dictionary; "
+                "give actions by name: everstep.Outcome(actions=(...,))"
+            )
+        wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
+        values = {name: to_scalar(name, value) for name, value in outcome.metrics.items()}
+        for name, value in self._collector.reduced(values).items():
+            self._collector.require_alone(f"eval/{service.name}", boundary.step, name)
+            self._collector.outside(f"eval/{service.name}", boundary.step, name, value, wall=wall)
+        _require_may_act(service, outcome.actions)
+        _require_declared(service, outcome.actions)
+        return [(service, action) for action in outcome.actions]
 
     def _run_one(self, service: Service, run: ServiceFunction, boundary: Boundary) -> Outcome | None:
         try:

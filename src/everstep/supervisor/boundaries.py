@@ -55,9 +55,8 @@ class Decisions:
 
     def apply_pending(self) -> None:
         """Apply the actions that threads asked for, including those that come meanwhile."""
-        engine = self._engine
-        while engine.wakeups.actions:
-            self.apply([engine.wakeups.actions.popleft()])
+        for asked in self._engine.ranks.take_pending():
+            self.apply([asked])
 
     def stop(
         self, reason: str, kind: str, by: str | None = None, *, failed: bool = False, code: int = 0
@@ -100,15 +99,17 @@ class Decisions:
 
     def notice_signal(self) -> None:
         """Turn a signal that has come into an interruption."""
-        number = self._engine.signals.received
+        number = self._engine.ranks.signal
         if number is not None and self.interruption is None:
             self.interruption = Interrupt(describe(number), 128 + number)
 
     def notice_interruption(self) -> None:
         """Look for an interruption inside a boundary: a signal, a thread's action or the time budget."""
         engine = self._engine
+        if engine.ranks.several:
+            return  # the other ranks are inside the same evaluation, and know nothing of it
         self.notice_signal()
-        asked = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
+        asked = [action for action in engine.ranks.pending() if isinstance(action, Interrupt)]
         asked += [late for s in engine.board.all(StopAfter) if (late := s.overtime()) is not None]
         self.interruption = self.interruption or next(iter(asked), None)
 
@@ -173,10 +174,13 @@ class Boundaries:
         # first: what wakes the loop from here on asks for another boundary
         engine.wakeups.begin_boundary()
         engine.wakeups.require_no_error()
+        # before anything is decided: all ranks decide from the same facts
+        engine.ranks.meet(saving=engine.saver.busy)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
         engine.trials.try_streams()
-        engine.saves.settle()
+        if engine.ranks.saves_are_done:
+            engine.saves.settle()
         asked = engine.clock()
         engine.collector.read()
         engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device
@@ -187,7 +191,7 @@ class Boundaries:
         # before services run: each sees the stop in its view of the boundary
         engine.decisions.check_limits(at_epoch_end)
         engine.decisions.notice_signal()
-        when = Instant(engine.progress.step, engine.progress.epoch, at_epoch_end, engine.clock())
+        when = Instant(engine.progress.step, engine.progress.epoch, at_epoch_end, engine.ranks.now())
         if rest is None:
             due = [s for s in engine.board.due(moment, when) if can_save or s.stage is not Stage.SAVE]
         else:
@@ -228,7 +232,7 @@ class Boundaries:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
-        return actions
+        return engine.ranks.together(actions) if due and engine.ranks.several else actions
 
     def _check_program(self, at_epoch_end: bool) -> None:
         engine = self._engine

@@ -112,10 +112,28 @@ class Door:
         return self._engine.recovered.checkpoint is not None
 
     @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, from 0; the writer is rank 0."""
+        return self._engine.ranks.group.rank
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train together, 1 or more; known once the loop is entered."""
+        return self._engine.ranks.group.size
+
+    @property
+    def batch_weight(self) -> float:
+        """Factor for the loss of the step's batch, so that the mean over ranks is the mean over the batch.
+
+        1.0 on one process, and wherever the number of ranks divides the batch.
+        """
+        return self._engine.streams.weight
+
+    @property
     def interrupted(self) -> bool:
         """Whether a signal asks the run to end at the next boundary; who waits and asks does not hang."""
         self._engine.note_poll()
-        return self._engine.signals.received is not None
+        return self._engine.ranks.signal is not None
 
     @property
     def tainted(self) -> bool:
@@ -272,7 +290,7 @@ class Door:
             raise UsageError(f"call_soon({action!r}): the loop has ended; call it inside its with block")
         # the action first: a boundary that is woken must find it
         self._engine.wakeups.actions.append((None, action))
-        self._engine.wakeups.wake()
+        self._engine.wakeups.wish()
 
     def watch(self, metric: str, seen: Callable[[float], None]) -> None:
         """Call `seen` with each value of `metric` collected outside steps, at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from everstep.arguments import integer
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
-from everstep.group import Single
+from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, FailurePages, traceback_lines
 from everstep.services.checkpoints import Checkpoints
@@ -19,7 +20,7 @@ from everstep.services.hang_watch import HangWatch
 from everstep.services.recovery import Recovery
 from everstep.services.retry import Retry
 from everstep.services.witness import Witness, witnesses
-from everstep.state import Encoded, decode, encode, restore
+from everstep.state import Encoded, decode, encode, rekey, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.no_progress import Rounds, Work
@@ -35,6 +36,7 @@ from everstep.supervisor.opening.machine import require_one
 from everstep.supervisor.opening.run_opening import Opening
 from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
+from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.recording import Recording
 from everstep.supervisor.saving.saves import Saver, Saves
 from everstep.supervisor.saving.state_tree import Progress, reading
@@ -83,7 +85,8 @@ class Engine:
         self.voice.console = self.board.find(Console)
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
-        self.signals = SignalWatch(self.wakeups.wake)
+        self.signals = SignalWatch(self.wakeups.wish)
+        self.ranks = Ranks(self.signals, self.wakeups, clock)
         self.threads = PeriodicThreads(self.wakeups.fail)
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
@@ -113,14 +116,17 @@ class Engine:
         """Open the run: its directory, its state, its services."""
         if self.status != "new":
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")
-        require_one()
+        if os.environ.get("EVERSTEP_SEVERAL") != "unfinished":
+            require_one()
         try:
             with ExitStack() as stack:
                 stack.callback(self.mark_closed)  # if it fails to open
-                self._open(stack)
-                self.announcer.fire(Moment.ENTER_LOOP)
-                if self.recovered.checkpoint is not None:
-                    self.announcer.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
+                self.ranks.join(stack)
+                with self.ranks.telling():
+                    self._open(stack)
+                    self.announcer.fire(Moment.ENTER_LOOP)
+                    if self.recovered.checkpoint is not None:
+                        self.announcer.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
                 self.resources = stack.pop_all()
         except Exception as error:  # before there is a run with pages
             tell_torchrun(f"{type(error).__name__}: {error}", traceback_lines(error))
@@ -134,7 +140,11 @@ class Engine:
 
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
-        self.opening = opening = Opening(self.settings.start, self.voice, stack)
+        self.opening = opening = Opening(self.settings.start, self.voice, stack, self.ranks.group)
+        if not self.ranks.writer:
+            self.board.leave_reports_out()
+            stack.callback(self.voice.close)
+            self.voice.speak_to(opening.run_dir.logs / f"rank-{self.ranks.group.rank:05d}.log")
         # before anything is restored: from here on a signal only asks for a save
         self.signals.install()
         stack.callback(self.signals.restore)
@@ -156,16 +166,19 @@ class Engine:
         # after recovery: the segment's first record names the checkpoint from which this start continues
         self.journal = opening.journal(recovered, self.board)
         stack.callback(self.journal.close)
-        pages = FailurePages(opening.run_dir.path, self.segment, rank=0)
-        self.last_words = LastWords(pages, Single(), self.progress, self.journal, self.voice)
+        # the writer has made the folders by now
+        self.ranks.group.barrier("the opening of the journal")
+        pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
+        self.last_words = LastWords(pages, self.ranks.group, self.progress, self.journal, self.voice)
         self._open_verifier(stack)
         self._open_recovery()
         retention = self.board.need(Checkpoints).retention
-        self.saver = Saver(opening, self.journal, retention, self.retries, self.wakeups.wake, self.voice)
+        self.saver = Saver(opening, self.journal, retention, self.retries, self.wakeups.wish, self.voice)
         stack.callback(self.saver.close)
         # before training: a full disk is found here, not at the first save
         opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"
@@ -180,7 +193,7 @@ class Engine:
             self.board.load(recovered.services, where)
             with reading(where, "services/metrics"):
                 self.collector.load(recovered.collector)
-        self.board.open(self.view, self.clock())
+        self.board.open(self.view, self.ranks.group.share(self.clock(), "the beginning of the clock"))
         self.voice.release()
         self.services_changed()
         if recovered.checkpoint is not None:
@@ -200,8 +213,11 @@ class Engine:
         on_divergence = "warn" if drilled else self.settings.on_divergence
         trail = self.opening.trail(recovered)
         stack.callback(trail.close)
+        # a rank that was killed later has more to compare; the boundaries must be the same on all
+        own = 0 if recovered.replay.done else recovered.replay.last
+        last = max(self.ranks.group.gather(own, "the steps that run again"))
         self.verifier = Verifier(
-            trail, recovered.replay, on_divergence, self.collector, self.journal, self.voice
+            trail, recovered.replay, on_divergence, self.collector, self.journal, self.voice, last=last
         )
         self.streams.changed = self.verifier.waive
         if recovered.checkpoint is not None and recovered.replay.done and not recovered.finished:
@@ -223,7 +239,7 @@ class Engine:
             str(self.opening.run_dir.path),
             self.streams,
             self.journal,
-            lambda: self.signals.received is not None,
+            lambda: self.ranks.signal is not None,
             self.voice,
         )
         if recovery is not None:
@@ -239,6 +255,8 @@ class Engine:
         self.trials = Trials(self.streams, self.user.trial, self.journal, self.voice)
         self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered)
         self.collector.emit = self.recording.add
+        if self.ranks.several:
+            self.collector.across = AcrossRanks(self.ranks.group)
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
         self.saves, self.decisions = Saves(self), Decisions(self)
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
@@ -275,6 +293,8 @@ class Engine:
         """Begin the run with the checkpoint of step 0, or resume, at this place of the program."""
         self.begun = True
         if self.recovered.checkpoint is None:
+            # here and not earlier: the objects were made with equal generators on all ranks
+            rekey(self.progress.seed, self.ranks.group.rank)
             self.saves.save_first()
             if self.progress.step:
                 self.voice.warn(
@@ -313,6 +333,8 @@ class Engine:
         """Take the values of a step, for the record and for observers."""
         announcer = self.announcer
         metrics = announcer.without_outputs(step, given) if announcer.looked_at else given
+        if self.collector.across is not None and (weight := self.streams.weight) != 1.0:
+            self.collector.weights[step] = weight
         self.collector.add(step, metrics)
         if announcer.synchronous:
             announcer.announce(Moment.METRICS_COLLECTED, given)
@@ -348,7 +370,7 @@ class Engine:
         if spent_on is not None:
             rounds = f"{self._rounds.count:,} rounds of the loop"
             raise ProgressError(f"{never_done} in {rounds}, {spent_on}; {remedy}")
-        if self.signals.received is not None and self._rounds.in_vain and not self.collector.open_step:
+        if self.ranks.signal is not None and self._rounds.in_vain and not self.collector.open_step:
             self.decisions.notice_signal()
             self.voice.say(
                 f"no step was completed after step {current.step}: what the loop did since is not saved"
@@ -369,7 +391,9 @@ class Engine:
 
         Ctrl-C reaches the whole process group, and the error of a fetch may come before the signal is seen.
         """
-        if cursor is None or not cursor.fetch_error_may_be_signal or not self.signals.received_within(1.0):
+        if cursor is None or not cursor.fetch_error_may_be_signal or self.ranks.several:
+            return False
+        if not self.signals.received_within(1.0):
             return False
         self.decisions.notice_signal()
         return True

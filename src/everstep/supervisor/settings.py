@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep.arguments import integer, number, plain
+from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
 from everstep.errors import ConfigError
@@ -112,6 +113,7 @@ class Settings:
         config: Mapping[str, Any] | Configuration | None = None,
         streams: Mapping[str, Any] | None = None,
         lock: bool = True,
+        uneven: Uneven | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.kind, self.clock = kind, clock
@@ -145,6 +147,7 @@ class Settings:
             ready=ready,
             on_change=on_change,
             lock=lock,
+            uneven=Share(uneven=uneven).uneven,
             config=Configuration.of(config),
         )
         self.services: Sequence[Service] = _completed(given, default_services, max_time)

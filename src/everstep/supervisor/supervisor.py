@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from everstep.arguments import checked_keywords, integer
+from everstep.contracts.data import Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.errors import ConfigError, UsageError
 from everstep.services.witness import Witness
@@ -75,6 +76,9 @@ class Supervisor(Door):
             set generators of the data or draw from them: a resume at the end of an epoch brings those back
             before the lines run.
         lock: False where the file system has no locks and you are sure that nobody else runs this.
+        uneven: on several ranks, what becomes of a batch that their number does not divide: "weight" (the
+            parts differ by one sample; multiply the loss by `batch_weight`) or "drop" (its last samples are
+            left out); None: such data is refused.
         clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
             services run at the very step, without a thread.
 
@@ -104,6 +108,7 @@ class Supervisor(Door):
         config: Mapping[str, Any] | Configuration | None = None,
         streams: Mapping[str, Any] | None = None,
         lock: bool = True,
+        uneven: Uneven | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         settings = Settings(
@@ -124,6 +129,7 @@ class Supervisor(Door):
             config=config,
             streams=streams,
             lock=lock,
+            uneven=uneven,
             clock=clock,
         )
         engine = Engine(settings, settings.state(state))

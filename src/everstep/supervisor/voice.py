@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from everstep.redaction import redacted
-from everstep.services.console import Console
+from everstep.services.console import Console, LogFile
 
 
 class Voice:
@@ -17,13 +19,26 @@ class Voice:
     def __init__(self) -> None:
         self.console: Console | None = None
         self.warnings: list[str] = []
+        self._file: LogFile | None = None
         self._waiting: list[tuple[str, bool]] | None = []
         """Lines said before the console has its log; None once the log is open."""
+
+    def speak_to(self, path: Path) -> None:
+        """Say everything to a log file alone, from now on."""
+        self.console, self._file = None, LogFile(path, lambda problem: None)
+        self.release()
+
+    def close(self) -> None:
+        """Close the log file."""
+        if self._file is not None:
+            self._file.close()
 
     def say(self, message: str, shorten: bool = False) -> None:
         """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
         message = redacted(message)
-        if self.console is None:
+        if self._file is not None:
+            self._file.write(message)
+        elif self.console is None:
             print(message, flush=True)
         elif self._waiting is not None:
             self._waiting.append((message, shorten))

@@ -39,6 +39,7 @@ class Verifier:
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         collector: the collector of the run's metrics.
         voice: tells the user.
+        last: the last step that some rank compares; 0 if none does.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Verifier:
         collector: Collector,
         journal: Journal,
         voice: Voice,
+        last: int = 0,
     ) -> None:
+        self._last = last or -1
         self._trail, self._replay, self._on_divergence = trail, replay, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
         self._places: dict[str, int] = {}
@@ -128,8 +131,11 @@ class Verifier:
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
-        """Return the step after which the replay may be over."""
-        return NEVER if self._replay.done else max(self._replay.last, step + 1)
+        """Return the step after which the replay may be over, on whichever rank it is the longest.
+
+        The rows of the tail of an epoch belong to its last step, so the replay may end a step later.
+        """
+        return next((due for due in (self._last, self._last + 1) if step < due), NEVER)
 
     def waive(self) -> None:
         """End the comparison with earlier executions: a person has chosen to continue with other data."""
@@ -185,7 +191,8 @@ class Verifier:
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     """Digest the random state and each entry of the user's state; of large arrays only parts count."""
     structure: Any = encoded.structure
-    parts = {"rng/rank0": ("random state", structure["rng"]["rank0"])}
+    own = next(name for name in structure["rng"] if name.startswith("rank"))
+    parts = {f"rng/{own}": ("random state", structure["rng"][own])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
     arrays: dict[str, list[Any]] = {place: [] for place in parts}
     for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference

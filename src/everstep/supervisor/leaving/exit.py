@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 
+TOGETHER = BadStepError, RolledBack, Interrupted, GuardStop
+"""Errors that all ranks raise at the same step: no rank waits for the others."""
+
+
 class Exit:
     """Leaves the loop of one start, once.
 
@@ -59,7 +63,7 @@ class Exit:
             error = None  # next(batches) after the last pass: as clean an end as should_stop()
         hazard.reach("loop.exit")
         step, given = engine.step, error
-        if given is not None and not isinstance(given, Interrupted):
+        if given is not None and not isinstance(given, TOGETHER):
             engine.last_words.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
@@ -99,7 +103,7 @@ class Exit:
 
     def _leaving_instead(self) -> BaseException | None:
         """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""
-        number, interruption = self._engine.signals.received, self._engine.decisions.interruption
+        number, interruption = self._engine.ranks.signal, self._engine.decisions.interruption
         if interruption is not None:
             return exit_error(interruption.code, interruption.reason)
         return None if number is None else exit_error(128 + number, describe(number))
@@ -116,7 +120,7 @@ class Exit:
         self._save_last()
         # before `ended` is recorded: a finished run has its last state on disk
         engine.saves.await_commit()
-        if engine.begun:
+        if engine.begun and engine.ranks.writer:
             # where no step was run, and nothing saved
             engine.opening.store.settle()
         engine.collector.read()
@@ -139,6 +143,8 @@ class Exit:
         # after the last save: best weights in the live objects must not reach a checkpoint
         self._restore_best()
         engine.retries.forget()
+        # last: no rank leaves while another may still need its answer
+        engine.ranks.group.barrier("the end of the run")
 
     def _save_last(self) -> None:
         """Save the state after the last step, unless a boundary has saved it and no stop came later."""

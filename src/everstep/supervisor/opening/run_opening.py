@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import Checkpoint, Store, forecast, names_inside, read_checkpoint, trial_write
-from everstep.errors import DamagedCheckpointError, RestoreError, UsageError
+from everstep.contracts.group import Group
+from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.record import (
     OTHER_CONFIGURATION,
     EarlierSteps,
     Journal,
+    NoJournal,
     Position,
     Replay,
     Rollback,
@@ -41,6 +44,7 @@ from everstep.supervisor.opening.comparing import (
 )
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.opening.machine import Fingerprint, changes, fingerprint, warning
+from everstep.supervisor.opening.same_start import require_same_start
 from everstep.supervisor.opening.start import Recovered, Start
 from everstep.supervisor.saving.state_tree import Progress, StopRecord, reading, saved_meta, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -56,6 +60,7 @@ class Opening:
         start: the arguments of this start.
         voice: tells the user.
         stack: gives everything back when it closes.
+        group: the ranks of the run; the writer alone changes the directory.
 
     Attributes:
         run_dir, store: the directory and its checkpoints.
@@ -64,29 +69,60 @@ class Opening:
         rollbacks: the rollbacks decided in the history that this start continues.
     """
 
-    def __init__(self, start: Start, voice: Voice, stack: ExitStack) -> None:
-        self._start, self._voice = start, voice
-        self.run_dir = RunDir.open(start.path, seed=start.seed)
-        for note in self.run_dir.notes:
-            voice.say(note)
-        self.lock = RunLock(self.run_dir.path)
-        if start.lock:
-            if taken_over := self.lock.acquire():
-                voice.say(taken_over)
-            stack.callback(self.lock.release)
-        # after the lock: another process may have removed or replaced the run before
-        self.run_dir.require_same()
-        self.segment = self.run_dir.next_segment()
+    def __init__(self, start: Start, voice: Voice, stack: ExitStack, group: Group) -> None:
+        self._start, self._voice, self._group = start, voice, group
+        self.writer = group.writer
+        self._config = start.config
+        """Configuration that is compared at a resume: the writer's, as a rank's own may name its device."""
+        if group.writer:
+            self.run_dir = RunDir.open(start.path, seed=start.seed)
+            for note in self.run_dir.notes:
+                voice.say(note)
+            self.lock = RunLock(self.run_dir.path)
+            if start.lock:
+                if taken_over := self.lock.acquire():
+                    voice.say(taken_over)
+                stack.callback(self.lock.release)
+            # after the lock: another process may have removed or replaced the run before
+            self.run_dir.require_same()
+            self.segment = self.run_dir.next_segment()
+        self._meet()
         self.store = Store(self.run_dir.path, self.segment, voice.say, self.run_dir.id)
-        self.store.clean()
-        # before anything is restored: a directory that cannot be written to is found here
-        trial_write(self.run_dir.path)
+        if group.writer:
+            self.store.clean()
+            # before anything is restored: a directory that cannot be written to is found here
+            trial_write(self.run_dir.path)
         saved_by = max((facts.segment for facts in self.store.facts()), default=None)
         self._journal = RunJournal(self.run_dir.path, saved_by)
         self.rollbacks: list[Rollback] = []
         self._chosen = ""
         self._request: str | None = None
         """Checkpoint that the program asks for, as the journal records it."""
+
+    def _meet(self) -> None:
+        """Give the run of the writer to the other ranks.
+
+        Raises:
+            RunDirError: this rank finds no run, or another run, in its run directory.
+        """
+        mine, config = None, self._config
+        if self._group.writer:
+            mine = self.run_dir.id, self.segment, None if config is None else dict(config.tree)
+        theirs, segment, tree = self._group.share(mine, "the opening of the run directory")
+        if self._group.writer:
+            return
+        try:
+            self.run_dir, self.segment = RunDir.open(self._start.path, create=False), segment
+            found = f"run {self.run_dir.id}"
+        except RunDirError as error:
+            found = f"no run ({error})"
+        if config is not None and tree is not None:
+            self._config = replace(config, tree=tree)
+        if found != f"run {theirs}":
+            raise RunDirError(
+                f"rank {self._group.rank} finds {found} in {self._start.path}, and rank 0 trains run "
+                f"{theirs}; give all ranks one directory, on a file system that all of them see"
+            )
 
     # -------------------------------------------------------------------------------- recovery
 
@@ -101,9 +137,10 @@ class Opening:
         Raises:
             CheckpointError, RestoreError, ConfigError: the start cannot be made as asked for.
         """
+        require_same_start(self._group, self._start, user, board, limits)
         for problem in self._journal.problems:
             self._voice.say(f"journal: {problem}")
-        checkpoint = self._choose()
+        checkpoint = self._shared(self._choose() if self._group.writer else None)
         if checkpoint is None:
             recovered = self._initialise(user)
             recovered.fingerprint = fingerprint(user.objects)
@@ -131,6 +168,42 @@ class Opening:
             "same_numbers": not found and not others,
             "one_fingerprint": meta.get("one_fingerprint", True) and (finished or not found),
         }
+
+    def _shared(self, chosen: Checkpoint | None) -> Checkpoint | None:
+        """Share the writer's choice: all ranks read the same checkpoint, and continue the same history.
+
+        Raises:
+            RestoreError: this rank reads another checkpoint than the writer.
+        """
+        if self._group.size == 1:
+            return chosen
+        mine = {
+            "checkpoint": None if chosen is None else [self._place(chosen.path), chosen.digest],
+            "rollbacks": [rollback.stored() for rollback in self.rollbacks],
+            "chosen": self._chosen,
+            "request": self._request,
+        }
+        told = self._group.share(mine, "the choice of a checkpoint")
+        if self._group.writer:
+            return chosen
+        self.rollbacks = Rollback.among(tuple(each) for each in told["rollbacks"])
+        self._chosen, self._request = told["chosen"], told["request"]
+        if told["checkpoint"] is None:
+            return None
+        place, digest = told["checkpoint"]
+        checkpoint = read_checkpoint(self.run_dir.path / place)
+        if checkpoint.digest != digest:
+            raise RestoreError(
+                f"rank {self._group.rank} reads another state in {checkpoint.path} than rank 0 (digest "
+                f"{checkpoint.digest}, not {digest}); give all ranks one directory, on a file system that "
+                "all of them see"
+            )
+        return checkpoint
+
+    def _place(self, path: Path) -> str:
+        """Return a path as all ranks find it: below the run directory, which they may see elsewhere."""
+        inside = path.is_relative_to(self.run_dir.path)
+        return str(path.relative_to(self.run_dir.path) if inside else path.absolute())
 
     def _choose(self) -> Checkpoint | None:
         asked = self._start.resume
@@ -222,7 +295,7 @@ class Opening:
                 user.check(tree["user"], f"checkpoint {checkpoint.path}")
         except RestoreError as error:
             # a changed configuration may be why the state does not fit: that error says more
-            config = changed_config(meta.get("config"), self._start.config)
+            config = changed_config(meta.get("config"), self._config)
             if config.touching and self._start.on_change == "error":
                 raise refusal(self.run_dir.path, config.touching) from error
             raise
@@ -255,8 +328,8 @@ class Opening:
         return Recovered(
             progress=progress,
             checkpoint=str(checkpoint.name),
-            random=tree["rng"]["rank0"],
-            lines=tree["rng"]["lines0"],
+            random=tree["rng"].get(f"rank{self._group.rank}"),
+            lines=tree["rng"].get(f"lines{self._group.rank}", {}),
             parent=parent,
             replay=self._replay(parent, progress, same_numbers=about_numbers["same_numbers"]),
             chosen=self._chosen,
@@ -277,7 +350,8 @@ class Opening:
         """Make the replay, with what earlier executions found after the checkpoint."""
         if parent is None:
             return Replay(EarlierSteps(progress.step))
-        found = read_earlier_steps(self._journal, parent, progress.step, tail=progress.phase == "step")
+        tail, rank = progress.phase == "step", self._group.rank
+        found = read_earlier_steps(self._journal, parent, progress.step, tail=tail, rank=rank)
         if self._chosen:
             found = EarlierSteps(progress.step, set_aside=max(found.last, found.set_aside))
         return Replay(found, partial(incomparable, same_numbers))
@@ -327,7 +401,7 @@ class Opening:
         Returns:
             The options to use as given, by entry of the state; and the facts that stay as stored.
         """
-        config = changed_config(meta.get("config"), self._start.config)
+        config = changed_config(meta.get("config"), self._config)
         found = list(config.touching)
         if self._start.seed is not None and self._start.seed != progress.seed:
             found.append(Difference("seed", progress.seed, self._start.seed))
@@ -383,7 +457,13 @@ class Opening:
         quarantined = [batch for rollback in self.rollbacks for batch in rollback.batches]
         seed = recovered.progress.seed
         streams = Streams(
-            seed, self._voice.say, override=override, quarantined=quarantined, same_data=same_data
+            seed,
+            self._voice.say,
+            override=override,
+            quarantined=quarantined,
+            same_data=same_data,
+            group=self._group,
+            uneven=self._start.uneven,
         )
         heads = self._journal.heads(recovered.step)
         where = self.run_dir.checkpoints / (recovered.checkpoint or "")
@@ -392,7 +472,9 @@ class Opening:
         return streams
 
     def journal(self, recovered: Recovered, board: ServiceBoard) -> Journal:
-        """Open this start's segment of the journal."""
+        """Open this start's segment of the journal; the writer's, as other ranks record nothing."""
+        if not self._group.writer:
+            return NoJournal(self.segment)
         config = self._start.config or Configuration({})
         facts = config.facts(recovered.progress.seed, board)
         facts["code"], facts["controllers"] = list(map(str, config.code)), board.controllers()
@@ -420,7 +502,15 @@ class Opening:
             if last is None or last < recovered.step:
                 with suppress(OSError):
                     path.unlink()
-        return Trail(self.run_dir.path, self.segment, recovered.step, is_wall, self._voice.warn)
+        return Trail(
+            self.run_dir.path,
+            self.segment,
+            recovered.step,
+            is_wall,
+            self._voice.warn,
+            rank=self._group.rank,
+            reduced=self._group.size > 1,
+        )
 
     def check_disk(self, encoded: Encoded) -> None:
         """Refuse to start where two checkpoints of the current state would not fit on the disk.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from everstep.contracts.data import Uneven
 from everstep.record import EarlierSteps, Position, Replay
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
@@ -27,6 +28,7 @@ class Start:
     ready: Callable[[], object] | None
     on_change: Literal["error", "override"]
     lock: bool
+    uneven: Uneven | None = None
     config: Configuration | None = None
 
 

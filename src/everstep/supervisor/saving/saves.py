@@ -110,11 +110,16 @@ class Saver:
             for problem in problems:
                 self._voice.warn(problem)
 
-        self._writer.submit(see_to_it, warn)
+        if self._opening.writer:
+            self._writer.submit(see_to_it, warn)
 
     def commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that names them."""
         what = f"the save of {snapshot.name}"
+
+        if not self._opening.writer:
+            self._done(CommittedCheckpoint(snapshot.name, self._opening.store.path(snapshot.name), 0, False))
+            return
 
         def write() -> CommittedCheckpoint | None:
             return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
@@ -245,6 +250,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         services=board.state(),
         metrics=engine.collector.state(),
         wall=wall,
+        rank=engine.ranks.group.rank,
     )
     guard = board.find(NaNGuard)
     encoded = engine.saver.encode(tree)

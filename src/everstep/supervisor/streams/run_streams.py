@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 from everstep.arguments import valid_name
-from everstep.contracts.data import Cursor
+from everstep.contracts.data import Cursor, Share, Stream, Uneven
+from everstep.contracts.group import Group
 from everstep.data.adapt import as_stream
 from everstep.data.wrappers import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
+from everstep.group import Single
 from everstep.record import Batch
 from everstep.supervisor.checks.stream_trial import Verdict
 from everstep.supervisor.streams import reused_data
@@ -70,6 +72,8 @@ class Streams:
         override: whether to read given data that is not what the checkpoint read.
         quarantined: batches that are not handed out.
         same_data: whether another try in this process reads the same objects, and not new ones.
+        group: the ranks, each of which reads its share of each batch.
+        uneven: rule for batches that the number of ranks does not divide; see `Share`.
 
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
@@ -85,7 +89,11 @@ class Streams:
         override: bool = False,
         quarantined: Iterable[Batch] = (),
         same_data: bool = False,
+        group: Group | None = None,
+        uneven: Uneven | None = None,
     ) -> None:
+        self._group = group = group or Single()
+        self._share = Share(group.rank, group.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.changed: Callable[[], None] = lambda: None
@@ -121,13 +129,20 @@ class Streams:
                     f"stream {name!r} is in the middle of a pass over another object; give this "
                     'data a name of its own, as in name="train2"'
                 )
-            stream = as_stream(data)
+            stream = self._mine(data)
+            if self._group.size > 1:
+                self._group.agree(stream.describe(self._seed), f"the data of stream {name!r}")
         if run_stream.bind(stream, override=self._override):
             self.changed()
         self._sources[name] = data
         run_stream.head.declared = name in self._declared
         run_stream.bound_again()
         return run_stream
+
+    def _mine(self, data: Any) -> Stream:
+        """Make the stream of this rank's part of the data."""
+        stream = as_stream(data)
+        return stream if self._group.size == 1 else stream.split(self._share)
 
     def _new(self, name: str) -> RunStream:
         head = HeadWatch(name, self._generators, self._say, lambda name, head: self.noticed(name, head))
@@ -173,6 +188,15 @@ class Streams:
                     "object whose __iter__ starts from the beginning"
                 )
         return ""
+
+    @property
+    def weight(self) -> float:
+        """Weight of this rank's part of the step's batch; see `Cursor.weight`.
+
+        Of several streams that the step draws from, the weight of the one whose batch is uneven.
+        """
+        cursors = [each.cursor for each in self._by_name.values() if each.cursor is not None]
+        return next((cursor.weight for cursor in cursors if cursor.weight != 1.0), 1.0)
 
     def bound(self, name: str) -> bool:
         """Whether the program has bound a stream of this name."""
@@ -230,7 +254,7 @@ class Streams:
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True)
             elif name in self._declared:
-                run_stream.bring_back(as_stream(self._declared[name]))
+                run_stream.bring_back(self._mine(self._declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data.

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from everstep.contracts.services import Action, Clock, Service
+from everstep.group import Agreement
 
 LONGEST_SLEEP = 1.0
 """Seconds after which the ticker looks again, to notice a clock that jumps."""
@@ -88,10 +89,32 @@ class Wakeups:
         self._woken = False
         self._error: BaseException | None = None
         self._clock = clock
-        self._ticker = Ticker(clock, self.wake)
+        self._ticker = Ticker(clock, self.wish)
+        self._agreement: Agreement | None = None
+        self._keeps_time = True
+        """Whether this process looks at the clock: of several ranks only the writer does."""
+
+    def agree_by(self, agreement: Agreement, *, keeps_time: bool) -> None:
+        """Let `wish` stop all ranks at one step, instead of this rank alone.
+
+        Args:
+            keeps_time: whether this rank's clock makes boundaries due.
+        """
+        self._agreement, self._keeps_time = agreement, keeps_time
+
+    def wish(self) -> None:
+        """Make a boundary due for what this rank alone knows; from any thread or signal handler."""
+        if self._agreement is None:
+            self.wake()
+        else:
+            self._agreement.wish()
+
+    def look(self) -> None:
+        """Make the loop ask after the next step; called by a thread of the agreement."""
+        self.next_due = 0
 
     def wake(self) -> None:
-        """Make the next boundary due; from any thread or signal handler."""
+        """Make the next boundary due, on a call that every rank makes; from any thread or signal handler."""
         # in this order: plan() sets next_due, and then looks at _woken
         self._woken = True
         self.next_due = 0
@@ -99,6 +122,7 @@ class Wakeups:
     def fail(self, error: BaseException) -> None:
         """Raise `error` in the main thread at the next boundary; from any thread."""
         self._error = self._error or error
+        # not a wish: no other rank is met, because the error is raised first
         self.wake()
 
     def require_no_error(self) -> None:
@@ -109,12 +133,17 @@ class Wakeups:
 
     def is_due(self, step: int) -> bool:
         """Whether a boundary is due after `step`; asked where `next_due` is reached."""
-        if step >= self._due_step or self._woken:
-            return True
-        if self._due_time is not None and self._clock() >= self._due_time:
-            return True
-        self.next_due = step + 1
-        return False
+        due = step >= self._due_step or self._woken
+        if not due and self._due_time is not None and self._clock() >= self._due_time:
+            due = self._agreement is None
+            self.wish()
+            self._due_time = None
+        # also where a boundary is due by number: the agreed step counts as reached only if asked for
+        if self._agreement is not None and self._agreement.ask(step):
+            due = True
+        if not due:
+            self._set_next_due(step)
+        return due
 
     def begin_boundary(self) -> None:
         """Begin a boundary; a wake-up from here on asks for another boundary."""
@@ -128,14 +157,22 @@ class Wakeups:
             due_step: first step after which something is due by number.
             due_time: the clock's time at which something is due; None: never.
         """
-        self._due_step = self.next_due = due_step
-        self._due_time = due_time
+        self._due_step = due_step
+        self._due_time = due_time if self._keeps_time else None
         if self._clock is time.monotonic:
-            self._ticker.set(due_time)
-        elif due_time is not None:
+            self._ticker.set(self._due_time)
+        self._set_next_due(step)
+
+    def _set_next_due(self, step: int) -> None:
+        """Set `next_due` to what is known, then lower it by what threads have done meanwhile."""
+        if self._due_time is not None and self._clock is not time.monotonic:
             self.next_due = step + 1  # only who made the clock knows when it moves: asked after each step
+        else:
+            self.next_due = self._due_step
         if self._woken:  # a thread may have woken the loop before next_due was set above
             self.next_due = 0
+        elif self._agreement is not None and (ask := self._agreement.next_ask(step)) is not None:
+            self.next_due = min(self.next_due, ask)
 
     def close(self) -> None:
         """End the thread that watches the clock."""
