@@ -264,7 +264,7 @@ class Engine:
     def _watch_for_hangs(self) -> Hangs:
         marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
         watch = self.board.find(HangWatch)
-        return Hangs(watch, marks, Single(), self.last_words, self.journal, self.voice)
+        return Hangs(watch, marks, self.ranks.group, self.last_words, self.journal, self.voice)
 
     def _moved(self) -> tuple[int, ...]:
         """Counters of which one rises while the loop moves; read by another thread."""
