@@ -27,7 +27,7 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"arguments", "hazard", "lazy", "redaction"},
+    {"arguments", "hazard", "lazy", "polling", "redaction"},
     {"schedule"},
     {"contracts", "durable", "untrusted_files"},
     {"timing", "backends"},

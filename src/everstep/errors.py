@@ -46,6 +46,18 @@ class RunLockedError(RunDirError):
     """Another live process, or another loop of this process, holds the run."""
 
 
+class RankSaveError(RunDirError):
+    """A save has failed on all ranks: a disk or memory failed on one, or a rank did not answer in time.
+
+    Attributes:
+        ranks: the ranks at which it failed.
+    """
+
+    def __init__(self, number: int, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(number, message)
+        self.ranks = tuple(ranks)
+
+
 class StateError(EverstepError, TypeError):
     """A state entry cannot be saved or restored."""
 
@@ -192,6 +204,18 @@ class PeerFailedError(GroupError):
 
 class DisagreementError(GroupError):
     """Ranks that must have the same value, or be at the same operation, differ."""
+
+
+class DivergedRanksError(DisagreementError):
+    """Something that must be the same on all ranks is not: a save that compared it was refused.
+
+    Attributes:
+        name: name of the thing.
+    """
+
+    def __init__(self, message: str, *, name: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message, ranks=ranks)
+        self.name = name
 
 
 class StoreLostError(GroupError, ConnectionError):

@@ -3,6 +3,7 @@
 from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import CommittedCheckpoint, place_apart, retire_others, save_apart
+from everstep.checkpoint.exchange import RankExchange, WriterExchange
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.finite import finite
 from everstep.checkpoint.format import Checkpoint, Phase
@@ -12,6 +13,7 @@ from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.lookup import find_checkpoint
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
+from everstep.checkpoint.ranks import RankStore
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer
@@ -22,9 +24,12 @@ __all__ = [
     "CheckpointName",
     "CommittedCheckpoint",
     "Phase",
+    "RankExchange",
+    "RankStore",
     "Retention",
     "Store",
     "Writer",
+    "WriterExchange",
     "find_checkpoint",
     "finite",
     "forecast",

@@ -27,12 +27,14 @@ class CommittedCheckpoint:
         path: folder of the checkpoint.
         bytes: size of the files that were written; 0 if `kept`.
         kept: whether an equal checkpoint had the name already, so that nothing was written.
+        digest: digest of the state; on several ranks, of the states of all.
     """
 
     name: CheckpointName
     path: Path
     bytes: int
     kept: bool
+    digest: str
 
 
 def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
@@ -55,23 +57,29 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
         )
 
 
-def place(target: Path, write: Callable[[Path], int], make_room: Callable[[], Path | None]) -> int:
+def place(
+    target: Path, write: Callable[[Path], int], make_room: Callable[[], Path | None], token: str = ""
+) -> int:
     """Write a folder beside `target`, then give it that name.
 
     Args:
-        write: fills the new folder durably, and returns the number of bytes.
+        write: fills the new folder durably, and returns the number of bytes; 0 if the folder is not needed.
         make_room: moves an old folder of that name away and returns its new path; None without an old folder.
+        token: makes the folder's first name one that nobody has ever used.
 
     Returns:
         The number of bytes written.
     """
-    new = temporary(target)
+    new = temporary(target.with_name(f"{target.name}.{token}") if token else target)
     files.discard(new)  # a killed process with the same pid may have left such a folder
     try:
         files.make_dir(new)
         size = write(new)
-        # room is made last: until the new folder is durable, the old folder keeps the name
-        _swap_in(new, target, make_room())
+        if size:
+            # room is made last: until the new folder is durable, the old folder keeps the name
+            _swap_in(new, target, make_room())
+        else:
+            files.discard(new)
     except BaseException:
         files.discard(new)
         raise
@@ -187,7 +195,7 @@ def save_apart(
         size = place_apart(target, writing(name, facts, Encoded(structure, dict(arrays))), top=top)
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
-    return CommittedCheckpoint(name, target, size, kept)
+    return CommittedCheckpoint(name, target, size, kept, digest)
 
 
 def is_equal(target: Path, digest: str) -> bool:

@@ -189,8 +189,7 @@ def write_own(folder: Path, rank: int, own: Encoded, common: Encoded) -> dict[st
         merge(common, own)
     except RestoreError as error:
         raise CheckpointError(
-            f"rank {rank} cannot save as its own what all ranks have in common ({error}); give each path to "
-            "one of them"
+            f"a rank cannot save as its own what all ranks have in common ({error}); give each path to one"
         ) from None
     tree = json_bytes(
         {"structure": own.structure, "arrays": _described(own.arrays)}, f"the tree of rank {rank}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from everstep.checkpoint.commit import (
     require_finite,
     writing,
 )
+from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
 from everstep.checkpoint.pointer import PointerKind
+from everstep.checkpoint.ranks import leading
 from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link
@@ -55,6 +58,7 @@ class Store:
         segment: number of this start, for manifests and for the names in damaged/ and superseded/; 0 to read.
         say: takes sentences for the user; by default nobody reads them.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
+        require_newest: raises if a later start has taken over the run; called before each rename of a commit.
     """
 
     def __init__(
@@ -63,11 +67,12 @@ class Store:
         segment: int = 0,
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
+        require_newest: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.segment = segment
         self.run = run
-        self._say = say
+        self._say, self._require_newest = say, require_newest
         self._folder = self.run_dir / "checkpoints"
         self._pointer = self.run_dir / "checkpoint"
         self._pins = self.run_dir / "pins.json"
@@ -148,6 +153,8 @@ class Store:
         meta: Json = None,
         guarded: Collection[str] = (),
         own: Encoded | None = None,
+        replicated: Mapping[str, str] | None = None,
+        ranks: WriterExchange | None = None,
     ) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
@@ -160,9 +167,12 @@ class Store:
             meta: JSON without NaN.  `keep_best` reads `meta["metrics"]` ({name: value}), without values of
                 other steps by `meta["metric_steps"]` ({name: step}).
             guarded: names of arrays that must be finite.
-            own: the tree that rank 0 has alone, see `format`; `structure` and `arrays` are the common tree.
+            own: the tree that this rank has alone, see `format`; the other one is the common tree.
+            replicated: digest of each thing that must be the same on all ranks, by name.
+            ranks: on several ranks, the writer's exchange, inside its `save`; None on one process.
 
         Raises:
+            RunLockedError: a later start has taken over the run.
             NonFiniteError: a guarded array has NaN or infinity; nothing was written.
             CheckpointError: the values cannot be written in this format.
             OSError: the disk failed; nothing of this checkpoint is left.
@@ -172,32 +182,56 @@ class Store:
         require_finite(name, {**arrays, **mine.arrays}, guarded)
         facts: dict[str, Json] = {"epoch": epoch, "phase": phase, "partial": partial, "digest": digest}
         facts |= {"segment": self.segment, "meta": meta}
-        return self._put(name, digest, writing(name, facts, Encoded(structure, dict(arrays)), mine))
+        common = Encoded(structure, dict(arrays))
+        held = self._held(name)
+        if ranks is None:
+            size = self._put(name, held, digest, writing(name, facts, common, mine))
+            return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
+        write = leading(ranks, name, facts, common, mine, replicated or {}, held)
+        # a rank that was stopped must find no folder of a later save under the name that it has heard
+        size = self._put(name, held, None, write, token=secrets.token_hex(4))
+        return CommittedCheckpoint(name, self.path(name), size, size == 0, ranks.digest)
 
-    def _put(self, name: CheckpointName, digest: str, write: Callable[[Path], int]) -> CommittedCheckpoint:
-        """Let `write` fill the folder of a checkpoint, unless one with this digest is there."""
-        require_no_link(self.path(name), self.run_dir)
-        held = self._whole(name)
-        if held is not None and held.digest == digest:
-            self._point_to(name)  # a kill may have come between the folder and the pointer
-            return CommittedCheckpoint(name, self.path(name), 0, kept=True)
+    def _put(
+        self,
+        name: CheckpointName,
+        held: Checkpoint | None,
+        digest: str | None,
+        write: Callable[[Path], int],
+        token: str = "",
+    ) -> int:
+        """Let `write` fill the folder of a checkpoint, unless `held`, which has the name, is an equal one.
+
+        Returns:
+            Number of bytes written; 0 if the equal one was kept.
+        """
         moved: Path | None = None
 
         def make_room() -> Path | None:
             nonlocal moved
+            # as late as possible: a process that was stopped may wake up at any instruction
+            self._require_newest()
             if self.path(name).exists():
                 moved = self._set_aside(name, "damaged" if held is None else "superseded")
             return moved
 
-        files.make_dir(self._folder)
-        size = place(self.path(name), write, make_room)
-        self._forget(name)
-        self._point_to(name)  # after the folder is in place: the pointer names what is there
+        size = 0
+        if held is None or held.digest != digest:
+            files.make_dir(self._folder)
+            size = place(self.path(name), write, make_room, token)
+            self._forget(name)
+        # after the folder is in place: the pointer names what is there; a kill may have come in between
+        self._point_to(name)
         if moved is not None and held is not None and _is_open(held):
             with contextlib.suppress(OSError):
                 # the new checkpoint is of the same boundary, run to its end
                 files.retire(moved, top=self.run_dir)
-        return CommittedCheckpoint(name, self.path(name), size, kept=False)
+        return size
+
+    def _held(self, name: CheckpointName) -> Checkpoint | None:
+        """Read the checkpoint that has a name; None if there is none that is whole."""
+        require_no_link(self.path(name), self.run_dir)
+        return self._whole(name)
 
     def adopt(self, checkpoint: Checkpoint, **facts: Json) -> dict[str, Json]:
         """Commit a copy of another run's checkpoint, with the best weights that it names.
@@ -220,7 +254,7 @@ class Store:
         told |= {"segment": self.segment, "meta": meta}
         others = checkpoint.path if checkpoint.ranks > 1 else None
         write = writing(checkpoint.name, told, checkpoint.common, checkpoint.own, others)
-        self._put(checkpoint.name, checkpoint.digest, write)
+        self._put(checkpoint.name, self._held(checkpoint.name), checkpoint.digest, write)
         return meta
 
     def _adopt_best(self, checkpoint: Checkpoint) -> None:

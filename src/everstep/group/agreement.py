@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from everstep.contracts.group import KeyValueStore
-from everstep.group.polling import wait_until
-from everstep.group.store_group import StoreGroup, looking, missing, require_no_failure
+from everstep.group.store_group import StoreGroup, missing, require_no_failure
+from everstep.polling import looking, wait_until
 
 JOIN = 10.0
 """Seconds for which `close` waits for the threads; they are late only where the store does not answer."""

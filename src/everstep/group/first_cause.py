@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from everstep.contracts.group import Group
 from everstep.errors import GroupError
-from everstep.group.polling import wait_until
+from everstep.polling import wait_until
 
 WAIT = 2.0
 """Seconds in which the loss of a rank is reported, after a collective has failed of it."""

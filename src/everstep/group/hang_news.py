@@ -8,7 +8,7 @@ from typing import Protocol
 
 from everstep.contracts.group import Group, KeyValueStore
 from everstep.errors import GroupError
-from everstep.group.polling import wait_until
+from everstep.polling import wait_until
 
 WAIT = 5.0
 """Seconds in which the other ranks write their stacks, before the one that noticed the hang ends itself."""

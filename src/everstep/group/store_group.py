@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
 from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
-from everstep.group.polling import wait_until
+from everstep.polling import looking, wait_until
 
 LEAVING = 10.0
 """Seconds for which the writer waits at the end for the others to leave: its process may host the store."""
-LOOK = 1.0
-"""Seconds after which a waiting rank looks for the failure of another one."""
 
 
 class StoreGroup(Group):
@@ -170,20 +167,6 @@ def _failure(store: KeyValueStore) -> tuple[int, str] | None:
         return None
     rank, reason = json.loads(*store.get(["failed"]))
     return int(rank), str(reason)
-
-
-def looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
-    """Make a condition that calls `look` before its answer, from time to time."""
-    due = time.monotonic() + LOOK
-
-    def ask() -> bool:
-        nonlocal due
-        if time.monotonic() >= due:
-            look()
-            due = time.monotonic() + LOOK
-        return ready()
-
-    return ask
 
 
 def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from everstep.durable import fsync_folder, make_dirs, require_no_link, write_whole
-from everstep.errors import RunDirError
+from everstep.errors import RunDirError, RunLockedError
 from everstep.record import journal_format
 from everstep.record.journal_reader import segment_number
 from everstep.untrusted_files import read_note, read_regular
@@ -169,6 +169,22 @@ class RunDir:
         """Number of the segment that a start would write now, from 1."""
         numbers = [segment_number(path) or 0 for path in self.journal.glob("segment-*.evj")]
         return max(numbers, default=0) + 1
+
+    def require_newest(self, segment: int) -> None:
+        """Refuse a start that a later one has replaced: it was stopped, and has lost the lock meanwhile.
+
+        Args:
+            segment: number of the start; each start creates the file of its segment exclusively.
+
+        Raises:
+            RunLockedError: a later start has taken over the run.
+        """
+        newest = self.next_segment() - 1
+        if newest > segment:
+            raise RunLockedError(
+                f"start {newest} of the run in {self.path} has taken over from this one, which is start "
+                f"{segment} and saves no more: leave the run to the later one, or stop both and start again"
+            )
 
 
 def _require_folder(folder: Path, create: bool) -> None:

@@ -87,7 +87,13 @@ class Opening:
             self.run_dir.require_same()
             self.segment = self.run_dir.next_segment()
         self._meet()
-        self.store = Store(self.run_dir.path, self.segment, voice.say, self.run_dir.id)
+        self.store = Store(
+            self.run_dir.path,
+            self.segment,
+            voice.say,
+            self.run_dir.id,
+            partial(self.run_dir.require_newest, self.segment),
+        )
         if group.writer:
             self.store.clean()
             # before anything is restored: a directory that cannot be written to is found here

@@ -118,7 +118,9 @@ class Saver:
         what = f"the save of {snapshot.name}"
 
         if not self._opening.writer:
-            self._done(CommittedCheckpoint(snapshot.name, self._opening.store.path(snapshot.name), 0, False))
+            self._done(
+                CommittedCheckpoint(snapshot.name, self._opening.store.path(snapshot.name), 0, False, "")
+            )
             return
 
         def write() -> CommittedCheckpoint | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 LONGEST_PAUSE = 0.25
 """Seconds between two requests of a rank that has waited for long."""
+LOOK = 1.0
+"""Seconds after which a waiting rank looks for the failure of another one."""
 
 
 def wait_until(ready: Callable[[], bool], limit: float) -> bool:
@@ -23,3 +25,17 @@ def wait_until(ready: Callable[[], bool], limit: float) -> bool:
             return False
         time.sleep(min(waited / 8, LONGEST_PAUSE, limit - waited))
     return True
+
+
+def looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
+    """Make a condition that calls `look` before its answer, from time to time."""
+    due = time.monotonic() + LOOK
+
+    def ask() -> bool:
+        nonlocal due
+        if time.monotonic() >= due:
+            look()
+            due = time.monotonic() + LOOK
+        return ready()
+
+    return ask
