@@ -30,6 +30,7 @@ from everstep.supervisor.checks.verification import Verifier
 from everstep.supervisor.leaving.ending import BestRecord, Ending
 from everstep.supervisor.leaving.hangs import Hangs
 from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
+from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
 from everstep.supervisor.opening.machine import require_one
@@ -178,7 +179,9 @@ class Engine:
         # before training: a full disk is found here, not at the first save
         opening.check_disk(self.saver.encode(self.user.save()))
         self._connect()
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step)
+        self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
+        stack.callback(self.lost_group.close)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.lost)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"

@@ -61,14 +61,17 @@ class Ranks:
         if self.several:
             stack.callback(Peers(self.group).close)  # type: ignore[arg-type]
 
-    def agree_by_steps(self, stack: ExitStack, steps: Callable[[], int]) -> None:
+    def agree_by_steps(
+        self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
+    ) -> None:
         """Let all ranks stop at the same step for what one of them wishes.
 
         Args:
             steps: tells the number of completed steps.
+            lost: takes, in a thread, the error by which the group is lost.
         """
         if self.several:
-            agreement = Agreement(self.group, steps, self._wakeups.look)  # type: ignore[arg-type]
+            agreement = Agreement(self.group, steps, self._wakeups.look, lost)  # type: ignore[arg-type]
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=self.writer)
 

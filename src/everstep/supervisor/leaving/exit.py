@@ -64,6 +64,7 @@ class Exit:
         hazard.reach("loop.exit")
         step, given = engine.step, error
         if given is not None and not isinstance(given, TOGETHER):
+            engine.lost_group.leaving(given)
             engine.last_words.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal

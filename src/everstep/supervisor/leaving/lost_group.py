@@ -55,7 +55,7 @@ class LostGroup:
             error: the exception by which this rank leaves; the group is lost by it, so the rank has to hurry.
         """
         self._leaving.set()
-        if error is not None:
+        if error is not None and self._group.size > 1:
             self.lost(error)
 
     def close(self) -> None:
