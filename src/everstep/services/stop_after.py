@@ -53,7 +53,9 @@ class StopAfter(Controller):
         super().__init__(name, schedule)
         self.steps, self.epochs, self.seconds = steps, epochs, seconds
         self._run: RunView | None = None
-        self._opened = 0.0
+        self._ends: float | None = None
+        """The clock's time at which the budget is used up; None without one."""
+        self._now = 0.0
 
     def config(self) -> Json:
         if self.steps is None and self.epochs is None:
@@ -61,10 +63,12 @@ class StopAfter(Controller):
         return {"steps": self.steps, "epochs": self.epochs}
 
     def due(self, when: Instant) -> bool:
+        self._now = when.now  # of several ranks the writer's: all decide alike
         return super().due(when) or (self.steps is not None and when.step >= self.steps)
 
     def open(self, run: RunView) -> None:
-        self._run, self._opened = run, run.clock()
+        # by the schedule, which began before other services were opened: both end at the same instant
+        self._run, self._ends = run, self.schedule.next_time()
 
     def run(self, boundary: Boundary) -> Outcome | None:
         assert self._run is not None
@@ -73,11 +77,14 @@ class StopAfter(Controller):
         at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
         if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
             return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
-        late = self.overtime()
+        late = self._late(self._now)
         return None if late is None else Outcome(actions=(late,))
 
     def overtime(self) -> Interrupt | None:
-        """Return an interrupt if the time is used up, else None."""
-        if self.seconds is None or self._run is None or self._run.clock() - self._opened < self.seconds:
+        """Return an interrupt if the time is used up by now, else None."""
+        return None if self._run is None else self._late(self._run.clock())
+
+    def _late(self, now: float) -> Interrupt | None:
+        if self._ends is None or now < self._ends:
             return None
         return Interrupt(f"time budget of {self.seconds:g} s is used up")

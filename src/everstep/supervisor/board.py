@@ -338,14 +338,21 @@ class Announcer:
         board: the services.
         progress: the run's counters.
         apply: takes the actions that services answer with.
+        together: unites them over ranks.
 
     Attributes:
         synchronous: moments inside steps that a service asked for; the others cost nothing.
         looked_at: names of the outputs of steps that services look at.
     """
 
-    def __init__(self, board: ServiceBoard, progress: Progress, apply: Callable[[Actions], None]) -> None:
-        self._board, self._progress, self._apply = board, progress, apply
+    def __init__(
+        self,
+        board: ServiceBoard,
+        progress: Progress,
+        apply: Callable[[Actions], None],
+        together: Callable[[list[tuple[Service | None, Action]], Iterable[Service]], Actions],
+    ) -> None:
+        self._board, self._progress, self._apply, self._together = board, progress, apply, together
         self.synchronous: set[Moment] = set()
         self.looked_at: set[str] = set()
         self._outputs: dict[str, Any] = {}
@@ -380,13 +387,16 @@ class Announcer:
 
     def fire(self, moment: Moment, payload: Any = None) -> None:
         """Tell a moment between boundaries to the services that asked for it, and apply their answers."""
-        actions = self._board.run(self._board.wanting(moment), self.view(moment, payload))
-        if actions and moment in OBSERVED:
+        wanting = self._board.wanting(moment)
+        actions = self._board.run(wanting, self.view(moment, payload))
+        if moment not in OBSERVED:
+            may_act = any(service.controller for service in wanting)
+            self._apply(self._together(actions, self._board) if may_act else actions)
+        elif actions:
             raise UsageError(
                 f"{moment.name} is for observers, and {actions[0][0]!r} asked for {actions[0][1]}; "
                 "act at another moment, such as AFTER_STEP"
             )
-        self._apply(actions)
 
     def announce(self, moment: Moment, payload: Any = None) -> None:
         """Tell a moment inside a step to its observers, which may not act."""

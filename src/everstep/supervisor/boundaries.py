@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.checkpoint import Phase
@@ -12,6 +13,7 @@ from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.services.best import Best
 from everstep.services.stop_after import StopAfter
+from everstep.supervisor.ranks import Pending
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe
 
@@ -175,7 +177,7 @@ class Boundaries:
         engine.wakeups.begin_boundary()
         engine.wakeups.require_no_error()
         # before anything is decided: all ranks decide from the same facts
-        engine.ranks.meet(saving=engine.saver.busy)
+        self._meet(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
         engine.trials.try_streams()
@@ -208,7 +210,8 @@ class Boundaries:
         if can_save:
             # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)
             self._check_program(at_epoch_end)
-            saves = engine.board.run([s for s in due if s.stage is Stage.SAVE], view)
+            saving = [s for s in due if s.stage is Stage.SAVE]
+            saves = self._together(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
         engine.board.fired(due, when)
         self._plan()
@@ -217,13 +220,30 @@ class Boundaries:
             engine.leave()
         engine.watched.check_evaluated(engine.recording.last_values.keys())
 
+    def _meet(self, moment: Moment) -> None:
+        """Tell all ranks what this rank knows alone, and require that their programs asked for the same."""
+        engine, current, stop = self._engine, self._engine.progress, self._engine.progress.stop
+        asked = {
+            "stop": None if stop is None else [stop.kind, stop.by, stop.failed, stop.code],
+            "save": engine.saves.asked,
+            "services": len(list(engine.board)),
+            **engine.limits.tree(),
+        }
+        at_epoch_end = moment is Moment.AFTER_EPOCH
+        where = f"epoch {current.epoch}" if at_epoch_end else f"step {current.step}"
+        reason = None if stop is None else stop.reason
+        engine.ranks.meet(f"the boundary after {where}", saving=engine.saver.busy, reason=reason, asked=asked)
+        if stop is not None and engine.ranks.several:
+            # a program may name its rank's own loss: the state has one reason
+            current.stop = replace(stop, reason=engine.ranks.writers_reason or stop.reason)
+
     def _run_deciding(
         self, due: list[Service], moment: Moment, payload: Any, can_save: bool
-    ) -> list[tuple[Service | None, Action]]:
+    ) -> list[Pending]:
         """Run services up to stage DECIDE; an interruption may leave an evaluation among them."""
         engine = self._engine
         view = engine.announcer.view(moment, payload)
-        actions: list[tuple[Service | None, Action]] = []
+        actions: list[Pending] = []
         for service in [s for s in due if s.stage <= Stage.DECIDE]:
             self._may_abandon = can_save and not actions  # actions asked for so far must be applied
             try:
@@ -232,7 +252,11 @@ class Boundaries:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
-        return engine.ranks.together(actions) if due and engine.ranks.several else actions
+        return self._together(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
+
+    def _together(self, actions: list[Pending], due: list[Service]) -> list[Pending]:
+        """Unite the actions of all ranks, where services are due that may act."""
+        return self._engine.ranks.together(actions, self._engine.board) if due else actions
 
     def _check_program(self, at_epoch_end: bool) -> None:
         engine = self._engine
@@ -242,7 +266,7 @@ class Boundaries:
                 engine.program_checks.check_updates()
             engine.loop.check_epoch()
 
-    def _save_due(self, actions: list[tuple[Service | None, Action]], phase: Phase) -> None:
+    def _save_due(self, actions: list[Pending], phase: Phase) -> None:
         """Save where asked; keep the state that a resume from the epoch's tail will need."""
         engine = self._engine
         interruption, stop = engine.decisions.interruption, engine.progress.stop

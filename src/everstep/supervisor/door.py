@@ -267,7 +267,7 @@ class Door:
         service = FunctionService(moment, fn, every, f"on {moment.value} {self._registered}")
         engine.board.add(service)
         if engine.status == "open":
-            engine.board.open_one(service, self, engine.clock())
+            engine.board.open_one(service, self, engine.ranks.now())
         engine.services_changed()
 
         def remove() -> None:

@@ -196,7 +196,7 @@ class Engine:
             self.board.load(recovered.services, where)
             with reading(where, "services/metrics"):
                 self.collector.load(recovered.collector)
-        self.board.open(self.view, self.ranks.group.share(self.clock(), "the beginning of the clock"))
+        self.board.open(self.view, self.ranks.begin_clock())
         self.voice.release()
         self.services_changed()
         if recovered.checkpoint is not None:
@@ -262,7 +262,7 @@ class Engine:
             self.collector.across = AcrossRanks(self.ranks.group)
         self.program_checks = ProgramChecks(self.user, self.progress, self.recovered.step, self.voice)
         self.saves, self.decisions = Saves(self), Decisions(self)
-        self.announcer = Announcer(self.board, self.progress, self.decisions.apply)
+        self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
 
     def _watch_for_hangs(self) -> Hangs:
         marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}

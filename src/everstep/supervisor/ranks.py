@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
+from everstep.errors import DisagreementError
 from everstep.group import Agreement, Peers, Single, find_group, report
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -16,7 +19,7 @@ from everstep.supervisor.threads.wakeups import Wakeups
 Pending = tuple[Service | None, Action]
 
 _ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in (Stop, Interrupt, Save)}
-"""Actions that a thread may ask for, by name."""
+"""Actions that one rank may ask for alone, by name; the others set values, which all ranks set alike."""
 
 
 class Ranks:
@@ -33,6 +36,7 @@ class Ranks:
         group: the group; a `Single` until `join`.
         several: whether the run has more than one rank.
         saves_are_done: whether no rank was writing a checkpoint when the ranks met last.
+        writers_reason: the writer's reason for its stop, when the ranks met last; None: it had none.
     """
 
     def __init__(self, signals: SignalWatch, wakeups: Wakeups, clock: Clock) -> None:
@@ -40,6 +44,7 @@ class Ranks:
         self.several = False
         self._signals, self._wakeups, self._clock = signals, wakeups, clock
         self.saves_are_done = True
+        self.writers_reason: str | None = None
         self._now = 0.0
         self._signal: int | None = None
         self._actions: list[Pending] = []
@@ -86,11 +91,22 @@ class Ranks:
 
     # ------------------------------------------------------------------------- at a boundary
 
-    def meet(self, *, saving: bool) -> None:
+    def begin_clock(self) -> float:
+        """Return the time at which all schedules in seconds begin, by the writer's clock."""
+        self._now = self.group.share(self._clock(), "the beginning of the clock")
+        return self._now
+
+    def meet(self, where: str, *, saving: bool, reason: str | None, asked: Mapping[str, Any]) -> None:
         """Tell all ranks what this rank knows alone; called first at each boundary.
 
         Args:
+            where: the boundary, in words.
             saving: whether this rank is writing a checkpoint.
+            reason: this rank's reason for its stop; None without one.
+            asked: what the program has asked for since the ranks met last; the same on all ranks.
+
+        Raises:
+            DisagreementError: the ranks are at different boundaries, or were asked for different things.
         """
         if not self.several:
             return
@@ -99,9 +115,12 @@ class Ranks:
             "actions": [_told(action) for action in _taken(self._wakeups)],
             "saving": saving,
             "now": self._clock(),
+            "reason": reason,
+            "asked": dict(asked),
         }
-        found = self.group.gather(mine, "a boundary")
-        self._now = found[0]["now"]
+        found = self.group.gather(mine, where)
+        _require_same_asked([each["asked"] for each in found], where)
+        self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
         self.saves_are_done = not any(each["saving"] for each in found)
         self._signal = next((each["signal"] for each in found if each["signal"] is not None), None)
         self._actions += [(None, _action(*told)) for each in found for told in each["actions"]]
@@ -130,21 +149,32 @@ class Ranks:
             while self._wakeups.actions:
                 yield self._wakeups.actions.popleft()
 
-    def together(self, actions: list[Pending]) -> list[Pending]:
-        """Return the actions of services on all ranks; what one rank alone asks for counts for all.
+    def together(self, actions: list[Pending], services: Iterable[Service]) -> list[Pending]:
+        """Return the actions of the services on all ranks, the same on each; called by all ranks.
+
+        A stop, an interruption or a save that one rank alone asks for counts for all.
+
+        Args:
+            actions: those of this rank.
+            services: the run's; they have the same names on all ranks.
 
         Raises:
-            DisagreementError: services of two ranks set one target to different values.
+            DisagreementError: a service sets values that are not the same on all ranks.
         """
-        mine = [[None if s is None else s.name, *_told(a)] for s, a in actions]
+        if not self.several:
+            return actions
+        mine = [[None if service is None else service.name, *_told(action)] for service, action in actions]
         everyone = self.group.gather(mine, "the actions of the services")
-        known = [[name, *rest] for name, *rest in mine]
-        for theirs in everyone:
-            for name, kind, values in theirs:
-                if [name, kind, values] not in known and kind in _ACTIONS:
-                    known.append([name, kind, values])
-                    actions.append((None, _action(kind, values)))
-        return actions
+        _require_same_values(everyone)
+        own = {json.dumps(told): pending for told, pending in zip(mine, actions, strict=True)}
+        by_name = {service.name: service for service in services}
+        united = list(everyone[0])
+        for theirs in everyone[1:]:  # in the order of ranks: the first reason of a stop counts
+            united += [told for told in theirs if told[1] in _ACTIONS and told not in united]
+        return [
+            own.get(json.dumps([name, kind, values])) or (by_name.get(name), _action(kind, values))
+            for name, kind, values in united
+        ]
 
 
 def _taken(wakeups: Wakeups) -> list[Action]:
@@ -153,8 +183,43 @@ def _taken(wakeups: Wakeups) -> list[Action]:
 
 
 def _told(action: Action) -> tuple[str, dict[str, Any]]:
-    return type(action).__name__, asdict(action)
+    return type(action).__name__, plain_tree(asdict(action))
 
 
 def _action(kind: str, values: dict[str, Any]) -> Action:
     return _ACTIONS[kind](**values)
+
+
+def _require_same_asked(everyone: Sequence[Mapping[str, Any]], where: str) -> None:
+    differing = [name for name in everyone[0] if any(each[name] != everyone[0][name] for each in everyone)]
+    if differing:
+        told = "; ".join(
+            f"{name}: " + ", ".join(f"rank {rank} {each[name]}" for rank, each in enumerate(everyone))
+            for name in differing
+        )
+        raise DisagreementError(
+            f"at {where} the programs of the ranks have asked for different things ({told}); stop, save, "
+            "set limits and add services on all ranks alike, from values that are equal on all of them "
+            "(loop.call_soon(everstep.Stop(...)) may be called on one rank)",
+            ranks=[rank for rank, each in enumerate(everyone) if each != everyone[0]],
+        )
+
+
+def _require_same_values(everyone: Sequence[list[Any]]) -> None:
+    settings = [[told for told in theirs if told[1] not in _ACTIONS] for theirs in everyone]
+    texts = [json.dumps(each) for each in settings]  # as text, NaN is equal to NaN
+    differing = [rank for rank, text in enumerate(texts) if text != texts[0]]
+    if differing:
+        told = "; ".join(f"rank {rank} {_in_words(settings[rank])}" for rank in (0, *differing))
+        raise DisagreementError(
+            f"services set values that are not the same on all ranks ({told}); decide by metrics, which are "
+            "reduced over the ranks, not by what one rank knows",
+            ranks=differing,
+        )
+
+
+def _in_words(settings: list[Any]) -> str:
+    told = [
+        f"{name!r}: {', '.join(f'{k}={v}' for k, v in given.items() if v)}" for name, _, given in settings
+    ]
+    return " and ".join(told) or "nothing"

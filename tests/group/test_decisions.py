@@ -1,0 +1,86 @@
+"""Decisions of loops on several ranks: all ranks do the same at the same step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import lines_by_rank, outputs
+from rank_loops import HEAD
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    monkeypatch.setenv("EVERSTEP_SEVERAL", "unfinished")
+    return tmp_path
+
+
+def said_alike(program: str, size: int = 2) -> list[str]:
+    """Run a program; return what each of its ranks has said, which must be the same."""
+    printed = outputs(HEAD + program, size)
+    said = lines_by_rank("".join(printed))
+    assert all(said[rank] == said[0] for rank in range(size)), said
+    return said[0]
+
+
+def test_all_ranks_decide_alike_and_speak_once(folder: Path) -> None:
+    program = """
+class Local(everstep.Service):
+    stage = everstep.Stage.DECIDE
+    controller = True
+    sets = ("optimizer.lr",)
+    default_schedule = everstep.Every(steps=2)
+    def __init__(self, action):
+        super().__init__("local")
+        self.action = action
+    def run(self, boundary):
+        return everstep.Outcome(actions=self.action() if boundary.step == 6 else ())
+
+say(*ended("asked", lambda loop, step: step == 11 and loop.request_stop(f"asked for by rank {rank}")))
+say(*ended("early", services=[everstep.EarlyStop("loss", threshold=9.0, every=everstep.Every(steps=3))]))
+say(*ended("one", services=[Local(lambda: (everstep.Stop("by rank 1 alone"),) if rank else ())]))
+say(*ended("both", services=[Local(lambda: (everstep.Stop(f"by rank {rank}"),))]))
+say(*ended("values", services=[Local(lambda: (everstep.SetValue("optimizer.lr", 1.0 + rank),))]))
+"""
+    values = "values that are not the same on all ranks (rank 0 'local': target=optimizer.lr, value=1.0"
+    printed = outputs(HEAD + program, 2)
+    said = lines_by_rank("".join(printed))
+    assert said[0] == said[1]
+    asked, early, one, both, unlike = said[0]
+    assert asked == "ended 11 asked for by rank 0"
+    assert early.startswith("ended 3 early stop: loss has reached 9.0")
+    assert one == "ended 6 by rank 1 alone"
+    assert both == "ended 6 by rank 0"
+    assert unlike.startswith("DisagreementError: ") and values in unlike, unlike
+    own = [line for line in printed[1].splitlines() if line.strip() and not line.startswith("1: ")]
+    assert own == [], "rank 1 printed"
+    assert "asked for by rank 0" in (folder / "asked" / "logs" / "rank-00001.log").read_text()
+
+
+def test_what_one_rank_alone_knows_stops_all_at_one_step_with_one_checkpoint(folder: Path) -> None:
+    said = said_alike("""
+def at(wanted, who, action):
+    return lambda loop, step: action(loop) if (step, rank) == (wanted, who) else None
+
+def in_thread(loop):
+    threading.Thread(target=loop.call_soon, args=(everstep.Stop("a thread of rank 1"),)).start()
+
+say(*ended("thread", at(3, 1, in_thread), seconds=0.01))
+for number, who in ((signal.SIGTERM, 1), (signal.SIGUSR1, 0)):
+    say(*ended(f"signal-{number}", at(3, who, lambda loop: os.kill(os.getpid(), number)), seconds=0.01))
+    dist.barrier()
+    say(checkpoints(f"signal-{number}"))
+say(*ended("time", seconds=0.03, max_time=0.2))
+""")
+    thread, term, term_saved, usr1, usr1_saved, time = said
+    assert thread.startswith("ended ") and thread.endswith(" a thread of rank 1")
+    for line, saved, name in (
+        (term, term_saved, "SIGTERM (exit code 143)"),
+        (usr1, usr1_saved, "SIGUSR1 (exit code 138)"),
+    ):
+        assert line.startswith(f"Interrupted: {name} "), line
+        step = int(line.split()[-2])
+        assert 3 <= step <= 6
+        assert f"step-{step:08d}" in saved and saved.count("step-") == 2, saved
+    assert time.startswith("Interrupted: time budget of 0.2 s is used up (exit code 3)")
