@@ -20,12 +20,15 @@ class Task:
         is_built: whether a Trainer has called `build`; no other Trainer calls it again.
         batch_weight: factor for the mean over the batch of `train_step`, set before that call.  With it the
             mean over ranks is the mean over all samples, where ranks have unequal numbers of them.
+        applies_weight: whether `train_step` multiplies its loss by `batch_weight`.  Then a Trainer on several
+            ranks splits batches that do not divide among them; else it refuses these, without `uneven=`.
     """
 
     model: Any = None
     optimizer: Any = None
     is_built = False
     batch_weight = 1.0
+    applies_weight = False
 
     def build(
         self, *, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] | None = None
@@ -87,12 +90,8 @@ class Task:
         A number above 0.  Default: the length of the batch, or of its first part if the batch is a tuple,
         list or mapping; an object without a length is one sample.
         """
-        while isinstance(batch, tuple | list | Mapping) and batch:
-            batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-        try:
-            return float(len(batch))
-        except TypeError:
-            return 1.0
+        count = counted(batch)
+        return 1.0 if count is None else float(count)
 
     def eval_begin(self) -> Any:
         """Begin an evaluation; return the first state for `eval_reduce`."""
@@ -125,6 +124,16 @@ class Task:
     def evaluating(self) -> AbstractContextManager[object]:
         """Return a context for each evaluation and prediction; it undoes its changes, even after an error."""
         return nullcontext()
+
+
+def counted(batch: Any) -> int | None:
+    """Return the length of a batch, or of its first part; None where that has no length."""
+    while isinstance(batch, tuple | list | Mapping) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    try:
+        return len(batch)
+    except TypeError:
+        return None
 
 
 def _lacks(task: Task, method: str) -> ConfigError:

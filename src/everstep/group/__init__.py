@@ -7,7 +7,7 @@ speak to torchrun.
 """
 
 from everstep.group.agreement import Agreement
-from everstep.group.environment import find_group
+from everstep.group.environment import find_group, group_size
 from everstep.group.first_cause import failure_of_another, report
 from everstep.group.hang_news import GroupNews, HangNews, NoNews
 from everstep.group.peers import Peers
@@ -26,6 +26,7 @@ __all__ = [
     "exit_status",
     "failure_of_another",
     "find_group",
+    "group_size",
     "report",
     "write_error_file",
 ]

@@ -35,5 +35,12 @@ def find_group(limit: float = LIMIT) -> Group:
     return StoreGroup(rank, size, store, limit)
 
 
+def group_size() -> int:
+    """Number of processes that train together, as far as this one knows without joining them."""
+    known = max((backend.processes() for backend in backends.active()), default=1)
+    said = os.environ.get("WORLD_SIZE", "")
+    return int(said) if known == 1 and said.isdecimal() else known
+
+
 def _is_launched() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"

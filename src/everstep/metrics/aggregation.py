@@ -102,15 +102,15 @@ class Mean:
     """Mean of (value, weight) pairs; NaN if all weights are 0."""
 
     def __init__(self) -> None:
-        self.products, self._weights = ExactSum(), ExactSum()
+        self.products, self.weights = ExactSum(), ExactSum()
 
     def add(self, values: Sequence[float], weights: Sequence[float]) -> None:
         self.products.add([value * weight for value, weight in zip(values, weights, strict=True)])
-        self._weights.add(weights)
+        self.weights.add(weights)
 
     @property
     def value(self) -> float:
-        total = self._weights.value
+        total = self.weights.value
         return self.products.value / total if total else math.nan
 
 
@@ -166,6 +166,11 @@ class Aggregate:
             kept = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
             self._nans += len(values) - len(kept)
             self._finite.add([v for v, _ in kept], [w for _, w in kept])
+
+    @property
+    def mean_and_weight(self) -> tuple[float, float]:
+        """The mean, and the sum of the weights in it."""
+        return self._all.mean.value, self._all.mean.weights.value
 
     def read(self, metric: str) -> dict[str, float]:
         """Return the mean under the metric's own name, and each requested statistic as METRIC/STATISTIC."""

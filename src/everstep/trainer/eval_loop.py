@@ -11,12 +11,13 @@ from everstep import backends
 from everstep.arguments import positive
 from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.services import EvalStep
-from everstep.contracts.tasks import Task
+from everstep.contracts.tasks import Task, counted
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
 from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
 from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, make_entry, seed_all, undeclared
+from everstep.trainer.eval_ranks import EvalRanks, Row
 
 _READ_AFTER = 1000
 """Number of batches whose metrics wait on their device, to be read together."""
@@ -71,6 +72,7 @@ def evaluate(
     poll: Callable[[], object] = lambda: None,
     seen: Callable[[EvalStep], object] = lambda step: None,
     takes: Collection[str] = (),
+    ranks: EvalRanks | None = None,
 ) -> dict[str, float]:
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
@@ -80,10 +82,12 @@ def evaluate(
         poll: called before each batch; its exception ends the evaluation.
         seen: called after each batch that is not padding.
         takes: names of outputs that services look at: their values per sample are not metrics.
+        ranks: the ranks that evaluate together; None for this process alone.
 
     Returns:
         The means of the outputs, weighted by the samples of each batch; the other statistics; and what
-        `eval_end`, or `agg_func`, returns.  Of a stream that is split among ranks: those of this rank's part.
+        `eval_end`, or `agg_func`, returns: on all ranks those of one process.  Of a stream that is split
+        already: those of this rank's part.
 
     Raises:
         DataError: there was no batch.
@@ -92,12 +96,19 @@ def evaluate(
         UsageError: a log of `next_eval_inputs` has the name of an output.
     """
     reduction = _Reduction(task, how)
-    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes)
-    with evaluating(task, seed), places_kept([stream]), closing(stream.open(name, 0, seed=seed)) as batches:
+    ranks = ranks or EvalRanks()
+    stream = ranks.share_of(stream, name)
+    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes, ranks)
+    with (
+        evaluating(task, seed),
+        places_kept([stream]),
+        closing(ranks.compared(stream.open(name, 0, seed=seed))) as batches,
+    ):
         state = reduction.begin()
         empty = True
         for inputs, logs in _inputs(task, batches, num_steps, poll):
             empty = False
+            metrics.next_batch()
             outputs = mapping(task.eval_step(inputs), task, "eval_step")
             # Padding: the other ranks wait for this forward, and its samples are counted elsewhere.
             if not batches.weight:
@@ -107,10 +118,7 @@ def evaluate(
                     f"stream {name!r}: {min(clash)!r} is a log of next_eval_inputs and an output of "
                     "eval_step; give one of them another name"
                 )
-            returned = f"{type(task).__name__}.batch_size"
-            metrics.add(
-                outputs, positive(task.batch_size(inputs), returned, "how many samples the batch has")
-            )
+            metrics.add(outputs, ranks.weight(*_samples(task, inputs), batches))
             outputs = {**outputs, **logs}
             state = reduction.reduce(state, outputs, metrics.batches - 1)
             seen(EvalStep(name, metrics.batches, inputs, outputs))
@@ -121,7 +129,15 @@ def evaluate(
     if metrics.bad:
         bad = ", ".join(f"{metric!r} is {value} in batch {at}" for metric, (at, value) in metrics.bad.items())
         say(f"stream {name!r}: {bad} of the evaluation")
-    return values | dict(zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True))
+    values |= dict(zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True))
+    return ranks.agreed(values, batches)
+
+
+def _samples(task: Task, inputs: Any) -> tuple[float, bool]:
+    """Return the weight of a batch, and whether the task can count its samples."""
+    returned = f"{type(task).__name__}.batch_size"
+    weight = positive(task.batch_size(inputs), returned, "how many samples the batch has")
+    return weight, type(task).batch_size is not Task.batch_size or counted(inputs) is not None
 
 
 class _Reduction:
@@ -201,25 +217,40 @@ class _Metrics:
         stats: metric to the statistics that are asked for besides the mean.
         takes_all: whether a reduction takes values that are not metrics.
         takes: names whose values per sample are for services.
+        ranks: the ranks whose values are put together.
 
     Attributes:
+        batches: number of the batch, from 1.
         bad: metric to the first batch, from 1, in which it was not finite, and its value; known once it is
             read.  Metrics with statistics are left out, because these may leave out NaN.
     """
 
-    def __init__(self, stats: Mapping[str, Sequence[str]], takes_all: bool, takes: Collection[str]) -> None:
+    def __init__(
+        self, stats: Mapping[str, Sequence[str]], takes_all: bool, takes: Collection[str], ranks: EvalRanks
+    ) -> None:
         self.batches = 0
-        self._stats, self._takes_all, self._takes = stats, takes_all, takes
+        self._stats, self._takes_all, self._takes, self._ranks = stats, takes_all, takes, ranks
         self.bad: dict[str, tuple[int, float]] = {}
         self._waiting: list[tuple[str, Any, float, int]] = []
+        self._samples: dict[str, list[float]] = {}
+        """Values per sample that the other ranks do not have yet, by the name of a metric with statistics."""
         self._found: dict[str, Aggregate] = {}
         self._no_metrics: set[str] = set()
 
-    def add(self, outputs: Mapping[str, Any], weight: float) -> None:
+    def next_batch(self) -> None:
+        """Begin a batch, which may be padding: all ranks put values together after equally many."""
+        if self.batches and not self.batches % _READ_AFTER:
+            self._fold()
         self.batches += 1
+
+    def add(self, outputs: Mapping[str, Any], weight: float) -> None:
         for name, value in outputs.items():
             if name in self._takes and name not in self._stats and _of_each_sample(value):
                 self._no_metrics.add(name)
+                continue
+            # A part of one sample: its array would pass for a number, the mean of the part.
+            if self._ranks.divides and weight == 1 and name in self._stats and _of_each_sample(value):
+                self._take_samples(name, value)
                 continue
             try:
                 # not read here: each read would wait for the device
@@ -228,8 +259,7 @@ class _Metrics:
                 if name in self._stats:
                     if not isinstance(value, Iterable):
                         raise
-                    values = _elements(name, value)
-                    self._of(name).add(values, [1.0] * len(values))
+                    self._take_samples(name, value)
                 elif self._takes_all:
                     self._no_metrics.add(name)
                 else:
@@ -238,8 +268,16 @@ class _Metrics:
                         f"stats=: ask for statistics of {name!r}"
                     )
                     raise
-        if not self.batches % _READ_AFTER:
-            self._fold()
+
+    def _take_samples(self, name: str, value: Any) -> None:
+        values = _elements(name, value)
+        if self._ranks.divides:
+            self._samples.setdefault(name, []).extend(values)
+        else:
+            self._add_samples(name, values)
+
+    def _add_samples(self, name: str, values: list[float]) -> None:
+        self._of(name).add(values, [1.0] * len(values))
 
     def _of(self, name: str) -> Aggregate:
         if name not in self._found:
@@ -248,15 +286,20 @@ class _Metrics:
 
     def _fold(self) -> None:
         values = resolve([value for _, value, *_ in self._waiting])
-        columns: dict[str, tuple[list[float], list[float]]] = {}
+        columns: dict[str, list[Row]] = {}
         for (name, _, weight, batch), value in zip(self._waiting, values, strict=True):
             if not math.isfinite(value) and name not in self._stats:
                 self.bad.setdefault(name, (batch, value))
-            column = columns.setdefault(name, ([], []))
-            column[0].append(value)
-            column[1].append(weight)
-        for name, (numbers, weights) in columns.items():
-            self._of(name).add(numbers, weights)
+            columns.setdefault(name, []).append((batch, value, weight))
+        if self._ranks.divides:
+            # Spreads and quantiles are those of batches, not of parts; in one order of names on all ranks.
+            for name in self._stats:
+                columns[name] = self._ranks.batches(name, columns.get(name, []))
+                if samples := self._ranks.samples(name, self._samples.pop(name, [])):
+                    self._add_samples(name, samples)
+        for name, rows in columns.items():
+            if rows:
+                self._of(name).add([value for _, value, _ in rows], [weight for *_, weight in rows])
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
@@ -266,6 +309,9 @@ class _Metrics:
             ConfigError: a metric with statistics did not come; names the nearest.
         """
         self._fold()
+        if self._ranks.divides:
+            plain = {name: each for name, each in self._found.items() if name not in self._stats}
+            self._found |= self._ranks.means(plain, self.bad)
         missing = [name for name in self._stats if name not in self._found]
         if missing and self.batches:
             raise ConfigError(

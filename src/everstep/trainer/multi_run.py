@@ -10,6 +10,7 @@ from everstep.contracts.services import Interrupt
 from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
+from everstep.trainer.eval_ranks import refuse_several
 from everstep.trainer.shared_stream import SharedStream, Tap
 from everstep.trainer.trainer import Trainer
 from everstep.trainer.trainer_loop import TrainerLoop
@@ -46,9 +47,11 @@ class MultiRun:
         """Train all of them, or continue their training, each until its own limit or stop.
 
         Raises:
+            UsageError: this is one of several processes that train together.
             Interrupted: a signal, or a time budget; all of them are saved.
             Exception: the first failure of a run, raised after the others have ended.
         """
+        refuse_several("a MultiRun", "train each model by a Trainer of its own")
         with isolated(), closing(SharedStream(self._stream)) as shared:
             runs = [_Turns(trainer, Tap(shared)) for trainer in self.trainers]
             try:

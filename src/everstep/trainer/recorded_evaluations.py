@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,35 +36,22 @@ class RecordedEvaluations:
         self._config = Configuration.of(config) or Configuration({})
         self._facts: dict[str, Any] | None = None
 
-    def add(
-        self,
-        stream: str,
-        num_steps: int,
-        weights: Loaded,
-        seed: int,
-        metrics: dict[str, float],
-        seconds: float,
-    ) -> Evaluation:
+    def add(self, found: Evaluation, seed: int, seconds: float) -> None:
         """Record the evaluation of a stream; warn of a disk that refuses.
 
         Args:
-            num_steps: batches that were asked for, -1 for all.
             seed: the seed of the run.
             seconds: duration of the evaluation.
         """
-        found = Evaluation(
-            stream, weights.name, weights.digest, weights.step, weights.epoch, num_steps, metrics, time.time()
-        )
         if self._facts is None:
             self._facts = self._config.facts(seed, self._services)
-        wall = {f"{stream}/eval_time": seconds}
+        wall = {f"{found.stream}/eval_time": seconds}
         try:
             record_evaluation(to_read(self._run_dir), found, self._facts, wall, lock=self._lock)
         except OSError as error:
             warnings.warn(
                 f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4
             )
-        return found
 
     def all(self) -> list[Evaluation]:
         """List the evaluations, oldest first; empty for a run that does not exist yet."""

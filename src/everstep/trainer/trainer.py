@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
+from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import (
@@ -23,6 +25,7 @@ from everstep.errors import (
     RunDirError,
     UsageError,
 )
+from everstep.group import find_group, group_size
 from everstep.loop import TrainLoop
 from everstep.loop.loop_settings import LoopSettings
 from everstep.record import Evaluation, RunDir, located, to_read, values_line
@@ -35,6 +38,7 @@ from everstep.supervisor import Ending, Loaded, load
 from everstep.supervisor.settings import listed
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import drawn_again, evaluate, evaluating, mapping
+from everstep.trainer.eval_ranks import EvalRanks, refuse_several, whole, why_whole
 from everstep.trainer.foreign_names import no_attribute, require_our_names
 from everstep.trainer.named_streams import Data, NamedStreams
 from everstep.trainer.recorded_evaluations import RecordedEvaluations, weights_of
@@ -80,6 +84,8 @@ class Trainer:
         if not isinstance(task, Task):
             raise ConfigError(f"{task!r} is not a Task; give an object of a class derived from everstep.Task")
         require_our_names(task)
+        if task.applies_weight:
+            loop.setdefault("uneven", "weight")
         if "state" in loop:
             raise ConfigError("state= of a Trainer is its task's: return it from the task's state() method")
         self.task, self.run_dir = task, run_dir
@@ -101,6 +107,8 @@ class Trainer:
             for name in each.output_names
         }
         """Outputs of evaluations that services look at."""
+        self._told: set[str] = set()
+        """Sentences about evaluations that were said."""
         self._clock = loop.get("clock", time.monotonic)
         self._retry: dict[str, Any] = {}
         """Options of the loop that continues after a rollback."""
@@ -336,7 +344,7 @@ class Trainer:
         eval_streams: Iterable[Any] | str = (),
     ) -> Generator[TrainerLoop, None, None]:
         """Run the body of an epoch; yield after each step."""
-        task = self.task
+        task, together = self.task, loop.ranks > 1
         for name, stream in self._streams.chosen(train_streams, "train"):
             self._streams.require_apart(name, stream, "training")
             prefix = "" if name == "train" else f"{name}/"
@@ -344,6 +352,8 @@ class Trainer:
                 stream = self._streams.inputs(name, stream, task.next_train_inputs)
             task.train_loop_begin()
             for _, batch in loop.iter_steps(stream, name):
+                if together:
+                    task.batch_weight = loop.batch_weight
                 metrics = task.train_step(batch)
                 # a plain dictionary of "train" passes as it is: collect_metrics checks it
                 if prefix or type(metrics) is not dict:
@@ -367,9 +377,10 @@ class Trainer:
         iterator of a class of your own, without `state_dict`, has given its first batches.)
 
         Raises:
-            UsageError: this Trainer's loop is open.
+            UsageError: this Trainer's loop is open, or this is one of several processes that train together.
             Exception: whatever fails; the run is not begun.
         """
+        refuse_several("smoke_test()", "call it in a single process, before the job is started")
         if self._loop is not None:
             raise UsageError("smoke_test() inside the loop; call it before: trainer.smoke_test()")
         task = self.task
@@ -430,11 +441,16 @@ class Trainer:
     def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
         """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
 
+        On several ranks each rank predicts the whole stream.
+
         Raises:
             ConfigError: no stream has that name.
+            DataError: the data hands each of several ranks a part.
         """
         ((name, data),) = self._streams.chosen([stream], "test")
         self._require_apart(name, data)
+        if group_size() > 1:
+            data = whole(data, "predict() yields what one process predicts")
         return self._predictions(name, data, weights)
 
     def _predictions(self, name: str, data: Stream, weights: str | Path | None) -> Iterator[Any]:
@@ -477,11 +493,12 @@ class Trainer:
             max_step: the watch also ends with a checkpoint of that step or a later one.
 
         Raises:
-            UsageError: this Trainer's own loop is open.
+            UsageError: this Trainer's own loop is open, or several processes call this together.
             ConfigError: no stream has that name, or an argument is out of its range.
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
+        refuse_several("watch()", "start a single process beside them, which evaluates their checkpoints")
         max_step = integer("max_step", max_step, none="for no limit")
         follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout, print)
         if streams is None:
@@ -535,13 +552,22 @@ class Trainer:
         assert self._weights is not None
         loaded = newest or weights is not None
         found: dict[str, float] = {}
-        for name in self._evaluated():
-            how = self._service_of(name)
-            at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-            if at != self._weights.step or loaded:
-                metrics = {} if loaded else self._recorded.find(name, how, self._weights)
+        names = self._evaluated()
+        with self._together() as group:
+            # the writer's: the others may have read the record before its last rows
+            known = group.share(
+                [{} if loaded else self._known(name) for name in names], "earlier evaluations"
+            )
+        for name, metrics in zip(names, known, strict=True):
             found |= metrics or self.evaluate(name, self._num_steps(name))
         return found
+
+    def _known(self, stream: str) -> dict[str, float]:
+        """Find the metrics of an earlier evaluation of these weights, in the loop or outside; else empty."""
+        how, weights = self._service_of(stream), self._weights
+        assert weights is not None
+        at, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
+        return metrics if at == weights.step else self._recorded.find(stream, how, weights)
 
     def _service_of(self, stream: str) -> Evaluate | None:
         """The service that evaluates a stream."""
@@ -563,15 +589,50 @@ class Trainer:
 
     def _evaluate_apart(self, name: str, num_steps: int) -> Evaluation:
         """Evaluate a stream outside the loop, and record it."""
+        with self._together() as group:
+            weights = self._weights
+            assert weights is not None
+            began = time.monotonic()
+            how = self._service_of(name)
+            metrics = self._evaluate_by(group, name, self._streams.get(name), num_steps, how)
+            seconds = time.monotonic() - began
+            found = Evaluation(
+                name,
+                weights.name,
+                weights.digest,
+                weights.step,
+                weights.epoch,
+                num_steps,
+                metrics,
+                time.time(),
+            )
+            if group.writer:
+                self._recorded.add(found, self._stream_seed, seconds)
+        return found
+
+    @contextmanager
+    def _together(self) -> Iterator[Group]:
+        """Join the ranks that evaluate the same weights: those of the open loop, else all that call this."""
+        if self._loop is not None:
+            yield self._loop.group
+            return
         weights = self._weights
         assert weights is not None
-        began = time.monotonic()
-        metrics = self._evaluate(name, self._streams.get(name), num_steps, self._service_of(name))
-        seconds = time.monotonic() - began
-        return self._recorded.add(name, num_steps, weights, self._stream_seed, metrics, seconds)
+        with closing(find_group()) as group:
+            told = group.gather(asdict(weights), what := "the checkpoint to evaluate")
+            # a rank that has saved nothing itself knows no digest
+            require_same([[each["step"], each["digest"] or told[0]["digest"]] for each in told], what)
+            self._weights = Loaded(**told[0])
+            yield group
 
     def _evaluate(
         self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
+    ) -> dict[str, float]:
+        with self._together() as group:
+            return self._evaluate_by(group, name, stream, num_steps, how)
+
+    def _evaluate_by(
+        self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
     ) -> dict[str, float]:
         loop = self._loop
         self._require_apart(name, stream)
@@ -580,14 +641,28 @@ class Trainer:
         look: dict[str, Any] = {"takes": self._taken}
         if loop is not None:
             look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
+        ranks = EvalRanks(group, why_whole(self.task, how, self._looks_at_batches))
         with drawn_again([stream] if comes_again else []):
-            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, **look)
+            found = evaluate(self.task, stream, name, num_steps, self._stream_seed, how, **look, ranks=ranks)
+        self._tell(ranks.notice(name))
         if loop is not None and loop.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
                 "train_step, and leave optimizer.step() out of eval_step"
             )
         return _prefixed(f"{name}/", found)
+
+    @property
+    def _looks_at_batches(self) -> bool:
+        """Whether services look at the batches of evaluations."""
+        return any(Moment.AFTER_EVAL_STEP in service.moments for service in self._services)
+
+    def _tell(self, sentence: str | None) -> None:
+        """Say a sentence once, on the writer."""
+        if sentence is not None and sentence not in self._told:
+            self._told.add(sentence)
+            if self._loop is not None:
+                self._loop.println(sentence)
 
     def _require_apart(self, name: str, stream: Stream) -> None:
         """Refuse, in the loop, an evaluation that would move the training's data; a resume brings it back."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import read_manifest
+from everstep.contracts.group import Group
 from everstep.contracts.services import EvalStep, Moment, Stage
 from everstep.errors import MetricError
 from everstep.loop import TrainLoop
@@ -33,6 +34,11 @@ class TrainerLoop(TrainLoop):
         limited = self.max_step is not None or self.max_epoch is not None
         services = self._engine.board
         return limited or any(s.controller and s.stage is not Stage.GUARD and not s.sets for s in services)
+
+    @property
+    def group(self) -> Group:
+        """The processes that train together."""
+        return self._engine.ranks.group
 
     def poll_evaluation(self) -> None:
         """Leave the run between two batches of an evaluation, if it is to be interrupted."""

@@ -116,6 +116,8 @@ class Task(tasks.Task):
         self._autocast, self._clip, self._decay = dtype, clip, ema
         self._accumulate = integer("accumulate", accumulate)
         self._trainable, self._compile, self._parallel = trainable, compile, parallel
+        if parallel is not False and type(self).train_step is Task.train_step:
+            self.applies_weight = True
         self._ranks: Ranks | None = None
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context in which a backward pass does not average gradients over ranks."""

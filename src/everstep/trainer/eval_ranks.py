@@ -1,0 +1,196 @@
+"""Evaluation on several ranks: in parts, or by each rank as a whole; the values are those of one process.
+
+Means and statistics are put together from parts: each rank evaluates its part of each batch.  What else an
+evaluation may compute (an AUC of all scores, say) follows from all batches, so each rank evaluates the whole
+data; the ranks then compare the batches that they were handed, and take the writer's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everstep.contracts.data import WHOLE, Cursor, Share, Stream
+from everstep.contracts.group import Group
+from everstep.contracts.tasks import Task
+from everstep.data.wrappers import CursorWrapper
+from everstep.errors import DataError, DisagreementError, UsageError
+from everstep.group import Single, group_size
+from everstep.metrics.aggregation import Aggregate
+from everstep.record import batch_digest
+from everstep.services.evaluate import Evaluate
+
+_WHOLE = ("eval_begin", "eval_reduce", "eval_end", "next_eval_inputs")
+"""Methods of a task that see more than one batch, or draw batches, as they like."""
+_PIECE = 50_000
+"""Number of values of all ranks that one message carries; torch's store takes 8 MiB."""
+
+Row = tuple[int, float, float]
+"""(batch, mean over a rank's part of it, weight of that part)."""
+
+
+def refuse_several(what: str, remedy: str) -> None:
+    """Refuse what only one process can do.
+
+    Raises:
+        UsageError: this is one of several processes that train together.
+    """
+    if (size := group_size()) > 1:
+        raise UsageError(
+            f"{what} is for one process, and this is one of {size} that train together; {remedy}"
+        )
+
+
+class EvalRanks:
+    """The ranks that evaluate a stream together; usually there is one.
+
+    Args:
+        group: the ranks; each calls the same methods in the same order.
+        why_whole: why each rank evaluates the whole data, in words; None where the data is divided.
+    """
+
+    def __init__(self, group: Group | None = None, why_whole: str | None = None) -> None:
+        self.group, self.why_whole = group or Single(), why_whole
+        self.divides = self.group.size > 1 and why_whole is None
+        self._name = ""
+
+    def share_of(self, stream: Stream, name: str) -> Stream:
+        """Return the stream of what this rank evaluates.
+
+        Where a stream cannot be divided, each rank evaluates the whole of it.
+
+        Raises:
+            DataError: the data is divided by the program, and each rank has to evaluate the whole of it.
+        """
+        self._name = name
+        if self.group.size == 1:
+            return stream
+        if self.divides:
+            try:
+                return stream.split(Share(self.group.rank, self.group.size, "pad"))
+            except DataError as error:
+                self.divides, self.why_whole = False, str(error)
+        return whole(stream, self.why_whole)
+
+    def notice(self, name: str) -> str | None:
+        """Say, after an evaluation, that each rank makes the whole of it; None where they divide it."""
+        if self.group.size == 1 or self.divides:
+            return None
+        return f"stream {name!r} is evaluated as a whole by each of {self.group.size} ranks: {self.why_whole}"
+
+    def compared(self, cursor: Cursor) -> Cursor:
+        """Return the cursor that notes the batches which all ranks have to be handed alike."""
+        return cursor if self.group.size == 1 or self.divides else _NotedCursor(cursor)
+
+    def weight(self, batch_size: float, sized: bool, cursor: Cursor) -> float:
+        """Return the weight of this rank's part of a batch.
+
+        Args:
+            batch_size: what the task counts in the part.
+            sized: whether the task can count; else a whole batch weighs as one sample.
+        """
+        return batch_size if sized or not self.divides else cursor.weight / self.group.size
+
+    # ---------------------------------------------- values in parts, where the data is divided
+
+    def batches(self, metric: str, rows: Sequence[Row]) -> list[Row]:
+        """Put the batches of a metric together from their parts."""
+        parts: dict[int, Aggregate] = {}
+        for batch, mean, weight in self._all(rows, f"the batches of {self._name}/{metric}"):
+            parts.setdefault(batch, Aggregate()).add([mean], [weight])
+        return [(batch, *found.mean_and_weight) for batch, found in sorted(parts.items())]
+
+    def samples(self, metric: str, values: Sequence[float]) -> list[float]:
+        """Put the values of a metric's samples together."""
+        return self._all(values, f"the samples of {self._name}/{metric}")
+
+    def means(
+        self, found: Mapping[str, Aggregate], bad: dict[str, tuple[int, float]]
+    ) -> dict[str, Aggregate]:
+        """Put means together, and the first batches in which values are not finite."""
+        mine = {name: aggregate.mean_and_weight for name, aggregate in found.items()}
+        together: dict[str, Aggregate] = {}
+        for theirs, worst in self.group.gather([mine, bad], f"the evaluation of stream {self._name!r}"):
+            for name, (mean, weight) in theirs.items():
+                together.setdefault(name, Aggregate()).add([mean], [weight])
+            for name, (batch, value) in worst.items():
+                bad[name] = min(bad.get(name, (batch, value)), (batch, value))
+        return together
+
+    def _all(self, values: Sequence[Any], what: str) -> list[Any]:
+        """Gather the values of all ranks, in the order of ranks, in pieces that the store takes."""
+        size = self.group.size
+        step = max(_PIECE // size, 1)
+        count = max(self.group.gather(len(values), what))
+        found: list[list[Any]] = [[] for _ in range(size)]
+        for first in range(0, count, step):
+            for theirs, piece in zip(
+                found, self.group.gather(values[first : first + step], what), strict=True
+            ):
+                theirs += piece
+        return [value for theirs in found for value in theirs]
+
+    # ------------------------------------------------------------------------ values of the whole
+
+    def agreed(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
+        """Return the values on which all ranks go on: of the whole data, those of the writer.
+
+        Raises:
+            DisagreementError: the ranks were handed different batches.
+        """
+        if not isinstance(cursor, _NotedCursor):
+            return values
+        try:
+            self.group.agree(cursor.noted, f"the data of stream {self._name!r}")
+        except DisagreementError as error:
+            error.add_note(_each_whole(self.why_whole))
+            raise
+        found: dict[str, float] = self.group.share(values, f"the evaluation of stream {self._name!r}")
+        return found
+
+
+def whole(stream: Stream, why: str | None) -> Stream:
+    """Return the whole stream, of which each rank is handed all batches.
+
+    Raises:
+        DataError: the program's data hands each rank a part.
+    """
+    try:
+        return stream.split(WHOLE)
+    except DataError as error:
+        error.add_note(_each_whole(why))
+        raise
+
+
+def _each_whole(why: str | None) -> str:
+    return f"each rank reads all samples here, as {why}; give data that is not divided among the ranks"
+
+
+class _NotedCursor(CursorWrapper):
+    """Cursor that notes how many batches it hands out, and their digest."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__(cursor)
+        self.noted = [0, 0]
+
+    def __next__(self) -> Any:
+        batch = next(self.cursor)
+        count, digest = self.noted
+        # None: a batch that gives nothing to digest
+        self.noted = [count + 1, batch_digest(batch, digest) or digest]
+        return batch
+
+
+def why_whole(task: Task, how: Evaluate | None, looked_at: bool) -> str | None:
+    """Say why an evaluation of parts would find something else; None where it would not.
+
+    Args:
+        how: the service that asks for the evaluation, if any.
+        looked_at: whether services look at the batches of evaluations.
+    """
+    own = [name for name in _WHOLE if getattr(type(task), name) is not getattr(Task, name)]
+    if how is not None and (how.agg_func or how.online_agg_func):
+        return f"{how!r} has a function of all outputs"
+    if own:
+        return f"{type(task).__name__} has {own[0]} of its own"
+    return "services look at the batches of evaluations" if looked_at else None

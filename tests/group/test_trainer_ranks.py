@@ -1,0 +1,129 @@
+"""A Trainer on several ranks finds what it finds on one process, or refuses, in real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from processes import lines_by_rank, outputs
+
+HEAD = """
+import json, math, os
+os.environ["EVERSTEP_SEVERAL"] = "unfinished"
+import numpy as np, torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import everstep
+from everstep.record import RunJournal
+from everstep.torch import Task
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+rng = np.random.default_rng(0)
+def data(count):
+    x = rng.standard_normal((count, 5))
+    return x, np.sin(x.sum(1))
+TRAIN, VALID = data(53), data(21)
+
+class Squares(Task):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    def build_optimizer(self, model):
+        return torch.optim.Adam(model.parameters(), 0.02)
+    def errors(self, batch):
+        x, y = map(torch.as_tensor, batch)
+        return (self.model(x).squeeze(1) - y).square()
+    def forward(self, batch):
+        return {"loss": self.errors(batch).mean()}
+    def inference_step(self, batch):
+        return self.model(torch.as_tensor(batch[0])).squeeze(1).tolist()
+"""
+
+PROGRAM = (
+    HEAD
+    + """
+class Measured(Squares):
+    def eval_step(self, batch):
+        errors = self.errors(batch)
+        return {"loss": errors.mean(), "error": errors}
+
+def middle(outputs):  # the median of all errors: not a mean over parts
+    return {"middle": float(torch.cat([each["error"] for each in outputs]).median())}
+
+tensors = TensorDataset(*map(torch.as_tensor, VALID))
+sampler = DistributedSampler(tensors, size, rank, shuffle=False)
+streams = {
+    "train": everstep.data.arrays(*TRAIN, batch_size=16, shuffle=True),  # the last batch has 5 samples
+    "valid": everstep.data.arrays(*VALID, batch_size=10),  # the last batch has 1: padding on the other ranks
+    "sampled": DataLoader(tensors, 12 // size, sampler=sampler),
+    "loaded": DataLoader(tensors, 10),
+    "all": everstep.data.arrays(*VALID, batch_size=10),
+}
+stats = {"loss": ["std", "max"], "error": ["q90", "mean"]}
+each = {"error": ["mean"]}
+services = [
+    everstep.Evaluate("valid", validate_first=True, stats=stats),
+    everstep.Evaluate("sampled", everstep.Every(steps=3), stats=each),
+    everstep.Evaluate("loaded", stats=each),
+    everstep.Evaluate("all", agg_func=middle),
+    everstep.EarlyStop("valid/loss", patience=9),
+]
+trainer = everstep.Trainer(
+    Measured(parallel=True), streams, os.environ["RUN"], max_epoch=3, seed=7, services=services
+)
+ending = trainer.run_training()
+forwards = 0
+def counting(*_):
+    global forwards
+    forwards += 1
+net = trainer.task.model
+hook = net.register_forward_hook(counting)
+found = {
+    "after": trainer.evaluate_all(),
+    "valid": trainer.evaluate("valid"),
+    "part": trainer.evaluate("valid", 2),
+    "given": trainer.evaluate(everstep.data.arrays(*VALID, batch_size=4)),
+}
+found["predicted"] = [value for batch in trainer.predict("valid") for value in batch]
+found["steps"] = ending.step
+found["weights"] = torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
+found["rows"] = [
+    [row.step, row.phase, row.name, row.value]
+    for row in RunJournal(os.environ["RUN"]).rows() if not row.wall
+]
+recorded = everstep.evaluations(os.environ["RUN"])
+found["recorded"] = [[each.stream, each.num_steps, each.step, each.metrics] for each in recorded]
+if rank == 0:
+    assert recorded[0].digest == ending.digest and recorded[0].digest
+say("forwards", forwards)
+say("found", json.dumps(found))
+"""
+)
+
+
+def near(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(near(found[name], wanted[name]) for name in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(near, found, wanted))
+    return bool(found == wanted) or math.isclose(found, wanted, abs_tol=1e-10)
+
+
+def run(program: str, size: int, folder: Path) -> dict[int, dict[str, str]]:
+    program = f"import os; os.environ['RUN'] = {str(folder / f'run{size}')!r}\n{program}"
+    found = lines_by_rank("".join(outputs(program, size)))
+    assert sorted(found) == list(range(size)), found
+    return {rank: dict(line.partition(" ")[::2] for line in lines) for rank, lines in found.items()}
+
+
+def test_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
+    [alone] = run(PROGRAM, 1, tmp_path).values()
+    wanted = json.loads(alone["found"])
+    for size in (2, 3):
+        said = run(PROGRAM, size, tmp_path)
+        assert len({each["found"] for each in said.values()}) == 1, said
+        found = json.loads(said[0]["found"])
+        for name in wanted:
+            assert near(found[name], wanted[name]), (size, name, found[name], wanted[name])
+        assert {each["forwards"] for each in said.values()} == {alone["forwards"]}
