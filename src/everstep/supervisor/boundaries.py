@@ -148,11 +148,13 @@ class Boundaries:
 
     Attributes:
         left_open: names of the services that a boundary left by an interruption has still to run.
+        inside: whether a boundary is open; still true after an exception has left it.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.left_open: list[str] = []
+        self.inside = False
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
 
@@ -172,6 +174,7 @@ class Boundaries:
             rest: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
+        self.inside = True
         engine.spent.begin_boundary()
         # first: what wakes the loop from here on asks for another boundary
         engine.wakeups.begin_boundary()
@@ -219,6 +222,7 @@ class Boundaries:
         if engine.decisions.interruption is not None and can_save:
             engine.leave()
         engine.watched.check_evaluated(engine.recording.last_values.keys())
+        self.inside = False
 
     def _meet(self, moment: Moment) -> None:
         """Tell all ranks what this rank knows alone, and require that their programs asked for the same."""

@@ -123,6 +123,7 @@ class Engine:
             with ExitStack() as stack:
                 stack.callback(self.mark_closed)  # if it fails to open
                 self.ranks.join(stack)
+                self.ranks.require_supported(self.board)
                 with self.ranks.telling():
                     self._open(stack)
                     self.announcer.fire(Moment.ENTER_LOOP)
@@ -236,6 +237,7 @@ class Engine:
             self.streams,
             self.journal,
             self.voice,
+            self.ranks.group,
         )
         self.retries = Retries(
             self.board.find(Retry),

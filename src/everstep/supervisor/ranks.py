@@ -11,8 +11,9 @@ from typing import Any
 from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
-from everstep.errors import DisagreementError
+from everstep.errors import ConfigError, DisagreementError
 from everstep.group import Agreement, Peers, Single, find_group, report
+from everstep.services.retry import Retry
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Wakeups
 
@@ -65,6 +66,19 @@ class Ranks:
         stack.callback(self.group.close)
         if self.several:
             stack.callback(Peers(self.group).close)  # type: ignore[arg-type]
+
+    def require_supported(self, services: Iterable[Service]) -> None:
+        """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
+
+        Raises:
+            ConfigError: names the service, and what to do.
+        """
+        if self.several and any(isinstance(service, Retry) for service in services):
+            raise ConfigError(
+                f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
+                "ranks would wait for it in vain; leave it out, and let the launcher start all ranks again: "
+                "torchrun --max-restarts=3"
+            )
 
     def agree_by_steps(
         self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]

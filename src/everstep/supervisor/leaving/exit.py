@@ -13,6 +13,7 @@ from everstep.errors import (
     BadStepError,
     CheckpointError,
     DamagedCheckpointError,
+    GroupError,
     GuardStop,
     Interrupted,
     NoCheckpointError,
@@ -20,6 +21,7 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
+from everstep.services.recovery import Recovery
 from everstep.supervisor.leaving.ending import BestRecord, Ending, end_status
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 
-TOGETHER = BadStepError, RolledBack, Interrupted, GuardStop
+TOGETHER = RolledBack, Interrupted, GuardStop
 """Errors that all ranks raise at the same step: no rank waits for the others."""
+ALIKE = 5.0
+"""Seconds in which all ranks have to raise an error of their own step, for it to be undone on all."""
 
 
 class Exit:
@@ -45,6 +49,8 @@ class Exit:
         self._engine = engine
         self._at_end = True
         """Whether the program reached the loop's own end."""
+        self._alone = False
+        """Whether this rank leaves by an error that the other ranks do not have."""
 
     def leave(self, error: BaseException | None) -> bool:
         """Close everything, whatever fails; return True if `error` is the loop's end and not an error.
@@ -63,7 +69,8 @@ class Exit:
             error = None  # next(batches) after the last pass: as clean an end as should_stop()
         hazard.reach("loop.exit")
         step, given = engine.step, error
-        if given is not None and not isinstance(given, TOGETHER):
+        self._alone = given is not None and not self._on_all_ranks(given, step)
+        if given is not None and self._alone:
             engine.lost_group.leaving(given)
             engine.last_words.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
@@ -97,10 +104,32 @@ class Exit:
             step: the step that was running, or the last one.
         """
         engine = self._engine
+        if self._alone and engine.ranks.several:
+            return None
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.again(errors[0], step) if errors and engine.begun else None
         errors = [*errors, *_attempt(lambda: engine.saves.settle(wait=True))]  # may find an earlier bad step
         return engine.rollbacks.undo(errors, step)
+
+    def _on_all_ranks(self, error: BaseException, step: int) -> bool:
+        """Whether all ranks leave by such an error; only then is a failed step undone."""
+        engine = self._engine
+        if not isinstance(error, BadStepError):
+            return isinstance(error, TOGETHER)
+        # services at a boundary judge values that are equal on all ranks
+        if not engine.ranks.several or engine.boundaries.inside:
+            return True
+        if engine.board.find(Recovery) is None:
+            return False
+        try:
+            engine.ranks.group.barrier(f"the failure of step {step}", ALIKE)
+        except GroupError as others:
+            error.add_note(
+                f"step {step} is not undone, because not all ranks have failed in it ({others}); raise by "
+                "values that are equal on all ranks, such as metrics, or let NaNGuard and LossBound judge"
+            )
+            return False
+        return True
 
     def _leaving_instead(self) -> BaseException | None:
         """Make the exit that replaces a rollback, where a signal or the time budget ends this process."""

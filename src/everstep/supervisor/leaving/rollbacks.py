@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from everstep import hazard
 from everstep.checkpoint import Store
+from everstep.contracts.group import Group
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
 from everstep.record import Batch, Journal, Rollback, shared_samples
 from everstep.services.recovery import Drawn, Recovery
@@ -23,6 +24,7 @@ class Rollbacks:
     Args:
         decided: rollbacks of earlier starts.
         recovery: the service that allows more; None if the run has none.
+        group: the ranks; the writer decides, and all leave by the same decision.
 
     Attributes:
         decided: rollbacks of all starts, this one included.
@@ -36,8 +38,10 @@ class Rollbacks:
         streams: Streams,
         journal: Journal,
         voice: Voice,
+        group: Group,
     ) -> None:
         self.decided = list(decided)
+        self._group = group
         self._recovery, self._store, self._streams = recovery, store, streams
         self._journal, self._voice = journal, voice
         self._refused = ""
@@ -49,13 +53,12 @@ class Rollbacks:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
         used = self._recovery.used(self.decided, step)
-        rollback = self._rollback(self._recovery, used, step, reason)
-        if isinstance(rollback, Rollback):
-            rollback = self._recorded(rollback)
+        rollback = self._shared(self._new(self._recovery, used, step, reason) if self._group.writer else "")
         if isinstance(rollback, str):
             self._refused = f"step {step} is not undone: {rollback}{self._so_far()}"
             self._voice.say(self._refused)
             return None
+        self.decided.append(rollback)
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
             f"Quarantined: {_listed(rollback.batches)}; the run continues from {rollback.checkpoint}"
@@ -80,6 +83,20 @@ class Rollbacks:
             errors[0].add_note(self._refused)
         return rolled
 
+    def _shared(self, mine: Rollback | str) -> Rollback | str:
+        """Return the writer's decision, or its reason why there is none; every rank calls this."""
+        if self._group.size == 1:
+            return mine
+        told = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
+        if self._group.writer or isinstance(told, str):
+            return mine if self._group.writer else told
+        return Rollback.among([tuple(told)])[0]
+
+    def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
+        """Decide and record a rollback; return it, or the reason why there is none."""
+        rollback = self._rollback(recovery, used, step, reason)
+        return rollback if isinstance(rollback, str) else self._recorded(rollback)
+
     def _recorded(self, rollback: Rollback) -> Rollback | str:
         """Record a decision durably and return it, or the reason why it could not be recorded."""
         try:
@@ -88,7 +105,6 @@ class Rollbacks:
             self._journal.decide(rollback.data())
         except OSError as error:
             return f"the decision could not be written to the journal ({error})"
-        self.decided.append(rollback)
         hazard.reach("loop.rolled_back")
         return rollback
 
