@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from processes import lines_by_rank, outputs
+from processes import ended, lines_by_rank, outputs, started
 from rank_loops import HEAD
 
 
@@ -84,3 +85,48 @@ say(*ended("time", seconds=0.03, max_time=0.2))
         assert 3 <= step <= 6
         assert f"step-{step:08d}" in saved and saved.count("step-") == 2, saved
     assert time.startswith("Interrupted: time budget of 0.2 s is used up (exit code 3)")
+
+
+def test_a_rank_that_waits_for_those_that_have_passed_names_them_at_once(folder: Path) -> None:
+    """One rank asks for a stop in a step; the others stand in the next step's collective with it."""
+    program = """
+began = time.monotonic()
+try:
+    trained("run", lambda loop, step: step == 5 and rank == 1 and loop.request_stop(), uneven="drop")
+finally:
+    say("took", time.monotonic() - began < 15)
+"""
+    with started(HEAD + program, 3) as processes:
+        printed = ended(processes, 60)
+    assert [process.returncode for process in processes] == [1, 1, 1], printed
+    past = r"DisagreementError: rank (0|2) is inside step 6, past 'the boundary after step 5'"
+    assert re.search(past, printed[1]), printed[1]
+    assert "1: took True" in printed[1]
+    assert "rank 1: DisagreementError: rank" in printed[0], "the first cause"
+
+
+def test_what_one_rank_alone_does_after_the_steps_is_named_by_all(folder: Path) -> None:
+    said = said_alike("""
+def alone(action):
+    return lambda loop: action(loop) if rank == 0 else None
+
+def evaluated(loop):
+    with loop.evaluation():
+        loop.collect_metrics(extra=1.0)
+
+began = time.monotonic()
+say(*ended("stop", tail=alone(lambda loop: loop.request_stop())))
+say(*ended("save", tail=alone(lambda loop: loop.make_checkpoint())))
+say(*ended("limit", tail=alone(lambda loop: setattr(loop, "max_epoch", 2))))
+say(*ended("metrics", tail=alone(lambda loop: loop.collect_metrics(extra=1.0))))
+say(*ended("evaluation", tail=alone(evaluated)))
+say(time.monotonic() - began < 60)
+""")
+    *asked, metrics, evaluation, soon = said
+    different = "DisagreementError: at the boundary after epoch 1 the programs of the ranks have asked for"
+    told = ("stop: rank 0 ['request'", "save: rank 0 True", "max_epoch: rank 0 2")
+    for line, words in zip(asked, told, strict=True):
+        assert line.startswith(different) and words in line, line
+    places = "rank 0 at 'the metrics extra', rank 1 at 'the boundary after epoch 1'"
+    assert places in metrics and places in evaluation
+    assert soon == "True"

@@ -6,6 +6,7 @@ Keys, all below a prefix that no other group has ever had (see `_meet`):
     N/all    the list of all that, made by the writer
     failed   [rank, reason] of the first failure
     left/R   rank R has left
+    where/N, at/N/R   where the others are while a rank waits in operation N (`Whereabouts`)
     bell/R   something has happened that a thread of rank R has to see to, which waits for this key
 
 The writer collects and publishes, so an operation costs the store O(size) requests and values.  (In torch's
@@ -23,10 +24,13 @@ from typing import Any
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
 from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError
+from everstep.group.whereabouts import Whereabouts
 from everstep.polling import looking, wait_until
 
 LEAVING = 10.0
 """Seconds for which the writer waits at the end for the others to leave: its process may host the store."""
+LINGER = 2.0
+"""The same after an error."""
 
 
 class StoreGroup(Group):
@@ -40,6 +44,8 @@ class StoreGroup(Group):
 
     Attributes:
         bells: the key of each rank that wakes the rank's threads.
+        count: number of the operation that this rank is at, or was last.
+        whereabouts: finds ranks that have gone past an operation, while a loop is open; else None.
 
     Raises:
         MissingRankError: ranks did not come within `limit`; names them.
@@ -53,8 +59,8 @@ class StoreGroup(Group):
         self.bells = [f"bell/{other}" for other in range(size)]
         self._reports = self.store.clone()
         """A connection for `fail`, as any thread may call it, also while another one is inside a request."""
-        self._count = 0
-        """Number of the operation that this rank is at, or was last."""
+        self.count = 0
+        self.whereabouts: Whereabouts | None = None
         self._broken: str | None = None
         self._closed = False
 
@@ -63,7 +69,7 @@ class StoreGroup(Group):
         if self._broken is not None:
             raise GroupError(f"{what!r} cannot begin, as {self._broken}; leave the run and start it again")
         self._broken = f"the operation {what!r} before it did not end"  # also where Ctrl-C ends it
-        self._count += 1
+        self.count += 1
         answers = self._exchange(json.dumps([what, value]), what, self.limit if limit is None else limit)
         places = [place for place, _ in answers]
         if any(place != what for place in places):
@@ -76,8 +82,8 @@ class StoreGroup(Group):
         return [value for _, value in answers]
 
     def _exchange(self, mine: str, what: str, limit: float) -> list[Any]:
-        store, keys, result = self.store, self._keys(self._count), f"{self._count}/all"
-        self._forget(self._count - 2)
+        store, keys, result = self.store, self._keys(self.count), f"{self.count}/all"
+        self._forget(self.count - 2)
         store.set(keys[self.rank], mine)
         if not self.writer:
             self._wait([result], what, limit)
@@ -97,11 +103,18 @@ class StoreGroup(Group):
                 self.store.delete(f"{count}/all")
 
     def _wait(self, keys: list[str], what: str, limit: float) -> None:
-        ready = looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
-        if not wait_until(ready, limit):
+        def look() -> None:
             require_no_failure(self)
-            came = [self.store.has([key]) for key in self._keys(self._count)]
-            raise missing(what, limit, self.rank, came)
+            if self.whereabouts is not None:
+                self.whereabouts.look(self.count, what)
+
+        came = wait_until(looking(lambda: self.store.has(keys), look), limit)
+        if self.whereabouts is not None:
+            self.whereabouts.forget(self.count)
+        if not came:
+            require_no_failure(self)
+            present = [self.store.has([key]) for key in self._keys(self.count)]
+            raise missing(what, limit, self.rank, present)
 
     def fail(self, reason: str, rank: int | None = None) -> None:
         """Report that a rank cannot go on; every operation of the other ranks raises `PeerFailedError`.
@@ -132,12 +145,13 @@ class StoreGroup(Group):
             return
         self._closed = True
         others = [f"left/{rank}" for rank in range(1, self.size)]
-        if self._broken is None:
-            with suppress(GroupError):  # the others are gone, or the store: there is nobody left to wait for
-                if self.writer:
-                    wait_until(lambda: self.store.has(others), LEAVING)
-                else:
-                    self.store.set(f"left/{self.rank}", "")
+        with suppress(GroupError):  # the others are gone, or the store: there is nobody left to wait for
+            if self.writer:
+                # also after an error: the others have still to read of it
+                limit = LEAVING if self._broken is None else LINGER
+                wait_until(lambda: self._reports.has(others), limit)
+            else:
+                self._reports.set(f"left/{self.rank}", "")
         self._broken = "the group is closed"
         del self.store, self._reports
 

@@ -182,7 +182,7 @@ class Engine:
         self._connect()
         self.lost_group = LostGroup(self.ranks.group, self.last_words, self.signals.give_up)
         stack.callback(self.lost_group.close)
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.lost)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self._position, self.lost_group.lost)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"
@@ -276,6 +276,11 @@ class Engine:
         current = self.progress
         drawn, _ = self.loop.batches()
         return current.step, current.epoch, drawn, self._rounds.count, self.polls, self.saver.job or 0
+
+    def _position(self) -> int:
+        """The place of the main thread, as a number that never falls; read by another thread."""
+        drawn, completed = self.loop.batches()
+        return 2 * self.progress.step + (self.collector.open_step != 0 or drawn != completed)
 
     def services_changed(self) -> None:
         """Notice that a service was added or removed."""

@@ -12,7 +12,7 @@ from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError, DisagreementError
-from everstep.group import Agreement, Peers, Single, find_group, report
+from everstep.group import Agreement, Peers, Single, Whereabouts, find_group, report
 from everstep.services.retry import Retry
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -81,15 +81,22 @@ class Ranks:
             )
 
     def agree_by_steps(
-        self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
+        self,
+        stack: ExitStack,
+        steps: Callable[[], int],
+        position: Callable[[], int],
+        lost: Callable[[BaseException], None],
     ) -> None:
         """Let all ranks stop at the same step for what one of them wishes.
 
         Args:
             steps: tells the number of completed steps.
+            position: tells the place of the main thread, as for `Whereabouts`.
             lost: takes, in a thread, the error by which the group is lost.
         """
         if self.several:
+            # before the agreement, whose thread answers
+            self.group.whereabouts = Whereabouts(self.group, position)  # type: ignore[arg-type,attr-defined]
             agreement = Agreement(self.group, steps, self._wakeups.look, lost)  # type: ignore[arg-type]
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=self.writer)
