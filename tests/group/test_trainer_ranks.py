@@ -10,7 +10,7 @@ from typing import Any
 from processes import lines_by_rank, outputs
 
 HEAD = """
-import json, math, os
+import json, math, os, pathlib
 os.environ["EVERSTEP_SEVERAL"] = "unfinished"
 import numpy as np, torch
 from torch import nn
@@ -127,3 +127,107 @@ def test_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
         for name in wanted:
             assert near(found[name], wanted[name]), (size, name, found[name], wanted[name])
         assert {each["forwards"] for each in said.values()} == {alone["forwards"]}
+
+
+WHOLE = (
+    HEAD
+    + """
+from everstep.errors import ConfigError, DataError, DisagreementError, UsageError
+from everstep import NaNGuard, Recovery
+from everstep.services import Dump
+
+class Ranked(Squares):
+    \"""Evaluated by a function of all errors; one batch spoils a step on the rank that is handed it.\"""
+    def forward(self, batch):
+        spoiled = self.model.training and 0.25 in batch[0][:, 0]
+        return {"loss": self.errors(batch).mean() * (math.nan if spoiled else 1.0)}
+    def eval_step(self, batch):
+        return {"error": self.errors(batch)}
+    def eval_begin(self):
+        return []
+    def eval_reduce(self, state, outputs):
+        return [*state, outputs["error"]]
+    def eval_end(self, state):
+        return {"middle": float(torch.cat(state).median())}
+
+class Logged(Squares):
+    def next_eval_inputs(self, batches):
+        batch = next(batches)
+        return batch, {"inputs": batch[0][:, 0]}
+    def eval_step(self, batch):
+        assert not self.model.training
+        return self.forward(batch)
+
+def refused(call):
+    try:
+        call()
+    except (DataError, DisagreementError, UsageError, ConfigError) as error:
+        return f"{type(error).__name__}: {error} {getattr(error, '__notes__', [])}"
+    raise AssertionError(call)
+
+run = os.environ["RUN"]
+found = {}
+x, y = TRAIN
+x[17, 0] = 0.25
+train = everstep.data.arrays(x, y, batch_size=8, shuffle=True)
+valid = everstep.data.arrays(*VALID, batch_size=10)
+
+services = [Recovery(), NaNGuard(), everstep.Checkpoints(everstep.Every(steps=2))]
+trainer = everstep.Trainer(
+    Ranked(parallel=True), {"train": train, "valid": valid}, f"{run}/ranked",
+    max_epoch=2, seed=7, services=services,
+)
+ending = trainer.run_training()
+found["ranked"] = [trainer.evaluate_all(), ending.step, ending.rollbacks]
+rows = [[row.step, row.name, row.value] for row in RunJournal(f"{run}/ranked").rows() if not row.wall]
+found["rows"] = [row for row in rows if row[2] == row[2]]
+
+made = lambda: Logged(parallel=True)
+experiment = everstep.Experiment(
+    made, lambda: train, lambda: valid, f"{run}/made",
+    services=[everstep.Evaluate("valid"), Dump(["inputs"])], max_step=9, seed=7, skip_check=True,
+)
+x[17, 0] = 0.5
+found["made"] = experiment.train_and_evaluate(min_eval_frequency=4).metrics
+again = everstep.Experiment(made, lambda: train, lambda: valid, f"{run}/made", seed=7, skip_check=True)
+found["again"] = again.evaluate().metrics  # weights from the disk
+if rank == 0:
+    dumps = sorted(pathlib.Path(f"{run}/made/dumps").rglob("*.jsonl"))
+    found["dumped"] = [path.read_text() for path in dumps]
+say("found", json.dumps({name: each for name, each in found.items() if name != "dumped"}))
+say("dumped", json.dumps(found.get("dumped")))
+if size > 1:
+    say("watch", refused(lambda: next(trainer.watch("valid"))))
+    say("smoke", refused(trainer.smoke_test))
+    say("multi", refused(lambda: everstep.MultiRun([trainer]).run_training()))
+    mine = everstep.data.as_stream([(x[:3] + rank, y[:3])])  # each rank has other batches
+    say("other", refused(lambda: trainer.evaluate(mine)))
+    tensors = TensorDataset(*map(torch.as_tensor, VALID))
+    part = DataLoader(tensors, 5, sampler=DistributedSampler(tensors, size, rank, shuffle=False))
+    say("part", refused(lambda: trainer.evaluate(part)))
+    say("predict", refused(lambda: next(trainer.predict(part))))
+    class Own(Squares):
+        def train_step(self, batch):
+            return super().train_step(batch)
+    say("uneven", refused(lambda: everstep.Trainer(
+        Own(parallel=True), {"train": train}, f"{run}/own", max_step=1, seed=7).run_training()))
+"""
+)
+
+
+def test_what_follows_from_all_outputs_and_what_is_refused(tmp_path: Path) -> None:
+    [alone] = run(WHOLE, 1, tmp_path).values()
+    said = run(WHOLE, 2, tmp_path)
+    assert said[0]["found"] == said[1]["found"]
+    wanted, found = json.loads(alone["found"]), json.loads(said[0]["found"])
+    for name in wanted:
+        assert near(found[name], wanted[name]), (name, found[name], wanted[name])
+    assert wanted["ranked"][2] == 2 and said[0]["dumped"] == alone["dumped"] != "[]"
+    for told in said.values():
+        assert "watch() is for one process, and this is one of 2" in told["watch"]
+        assert "smoke_test() is for one process" in told["smoke"]
+        assert "a MultiRun is for one process" in told["multi"]
+        assert "the data of stream 'valid' differs between the processes" in told["other"]
+        assert "Ranked has eval_begin of its own; give data that is not divided" in told["part"]
+        assert "predict() yields what one process predicts; give data" in told["predict"]
+        assert 'give uneven="weight"' in told["uneven"]

@@ -258,6 +258,10 @@ class RunView(Protocol):
     def segment(self) -> int: ...
 
     @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, from 0; the writer is rank 0."""
+
+    @property
     def interrupted(self) -> bool:
         """Whether a signal asks the run to end: a service that waits should stop waiting."""
 

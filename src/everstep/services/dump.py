@@ -86,6 +86,8 @@ class Dump(Service):
     def open(self, run: RunView) -> None:
         """Delete files from after the step at which this start begins: they will be written again."""
         self._run = run
+        if run.rank:
+            return
         for path in self._written():
             if run.step == 0 or CheckpointName.parse(path.stem).step > run.step:
                 files.unlink(path)
@@ -97,6 +99,9 @@ class Dump(Service):
         return sorted(path for path in found if CheckpointName.matches(path.stem))
 
     def run(self, boundary: Boundary) -> None:
+        # each rank evaluates the whole stream, as this service looks on; one of them writes
+        if self._run.rank:
+            return
         if boundary.moment is Moment.AFTER_EVALUATION:
             if self._file is not None:
                 self._place(f"{CheckpointName(boundary.step)}.{self.format}")

@@ -27,7 +27,7 @@ from everstep.backends.torch.parallel import parallel as parallel_model
 from everstep.backends.torch.rank_means import Ranks
 from everstep.backends.torch.task_checks import loss_in, require_device
 from everstep.backends.torch.update_counter import flatten
-from everstep.backends.torch.wrappers import bare
+from everstep.backends.torch.wrappers import bare, layers
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, StateError
 
@@ -318,13 +318,19 @@ class Task(tasks.Task):
     def evaluating(self) -> Iterator[None]:
         """Turn gradients off in the block, and let `model` be the average if there is one."""
         live = self.model
+        # The state has the bare model: a `forward` that asks `self.model.training` asks the wrapper.
+        around = [] if live is None else [(each, each.training) for each in list(layers(live))[:-1]]
         with torch.no_grad():
+            for wrapper, _ in around:
+                wrapper.training = False
             if self._evaluated is not None:
                 self.model = self._evaluated
             try:
                 yield
             finally:
                 self.model = live
+                for wrapper, training in around:
+                    wrapper.training = training
 
     # ---------------------------------------------------------------------- for your own train_step
 
