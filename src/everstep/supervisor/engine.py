@@ -154,6 +154,7 @@ class Engine:
         # before recovery: the trial of the state copies the objects as the program made them
         self.user.open(stack)
         self.user.require_whole()
+        self.ranks.require_synchronised(self.user.replicated)
         self.recovered = recovered = opening.recover(self.user, self.board, self.limits.tree())
         self.segment = opening.segment
         for target in (target for service in self.board for target in service.sets):
@@ -175,7 +176,9 @@ class Engine:
         self._open_verifier(stack)
         self._open_recovery()
         retention = self.board.need(Checkpoints).retention
-        self.saver = Saver(opening, self.journal, retention, self.retries, self.wakeups.wish, self.voice)
+        self.saver = Saver(
+            opening, self.journal, retention, self.retries, self.wakeups.wish, self.voice, self.ranks.group
+        )
         stack.callback(self.saver.close)
         # before training: a full disk is found here, not at the first save
         opening.check_disk(self.saver.encode(self.user.save()))
@@ -303,6 +306,7 @@ class Engine:
         """Begin the run with the checkpoint of step 0, or resume, at this place of the program."""
         self.begun = True
         if self.recovered.checkpoint is None:
+            self.ranks.prepare(self.user.replicated)
             # here and not earlier: the objects were made with equal generators on all ranks
             rekey(self.progress.seed, self.ranks.group.rank)
             self.saves.save_first()
@@ -327,6 +331,7 @@ class Engine:
         assert self._resume_state is not None
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
+        self.ranks.prepare(self.user.replicated)
         self.streams.open_bound()
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
             restore(self.recovered.random)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from everstep import backends
 from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
@@ -109,6 +110,22 @@ class Ranks:
         except BaseException as error:
             report(self.group, error)
             raise
+
+    def require_synchronised(self, objects: Mapping[str, Any]) -> None:
+        """Refuse objects that each rank would train by itself.
+
+        Args:
+            objects: the replicated objects of the state, by name.
+        """
+        if self.several:
+            for backend in backends.active():
+                backend.require_synchronised(objects, self.group.size)
+
+    def prepare(self, objects: Mapping[str, Any]) -> None:
+        """Make the training of replicated objects exact; called before the first step of each start."""
+        if self.several:
+            for backend in backends.active():
+                backend.prepare_ranks(objects)
 
     # ------------------------------------------------------------------------- at a boundary
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,13 +66,20 @@ def _bare(text: object) -> str:
 
 
 def changed_options(
-    stored: Mapping[str, Mapping[str, str]], user: UserState, reopened_by: StopRecord | None
+    stored: Mapping[str, Mapping[str, str]],
+    user: UserState,
+    reopened_by: StopRecord | None,
+    skip: Collection[str] = (),
 ) -> Changes:
-    """Compare options of optimizers and other entries; with a raised limit, step counts may grow."""
+    """Compare options of optimizers and other entries; with a raised limit, step counts may grow.
+
+    Args:
+        skip: names of entries of which the stored options are another rank's.
+    """
     found = Changes()
     raised = reopened_by is not None and reopened_by.kind != "service"
     for entry, options in user.options().items():
-        before = stored.get(entry, {})
+        before = options if entry in skip else stored.get(entry, {})
         for name in [*options, *(before.keys() - options.keys())]:
             was, now = before.get(name, NONE), options.get(name, NONE)
             place = f"state {entry!r}: {name}"

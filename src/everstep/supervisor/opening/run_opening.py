@@ -46,7 +46,15 @@ from everstep.supervisor.opening.configuration import Configuration, Difference,
 from everstep.supervisor.opening.machine import Fingerprint, changes, fingerprint, warning
 from everstep.supervisor.opening.same_start import require_same_start
 from everstep.supervisor.opening.start import Recovered, Start
-from everstep.supervisor.saving.state_tree import Progress, StopRecord, reading, saved_meta, saved_tree
+from everstep.supervisor.saving.rank_parts import for_rank
+from everstep.supervisor.saving.state_tree import (
+    Progress,
+    StopRecord,
+    random_parts,
+    reading,
+    saved_meta,
+    saved_tree,
+)
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams import reused_data
 from everstep.supervisor.streams.run_streams import Streams
@@ -197,7 +205,7 @@ class Opening:
         if told["checkpoint"] is None:
             return None
         place, digest = told["checkpoint"]
-        checkpoint = read_checkpoint(self.run_dir.path / place)
+        checkpoint = read_checkpoint(self.run_dir.path / place, self._group.rank)
         if checkpoint.digest != digest:
             raise RestoreError(
                 f"rank {self._group.rank} reads another state in {checkpoint.path} than rank 0 (digest "
@@ -279,7 +287,7 @@ class Opening:
     ) -> Recovered:
         # first: data that an earlier start left in this process is as the program gave it
         reused_data.restore()
-        tree, progress = _saved(checkpoint)
+        tree, progress = self._saved(checkpoint, user)
         stored = saved_meta(checkpoint)
         stop, reopened = progress.stop, None
         ended_by = stop
@@ -288,7 +296,7 @@ class Opening:
             # the epoch is cut short no more: it continues inside, as under the new limit from the start
             if reopened is not None and checkpoint.partial:
                 checkpoint = self._inside(checkpoint, reopened)
-                tree, progress = _saved(checkpoint)
+                tree, progress = self._saved(checkpoint, user)
             if reopened is not None:
                 progress.stop = stop = None
         meta = saved_meta(checkpoint)
@@ -334,8 +342,8 @@ class Opening:
         return Recovered(
             progress=progress,
             checkpoint=str(checkpoint.name),
-            random=tree["rng"].get(f"rank{self._group.rank}"),
-            lines=tree["rng"].get(f"lines{self._group.rank}", {}),
+            random=tree["rng"][random_parts(self._group.rank)[0]],
+            lines=tree["rng"][random_parts(self._group.rank)[1]],
             parent=parent,
             replay=self._replay(parent, progress, same_numbers=about_numbers["same_numbers"]),
             chosen=self._chosen,
@@ -351,6 +359,24 @@ class Opening:
             kept=kept,
             **about_numbers,
         )
+
+    def _saved(self, checkpoint: Checkpoint, user: UserState) -> tuple[dict[str, Any], Progress]:
+        """Read the tree that this rank continues from, and its counters."""
+        rank, size = self._group.rank, self._group.size
+        checkpoint, note = for_rank(checkpoint, rank=rank, size=size, per_rank=user.per_rank)
+        if note is not None:
+            self._voice.say(note)
+        tree = saved_tree(checkpoint, rank=rank)
+        with reading(checkpoint.path, "progress"):
+            progress = Progress.from_tree(tree["progress"])
+        now, again = random_parts(rank)
+        # tried here, and taken back: random state that cannot be restored is refused before anything changes
+        with reading(checkpoint.path, f"rng/{now}"), isolated():
+            restore(tree["rng"][now])
+        with reading(checkpoint.path, f"rng/{again}"), isolated():
+            for place in tree["rng"][again].values():
+                restore(place["global"])
+        return tree, progress
 
     def _replay(self, parent: Position | None, progress: Progress, *, same_numbers: bool) -> Replay:
         """Make the replay, with what earlier executions found after the checkpoint."""
@@ -382,7 +408,7 @@ class Opening:
             path = closed.path.with_name(str(name))
             if path.exists():
                 try:
-                    inside = read_checkpoint(path)
+                    inside = read_checkpoint(path, self._group.rank)
                 except DamagedCheckpointError as error:
                     why = error
                 else:
@@ -412,7 +438,8 @@ class Opening:
         if self._start.seed is not None and self._start.seed != progress.seed:
             found.append(Difference("seed", progress.seed, self._start.seed))
         controllers = changed_controllers(redacted(meta["controllers"]), board.controllers(), reopened_by)
-        options = changed_options(redacted(meta["options"]), user, reopened_by)
+        skip = user.per_rank if self._group.rank else frozenset[str]()
+        options = changed_options(redacted(meta["options"]), user, reopened_by, skip)
         found += [*controllers.touching, *options.touching]
         free = [*config.free, *controllers.free, *options.free]
         for place in (*controllers.unknown, *options.unknown):
@@ -537,20 +564,6 @@ class Opening:
             "log": self.run_dir.logs / "run.log",
         }
         return {name: str(path) for name, path in places.items() if path.exists()}
-
-
-def _saved(checkpoint: Checkpoint) -> tuple[dict[str, Any], Progress]:
-    """Read the tree of a checkpoint, and its counters."""
-    tree = saved_tree(checkpoint)
-    with reading(checkpoint.path, "progress"):
-        progress = Progress.from_tree(tree["progress"])
-    # tried here, and taken back: random state that cannot be restored is refused before anything changes
-    with reading(checkpoint.path, "rng/rank0"), isolated():
-        restore(tree["rng"]["rank0"])
-    with reading(checkpoint.path, "rng/lines0"), isolated():
-        for place in tree["rng"]["lines0"].values():
-            restore(place["global"])
-    return tree, progress
 
 
 def _require_ready(ready: Callable[[], object], when: str) -> None:

@@ -6,19 +6,39 @@ import errno
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from everstep.checkpoint import CheckpointName, CommittedCheckpoint, Phase, Retention, Writer, save_apart
+from everstep.checkpoint import (
+    CheckpointName,
+    CommittedCheckpoint,
+    Phase,
+    RankExchange,
+    RankStore,
+    Retention,
+    Writer,
+    WriterExchange,
+    save_apart,
+)
+from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.durable import remedy
-from everstep.errors import CheckpointError, NonFiniteError, NotResumableError, RunDirError
+from everstep.errors import (
+    CheckpointError,
+    DivergedRanksError,
+    NonFiniteError,
+    NotResumableError,
+    RunDirError,
+)
 from everstep.record import Journal, Position
 from everstep.services.best import Best
 from everstep.services.nan_guard import NaNGuard
-from everstep.state import Buffers, Encoded, digest, encode
+from everstep.state import Buffers, Encoded, digest, encode, split
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.opening.run_opening import Opening
+from everstep.supervisor.saving.rank_parts import own_paths
+from everstep.supervisor.saving.replicas import difference, digests, leaf_digests
 from everstep.supervisor.saving.state_tree import whole_tree
 from everstep.supervisor.voice import Voice
 
@@ -33,6 +53,7 @@ class Snapshot:
     Attributes:
         name: the name of the checkpoint to be.
         encoded: the tree; its arrays lie in the saver's kept buffers until the next snapshot.
+        own: paths of what is this rank's own; empty on one process.
         guarded: names of the arrays that must be finite to be committed.
         phase, epoch, partial, meta: for the manifest.
         position: end of the journal's rows that belong to this state.
@@ -40,6 +61,7 @@ class Snapshot:
 
     name: CheckpointName
     encoded: Encoded
+    own: frozenset[tuple[str, ...]]
     guarded: frozenset[str]
     phase: Phase
     epoch: int
@@ -63,6 +85,7 @@ class Saver:
         retries: repeat a save that a listed error has ended.
         wake: called from the writer thread when something ended; must only set plain attributes.
         voice: warns of a failed save.
+        group: the ranks, each of which writes its part of a checkpoint.
 
     Attributes:
         last: the newest commit of this process, None before the first.
@@ -79,7 +102,11 @@ class Saver:
         retries: Retries,
         wake: Callable[[], None],
         voice: Voice,
+        group: Group,
     ) -> None:
+        self._exchange: WriterExchange | RankExchange | None = None
+        if group.size > 1:
+            self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
         self._opening, self._journal, self._retention = opening, journal, retention
         self._retries, self._wake, self._voice = retries, wake, voice
         self._buffers = Buffers()
@@ -117,44 +144,50 @@ class Saver:
         """Start writing: the best weights first, then, if `whole`, the checkpoint that names them."""
         what = f"the save of {snapshot.name}"
 
-        if not self._opening.writer:
-            self._done(
-                CommittedCheckpoint(snapshot.name, self._opening.store.path(snapshot.name), 0, False, "")
-            )
-            return
-
         def write() -> CommittedCheckpoint | None:
             return self._retries.in_place(what, lambda: self._write(snapshot, best, whole))
 
         self._writer.submit(write, self._done, self._failed)
 
     def _write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
-        self._opening.lock.keep()
-        # first: a later start continues from the newest checkpoint, and keeps the best weights it names
-        self._opening.store.settle()
-        # before the checkpoint, which names them: a resume from it needs them on disk
-        for action in best:
-            self._write_best(snapshot, action)
-        if not whole:
+        with nullcontext() if self._exchange is None else self._exchange.save():
+            if self._opening.writer:
+                self._opening.lock.keep()
+                # first: a later start continues from the newest checkpoint, and keeps the best it names
+                self._opening.store.settle()
+                # before the checkpoint, which names them: a resume from it needs them on disk
+                for action in best:
+                    self._write_best(snapshot, action)
+            committed = self._write_whole(snapshot) if whole else None
+        if committed is None:
             return None
+        self.digest = committed.digest
+        if self._opening.writer:
+            # only now: until the new checkpoint is durable, the older ones are what a resume has
+            self._opening.store.retain(self._retention)
+        return None if snapshot.interim else committed
+
+    def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
         self._journal.fsync_only(snapshot.position)
-        total = digest(snapshot.encoded)
-        committed = self._opening.store.commit(
-            snapshot.name,
-            snapshot.encoded.structure,
-            snapshot.encoded.arrays,
-            digest=total,
-            epoch=snapshot.epoch,
-            phase=snapshot.phase,
-            partial=snapshot.partial,
-            meta=snapshot.meta,
-            guarded=snapshot.guarded,
-        )
-        self.digest = total
-        # only now: until the new checkpoint is durable, the older ones are what a resume has
-        self._opening.store.retain(self._retention)
-        return None if snapshot.interim else committed
+        name, (common, own) = snapshot.name, split(snapshot.encoded, snapshot.own)
+        facts: dict[str, Any] = {
+            # what is in common counts once: services that report have their state on the writer alone
+            "digest": digest(snapshot.encoded if self._opening.writer else own),
+            "epoch": snapshot.epoch,
+            "phase": snapshot.phase,
+            "partial": snapshot.partial,
+            "meta": snapshot.meta,
+            "guarded": snapshot.guarded,
+        }
+        exchange, store = self._exchange, self._opening.store
+        if exchange is None:
+            return store.commit(name, common.structure, common.arrays, **facts)
+        facts |= {"own": own, "replicated": digests(common)}
+        if isinstance(exchange, WriterExchange):
+            return store.commit(name, common.structure, common.arrays, ranks=exchange, **facts)
+        part = RankStore(self._opening.run_dir.path)
+        return part.commit(name, common.structure, common.arrays, ranks=exchange, **facts)
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest) -> None:
         structure: Any = snapshot.encoded.structure
@@ -255,6 +288,9 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         rank=engine.ranks.group.rank,
     )
     guard = board.find(NaNGuard)
+    rank, own = engine.ranks.group.rank, frozenset[tuple[str, ...]]()
+    if engine.ranks.several:
+        own = own_paths(rank, engine.user.per_rank, engine.streams.rank_paths())
     encoded = engine.saver.encode(tree)
     engine.verifier.snapshot(current.step, phase, encoded)
     position = engine.recording.flush()
@@ -278,6 +314,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     return Snapshot(
         name=name,
         encoded=encoded,
+        own=own,
         guarded=engine.user.guarded(user["user"], encoded.arrays)
         if guard and guard.parameters
         else frozenset(),
@@ -445,11 +482,22 @@ class Saves:
             guard = engine.board.need(NaNGuard)
             actions = guard.tripped(str(error), error.step).actions
             engine.decisions.apply([(guard, action) for action in actions])
+        except DivergedRanksError as error:
+            raise self._difference(error) from None
         for committed in self._saver.take_committed():
             name = str(committed.name)
             engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
+
+    def _difference(self, error: DivergedRanksError) -> Exception:
+        """Find the first leaf that differs; every rank has failed that save, and calls this."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return error
+        common, _ = split(snapshot.encoded, snapshot.own)
+        found = self._engine.ranks.group.gather(leaf_digests(common, error.name), "a state that differs")
+        return difference(error.name, found)
 
     def _is_good(self) -> bool:
         """Whether the state may be saved; the kept buffers are free once that is known."""

@@ -52,6 +52,11 @@ class UserState:
         self._updates = 0
         self.tainted = False
 
+    @property
+    def replicated(self) -> dict[str, Any]:
+        """The objects that are the same on all ranks, by name."""
+        return {name: value for name, value in self.objects.items() if name not in self.per_rank}
+
     def described(self) -> dict[str, str]:
         """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
         return {
