@@ -122,6 +122,9 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
     "group/test_rank_commit.py": {
         "test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole": 1,
     },
+    "group/test_rank_kills.py": {
+        "test_disturbed_ranks_end_as_the_undisturbed": 2,
+    },
     "index/test_index_queries.py": {
         "test_metrics_too": NONE,
     },

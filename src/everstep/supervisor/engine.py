@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -33,7 +32,6 @@ from everstep.supervisor.leaving.last_words import LastWords, tell_torchrun
 from everstep.supervisor.leaving.lost_group import LostGroup
 from everstep.supervisor.leaving.retries import Retries
 from everstep.supervisor.leaving.rollbacks import Rollbacks
-from everstep.supervisor.opening.machine import require_one
 from everstep.supervisor.opening.run_opening import Opening
 from everstep.supervisor.opening.start import Recovered
 from everstep.supervisor.questions import Questions
@@ -117,8 +115,6 @@ class Engine:
         """Open the run: its directory, its state, its services."""
         if self.status != "new":
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")
-        if os.environ.get("EVERSTEP_SEVERAL") != "unfinished":
-            require_one()
         try:
             with ExitStack() as stack:
                 stack.callback(self.mark_closed)  # if it fails to open

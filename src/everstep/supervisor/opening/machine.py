@@ -1,4 +1,4 @@
-"""Machine of a run: a single process, and the fingerprint that is compared at each resume.
+"""Machine of a run: the fingerprint that is compared at each resume.
 
 State, samples and random state come back to the bit on any machine.  Results computed from them are equal
 only where processor, libraries, threads and flags are the same.
@@ -6,42 +6,12 @@ only where processor, libraries, threads and flags are the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from everstep import backends
-from everstep.errors import UsageError
 from everstep.record import machine
 from everstep.supervisor.opening.configuration import NONE, Difference, told
-
-
-def require_one() -> None:
-    """Refuse to be one of several processes that train together.
-
-    Launchers such as torchrun set WORLD_SIZE; the framework knows a group that was made without a launcher.
-    Variables of a batch system (SLURM_NTASKS and the like) do not count: each task may be a run of its own.
-
-    Raises:
-        UsageError: says how many there are, and what to do.
-    """
-    said = os.environ.get("WORLD_SIZE", "")
-    if said.isdecimal() and int(said) > 1:
-        raise _refusal(
-            f"WORLD_SIZE={said} in the environment", ", or unset WORLD_SIZE if it trains by itself"
-        )
-    for backend in backends.active():
-        if (count := backend.processes()) > 1:
-            raise _refusal(f"{backend.name} has a group of {count}", " and without a process group")
-
-
-def _refusal(found: str, remedy: str) -> UsageError:
-    return UsageError(
-        f"this is one of several processes that train together ({found}), and everstep supports one process: "
-        "each would keep its own run, and after a kill they would resume at different steps and mix "
-        f"their gradients; start one process (as torchrun --nproc-per-node 1 does){remedy}"
-    )
-
 
 Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
 """Facts by name, under "machine" and under the name of each framework in use."""

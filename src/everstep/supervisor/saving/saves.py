@@ -153,6 +153,7 @@ class Saver:
         with nullcontext() if self._exchange is None else self._exchange.save():
             if self._opening.writer:
                 self._opening.lock.keep()
+                self._opening.run_dir.require_newest(self._opening.segment)
                 # first: a later start continues from the newest checkpoint, and keeps the best it names
                 self._opening.store.settle()
                 # before the checkpoint, which names them: a resume from it needs them on disk
