@@ -14,6 +14,7 @@ import everstep
 from everstep.errors import ConfigError, StateError
 from tiny_runs import Tiny, quiet
 
+
 class Nothing(everstep.Task):
     def train_step(self, batch: Any) -> dict[str, float]:
         return {}
