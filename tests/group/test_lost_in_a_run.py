@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import started
@@ -37,8 +36,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_the_other_rank_leaves_with_the_first_cause(tmp_path: Path, monkeypatch: Any, ends: str) -> None:
-    monkeypatch.setenv("EVERSTEP_SEVERAL", "unfinished")
+def test_the_other_rank_leaves_with_the_first_cause(tmp_path: Path, ends: str) -> None:
     with started(PROGRAM.format(run=tmp_path / "run", ends=ends), 2) as processes:
         said = [process.communicate(timeout=60)[0] for process in processes]
     assert processes[0].returncode == 1, said

@@ -111,7 +111,6 @@ def test_disturbed_ranks_end_as_the_undisturbed(seed: int, folder: Path, tmp_pat
     strike(seed, folder, tmp_path / "run")
 
 
-@pytest.mark.torture
 @pytest.mark.parametrize("seed", range(20, 80))
 def test_disturbed_ranks_end_as_the_undisturbed_often(seed: int, folder: Path, tmp_path: Path) -> None:
     strike(seed, folder, tmp_path / "run")

@@ -11,7 +11,6 @@ from processes import lines_by_rank, outputs
 
 HEAD = """
 import json, math, os, pathlib
-os.environ["EVERSTEP_SEVERAL"] = "unfinished"
 import numpy as np, torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
