@@ -425,7 +425,7 @@ TORTURE: Mapping[str, Sequence[str]] = {
 
 PROOFS: Mapping[str, str] = {
     "law 1, killed from outside": "laws/test_kills.py::test_a_killed_run_is_the_run_that_was_never_killed",
-    "law 1, ranks killed from outside": "group/test_rank_kills.py::test_disturbed_ranks_end_as_the_undisturbed",
+    "law 1, ranks killed": "group/test_rank_kills.py::test_disturbed_ranks_end_as_the_undisturbed",
     "law 1, crashed in any step": "laws/test_law1_any_step.py::test_crashed_anywhere",
     "law 1, rolled back": "laws/test_law1_recovery.py::test_at_every_door_over_every_kind_of_data",
     "law 1, killed at every operation": "laws/test_kill_points.py::test_killed_at_every_point",
