@@ -129,3 +129,58 @@ say(time.monotonic() - began < 60)
     places = "rank 0 at 'the metrics extra', rank 1 at 'the boundary after epoch 1'"
     assert places in metrics and places in evaluation
     assert soon == "True"
+
+
+def test_a_quiet_step_makes_no_request_and_a_boundary_few() -> None:
+    """Counted are all requests of both connections, and the collectives beside those of hand-written DDP."""
+    said = lines_by_rank(
+        "".join(
+            outputs(
+                HEAD
+                + """
+from everstep.backends.torch.key_value_store import TorchStore
+requests, collectives = [], []
+for name in ("set", "set_all", "has", "get", "set_once", "delete", "block"):
+    def counted(self, *given, call=getattr(TorchStore, name), name=name):
+        requests.append(name)
+        return call(self, *given)
+    setattr(TorchStore, name, counted)
+for name in ("all_reduce", "broadcast", "all_gather", "barrier", "all_gather_object"):
+    def counted(*given, call=getattr(dist, name), name=name, **more):
+        collectives.append(name)
+        return call(*given, **more)
+    setattr(dist, name, counted)
+
+before = {}
+def inside(loop, step):
+    if step in (2, 6):
+        dist.monitored_barrier()
+        time.sleep(0.3)  # saves and their wishes are over
+        before[step] = len(requests), len(collectives)
+quiet = everstep.Checkpoints(every=everstep.Every(epochs=1))
+trained("run", inside, epochs=1, services=[quiet])
+say("quiet", *(now - then for then, now in zip(before[2], before[6])))
+
+from everstep.group import StoreGroup
+from everstep.supervisor.boundaries import Boundaries
+operations, walks = [], {}
+def gathered(self, value, what, *given, call=StoreGroup.gather):
+    operations.append(what)
+    return call(self, value, what, *given)
+StoreGroup.gather = gathered
+def walked(self, *given, call=Boundaries.walk, **more):
+    operations.clear()
+    call(self, *given, **more)
+    walks[self._engine.step] = list(operations)
+Boundaries.walk = walked
+early = everstep.EarlyStop("loss", patience=9, every=everstep.Every(steps=3))
+trained("looked", epochs=1, services=[quiet, early])
+say(walks[3])
+""",
+                2,
+            )
+        )
+    )
+    for rank in range(2):
+        facts, metrics, actions = "the boundary after step 3", "the metrics of the last steps", "the actions"
+        assert said[rank] == ["quiet 0 0", str([facts, metrics, f"{actions} of the services"])]

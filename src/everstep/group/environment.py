@@ -6,14 +6,19 @@ import importlib
 import os
 
 from everstep import backends
+from everstep.arguments import number
 from everstep.contracts.group import LIMIT, Group
+from everstep.errors import ConfigError
 from everstep.group.single import Single
 from everstep.group.store_group import StoreGroup
 
 _STORE = "everstep.backends.torch.key_value_store"
 
 
-def find_group(limit: float = LIMIT) -> Group:
+LIMIT_VARIABLE = "EVERSTEP_GROUP_LIMIT"
+
+
+def find_group(limit: float | None = None) -> Group:
     """Join the group that this process is part of; all its ranks have to do so.
 
     A process group that the program has initialised counts first, then the variables of a launcher
@@ -21,16 +26,18 @@ def find_group(limit: float = LIMIT) -> Group:
     this is a `Single`, and nothing is imported.
 
     Args:
-        limit: seconds to wait for the other ranks, here and in the operations of the group.
+        limit: seconds to wait for the other ranks, here and in the operations of the group; None: what
+            EVERSTEP_GROUP_LIMIT says, else 600.
 
     Raises:
-        ConfigError: a launcher's variable is missing or out of range.
+        ConfigError: a launcher's variable is missing or out of range, or the limit is not positive.
         MissingRankError: ranks did not come within `limit`; names them.
         StoreLostError: the store cannot be reached.
     """
     if not _is_launched() and all(backend.processes() == 1 for backend in backends.active()):
         return Single()
     # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
+    limit = _limit() if limit is None else limit
     rank, size, store = importlib.import_module(_STORE).connect(limit)
     return StoreGroup(rank, size, store, limit)
 
@@ -40,6 +47,14 @@ def group_size() -> int:
     known = max((backend.processes() for backend in backends.active()), default=1)
     said = os.environ.get("WORLD_SIZE", "")
     return int(said) if known == 1 and said.isdecimal() else known
+
+
+def _limit() -> float:
+    said = os.environ.get(LIMIT_VARIABLE, str(LIMIT))
+    try:
+        return float(number(LIMIT_VARIABLE, float(said)))
+    except ValueError:  # a ConfigError, too
+        raise ConfigError(f"{LIMIT_VARIABLE}={said!r}: give a positive number of seconds") from None
 
 
 def _is_launched() -> bool:

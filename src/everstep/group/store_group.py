@@ -190,7 +190,8 @@ def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRank
     else:
         text = f"all ranks came to {what!r}, but not soon enough for an answer within {limit:g} s"
     return MissingRankError(
-        f"{text}, where rank {rank} of {len(came)} waited; see to their output, or raise the limit",
+        f"{text}, where rank {rank} of {len(came)} waited; see to their output, or raise "
+        "EVERSTEP_GROUP_LIMIT (seconds)",
         ranks=absent,
     )
 
