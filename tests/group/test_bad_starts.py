@@ -12,7 +12,6 @@ from rank_loops import HEAD
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FOLDER", str(tmp_path))
-    monkeypatch.setenv("EVERSTEP_SEVERAL", "unfinished")
     return tmp_path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,12 @@ class Decisions:
             raise rolled
 
 
+def _measured(engine: Engine) -> dict[str, float]:
+    """Return this rank's seconds by part since its start, and its largest memory so far in bytes."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": float(kilobytes * 1024)}
+
+
 class Abandoned(BaseException):
     """Leaves an evaluation for an interruption: its boundary stays open, and the resume runs the rest."""
 
@@ -236,7 +243,16 @@ class Boundaries:
         at_epoch_end = moment is Moment.AFTER_EPOCH
         where = f"epoch {current.epoch}" if at_epoch_end else f"step {current.step}"
         reason = None if stop is None else stop.reason
-        engine.ranks.meet(f"the boundary after {where}", saving=engine.saver.busy, reason=reason, asked=asked)
+        engine.ranks.meet(
+            f"the boundary after {where}",
+            saving=engine.saver.busy,
+            reason=reason,
+            asked=asked,
+            times=_measured(engine) if at_epoch_end and engine.ranks.several else None,
+        )
+        if engine.ranks.times:
+            facts = {"epoch": current.epoch, "step": current.step, "ranks": engine.ranks.times}
+            engine.journal.event("rank times", facts, wall=True)
         if stop is not None and engine.ranks.several:
             # a program may name its rank's own loss: the state has one reason
             current.stop = replace(stop, reason=engine.ranks.writers_reason or stop.reason)

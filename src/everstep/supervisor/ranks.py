@@ -38,6 +38,7 @@ class Ranks:
         group: the group; a `Single` until `join`.
         several: whether the run has more than one rank.
         saves_are_done: whether no rank was writing a checkpoint when the ranks met last.
+        times: what each rank has measured of itself, when they met last after an epoch; else empty.
         writers_reason: the writer's reason for its stop, when the ranks met last; None: it had none.
     """
 
@@ -47,6 +48,7 @@ class Ranks:
         self._signals, self._wakeups, self._clock = signals, wakeups, clock
         self.saves_are_done = True
         self.writers_reason: str | None = None
+        self.times: list[dict[str, float]] = []
         self._now = 0.0
         self._signal: int | None = None
         self._actions: list[Pending] = []
@@ -134,7 +136,15 @@ class Ranks:
         self._now = self.group.share(self._clock(), "the beginning of the clock")
         return self._now
 
-    def meet(self, where: str, *, saving: bool, reason: str | None, asked: Mapping[str, Any]) -> None:
+    def meet(
+        self,
+        where: str,
+        *,
+        saving: bool,
+        reason: str | None,
+        asked: Mapping[str, Any],
+        times: Mapping[str, float] | None = None,
+    ) -> None:
         """Tell all ranks what this rank knows alone; called first at each boundary.
 
         Args:
@@ -142,6 +152,7 @@ class Ranks:
             saving: whether this rank is writing a checkpoint.
             reason: this rank's reason for its stop; None without one.
             asked: what the program has asked for since the ranks met last; the same on all ranks.
+            times: what this rank has measured of itself, to be recorded; None: nothing at this boundary.
 
         Raises:
             DisagreementError: the ranks are at different boundaries, or were asked for different things.
@@ -155,10 +166,12 @@ class Ranks:
             "now": self._clock(),
             "reason": reason,
             "asked": dict(asked),
+            "times": times and dict(times),
         }
         found = self.group.gather(mine, where)
         _require_same_asked([each["asked"] for each in found], where)
         self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
+        self.times = [each["times"] for each in found if each["times"]]
         self.saves_are_done = not any(each["saving"] for each in found)
         self._signal = next((each["signal"] for each in found if each["signal"] is not None), None)
         self._actions += [(None, _action(*told)) for each in found for told in each["actions"]]
