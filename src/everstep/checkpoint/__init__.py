@@ -13,7 +13,7 @@ from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.lookup import find_checkpoint
 from everstep.checkpoint.manifest import FORMAT
 from everstep.checkpoint.manifest import read_body as read_manifest
-from everstep.checkpoint.ranks import RankStore
+from everstep.checkpoint.rank_store import RankStore
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.writer import Writer

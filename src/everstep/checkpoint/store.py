@@ -30,7 +30,7 @@ from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import Checkpoint, Phase
 from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
 from everstep.checkpoint.pointer import PointerKind
-from everstep.checkpoint.ranks import leading
+from everstep.checkpoint.rank_store import leading
 from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import TMP, remedy, require_no_link

@@ -13,7 +13,7 @@ from everstep.arguments import plain_tree
 from everstep.contracts.group import Group
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError, DisagreementError
-from everstep.group import Agreement, Peers, Single, Whereabouts, find_group, report
+from everstep.group import Agreement, Peers, Single, StoreGroup, Whereabouts, find_group, report
 from everstep.services.retry import Retry
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Wakeups
@@ -64,11 +64,11 @@ class Ranks:
         Raises:
             GroupError: ranks are missing, or cannot be reached.
         """
-        self.group = find_group()
-        self.several = self.group.size > 1
-        stack.callback(self.group.close)
-        if self.several:
-            stack.callback(Peers(self.group).close)  # type: ignore[arg-type]
+        self.group = group = find_group()
+        self.several = group.size > 1
+        stack.callback(group.close)
+        if isinstance(group, StoreGroup):
+            stack.callback(Peers(group).close)
 
     def require_supported(self, services: Iterable[Service]) -> None:
         """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise.
@@ -97,10 +97,10 @@ class Ranks:
             position: tells the place of the main thread, as for `Whereabouts`.
             lost: takes, in a thread, the error by which the group is lost.
         """
-        if self.several:
+        if isinstance(group := self.group, StoreGroup):
             # before the agreement, whose thread answers
-            self.group.whereabouts = Whereabouts(self.group, position)  # type: ignore[arg-type,attr-defined]
-            agreement = Agreement(self.group, steps, self._wakeups.look, lost)  # type: ignore[arg-type]
+            group.whereabouts = Whereabouts(group, position)
+            agreement = Agreement(group, steps, self._wakeups.look, lost)
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=self.writer)
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from everstep.backends.torch import ranks
+from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.tensor_memory import digest_small, host_view
 from everstep.backends.torch.torch_entries import make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter, flatten
-from everstep.backends.torch.wrappers import named_parameters
 from everstep.contracts.state import Entry, HostArray, UpdateCounter
 from everstep.errors import MetricError, StateError
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from everstep.backends.torch.wrappers import bare
+from everstep.backends.torch.model_wrappers import bare
 from everstep.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.backends.torch.launcher import launched, launched_number
+from everstep.backends.torch.model_wrappers import layers
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.wrappers import layers
 from everstep.errors import ConfigError, nearest
 
 _OPTIONS = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", "module"}

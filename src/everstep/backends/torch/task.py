@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from everstep.arguments import checked_keywords, integer, number, positive
 from everstep.backends.torch.average import Average
+from everstep.backends.torch.model_wrappers import bare, layers
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -27,7 +28,6 @@ from everstep.backends.torch.parallel import parallel as parallel_model
 from everstep.backends.torch.rank_means import Ranks
 from everstep.backends.torch.task_checks import loss_in, require_device
 from everstep.backends.torch.update_counter import flatten
-from everstep.backends.torch.wrappers import bare, layers
 from everstep.contracts import tasks
 from everstep.errors import ConfigError, StateError
 

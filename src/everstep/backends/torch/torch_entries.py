@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.torch import module_attributes, options
+from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.optimizers import Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
-from everstep.backends.torch.wrappers import BareNames, bare
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
 

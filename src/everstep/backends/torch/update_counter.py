@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.optimizers import layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.unsaved_modules import TorchUnsavedObjects
-from everstep.backends.torch.wrappers import named_parameters
 from everstep.errors import RestoreError
 
 _SENTINELS = 4

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from everstep.backends.torch.model_wrappers import bare, named_parameters
 from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
 from everstep.backends.torch.rank_means import Ranks
 from everstep.backends.torch.unsaved_modules import alive_modules
 from everstep.backends.torch.update_counter import flatten, optimizers
-from everstep.backends.torch.wrappers import bare, named_parameters
 from everstep.errors import ConfigError
 
 
