@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from everstep.backends.torch import ranks
+from everstep.backends.torch import exact_ddp
 from everstep.backends.torch.model_wrappers import named_parameters
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.tensor_memory import digest_small, host_view
@@ -240,11 +240,11 @@ class TorchBackend:
 
     def require_synchronised(self, objects: Mapping[str, Any], size: int) -> None:
         """Refuse stepped parameters that no DistributedDataParallel averages, and what is not exact there."""
-        ranks.require_synchronised(objects, size)
+        exact_ddp.require_synchronised(objects, size)
 
     def prepare_ranks(self, objects: Mapping[str, Any]) -> None:
         """Fix the buckets of each DistributedDataParallel, and share buffers after each forward pass."""
-        ranks.prepare(objects)
+        exact_ddp.prepare(objects)
 
     def describe(self) -> dict[str, str]:
         """Return torch's version, its threads, and CUDA's devices if the program uses CUDA."""
