@@ -111,7 +111,7 @@ def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tupl
             "rng": {f"rank{rank}": capture(), f"lines{rank}": {}},
             "wall": {"seconds": 1.0 + rank},
         }
-    own = own_paths(rank, ["memory"] if memory else [], [("streams", "train", "position", "state")])
+    own = own_paths(rank, [("user", "memory")] if memory else [], [("streams", "train", "position", "state")])
     return split(encode(tree), own if size > 1 else [])
 
 

@@ -74,6 +74,8 @@ class Entry(ABC):
 
     is_random: ClassVar[bool] = False
     """Whether the object is a generator of random numbers."""
+    rank_keys: Collection[str] = ()
+    """Keys of `save()`'s tree whose values are a rank's own, where the rest is the same on all ranks."""
 
     def as_seeded(self) -> bool:
         """Whether the object is a generator that surely drew nothing since it was seeded."""

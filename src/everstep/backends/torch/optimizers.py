@@ -314,17 +314,18 @@ class MinibatchOptimizer(Around):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the wrapped optimizer, and the open window."""
         window = {"steps": self._steps, "elements": self._elements, "loss": self._loss}
-        return {**self.optimizer.state_dict(), _WINDOW: window}
+        return {**self.optimizer.state_dict(), WINDOW: window}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; a state without a window leaves none open."""
-        window = state_dict.get(_WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
+        window = state_dict.get(WINDOW, {"steps": 0, "elements": 0.0, "loss": 0.0})
         self._steps, self._elements, self._loss = window["steps"], window["elements"], window["loss"]
         self._weight = 1.0
-        super().load_state_dict({key: part for key, part in state_dict.items() if key != _WINDOW})
+        super().load_state_dict({key: part for key, part in state_dict.items() if key != WINDOW})
 
 
-_WINDOW = "window"
+WINDOW = "window"
+"""Key of an open window in a state_dict."""
 
 
 def _with_gradient(optimizer: Optimizer) -> list[Tensor]:

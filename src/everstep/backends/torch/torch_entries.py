@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.torch import module_attributes, options
 from everstep.backends.torch.model_wrappers import BareNames, bare
-from everstep.backends.torch.optimizers import Around, innermost, layers
+from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.contracts.state import BESIDE, Entry, Mismatch
 from everstep.errors import StateError
@@ -181,6 +181,9 @@ class OptimizerEntry(Entry):
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
     """
+
+    # each rank counts the elements of its own parts of the batches
+    rank_keys = (WINDOW,)
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

@@ -14,15 +14,14 @@ from everstep.state.parts import Path, children
 from everstep.supervisor.saving.state_tree import random_parts
 
 
-def own_paths(rank: int, per_rank: Iterable[str], streams: Iterable[Path]) -> frozenset[Path]:
+def own_paths(rank: int, user: Iterable[Path], streams: Iterable[Path]) -> frozenset[Path]:
     """Return the paths of what is a rank's own in its state tree, for `split`.
 
     Args:
-        per_rank: `UserState.per_rank`.
+        user: `UserState.rank_paths()`.
         streams: `Streams.rank_paths()`.
     """
     random = (("rng", name) for name in random_parts(rank))
-    user = (("user", name) for name in per_rank)
     return frozenset({*random, *user, *streams, ("wall", "streams")})
 
 
@@ -49,7 +48,7 @@ def for_rank(
     """
     own, note = checkpoint.own, None
     if checkpoint.ranks == size:
-        _require_declared(_entries(own) - set(per_rank), checkpoint.path)
+        _require_declared(_entries(own, checkpoint.common) - set(per_rank), checkpoint.path)
     else:
         own, note = _own_of_others(checkpoint, rank, size, set(per_rank))
     common = _on_current_devices(checkpoint.common) if rank else checkpoint.common
@@ -62,7 +61,7 @@ def _own_of_others(checkpoint: Checkpoint, rank: int, size: int, per_rank: set[s
     saved = checkpoint.ranks
     changed = f"{checkpoint.path} is of {_ranks(saved)}, and this start has {_ranks(size)}"
     parts = [read_own_tree(checkpoint.path, each) for each in range(saved)]
-    _require_none(_entries(parts[0]) | per_rank, saved, changed)
+    _require_none(_entries(parts[0], checkpoint.common) | per_rank, saved, changed)
     # random state apart: each rank has another, and further ranks are keyed
     rests = [split(part, [("rng",)])[0] for part in parts]
     _require_equal(rests, saved, changed)
@@ -85,10 +84,13 @@ def _on_current_devices(common: Encoded) -> Encoded:
     return Encoded(common.structure, {name: placed(array) for name, array in common.arrays.items()})
 
 
-def _entries(part: Encoded) -> set[str]:
-    """Names of the user's entries in a rank's own part."""
-    structure: Any = part.structure
-    return set(children(structure.get("user", {})) or ())
+def _entries(own: Encoded, common: Encoded) -> set[str]:
+    """Names of the user's entries that are a rank's own as a whole; of others a rank may have some keys."""
+    found = []
+    for tree in (own, common):
+        structure: Any = tree.structure
+        found.append(set(children(structure.get("user", {})) or ()))
+    return found[0] - found[1]
 
 
 def _require_declared(names: Collection[str], where: object) -> None:

@@ -17,7 +17,7 @@ from everstep.contracts.state import HostArray
 from everstep.errors import StateError
 from everstep.state import Encoded, leaves
 
-COMPARED = ("progress", "gradients", "user", "streams")
+COMPARED = ("progress", "user", "streams")
 """Branches that are the same on all ranks.  Services: not all ranks run all of them."""
 _BY_NAME = ("user", "streams")
 """Branches of which each entry is a part of its own."""
@@ -32,7 +32,7 @@ def digests(common: Encoded, skip: Collection[str] = ()) -> dict[str, str]:
             writer sends to the others before they are used.
 
     Returns:
-        xxh3_64, 16 hex digits, by part: "progress", "gradients", "user/NAME", "streams/NAME".
+        xxh3_64, 16 hex digits, by part: "progress", "user/NAME", "streams/NAME".
     """
     totals: dict[str, Any] = {}
     for part, path, data in _leaves(common, skip):
@@ -79,7 +79,6 @@ _REMEDIES = {
         "trained, model = everstep.torch.parallel(model); what else changes must change equally on all ranks",
     ),
     "streams": ("stream {0!r}", "give all ranks the same data, and generators in equal states"),
-    "gradients": ("an open accumulation window", "save where an update is complete"),
     "progress": ("the place in the run", "run the same loop on all ranks, under the same conditions"),
 }
 

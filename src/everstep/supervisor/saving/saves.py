@@ -291,7 +291,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     guard = board.find(NaNGuard)
     rank, own = engine.ranks.group.rank, frozenset[tuple[str, ...]]()
     if engine.ranks.several:
-        own = own_paths(rank, engine.user.per_rank, engine.streams.rank_paths())
+        own = own_paths(rank, engine.user.rank_paths(), engine.streams.rank_paths())
     encoded = engine.saver.encode(tree)
     engine.verifier.snapshot(current.step, phase, encoded)
     position = engine.recording.flush()

@@ -57,6 +57,18 @@ class UserState:
         """The objects that are the same on all ranks, by name."""
         return {name: value for name, value in self.objects.items() if name not in self.per_rank}
 
+    def rank_paths(self) -> list[tuple[str, ...]]:
+        """List the paths of what is a rank's own: whole entries, and keys of others."""
+        whole = [("user", name) for name in self.per_rank]
+        keys = [
+            ("user", name, key)
+            for name, entry in self.entries.items()
+            for key in entry.rank_keys
+            if name not in self.per_rank
+        ]
+        # in an open window each rank has the sum of its own gradients, until they are averaged
+        return [*whole, *keys, ("gradients",)]
+
     def described(self) -> dict[str, str]:
         """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
         return {
