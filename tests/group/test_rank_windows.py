@@ -33,7 +33,7 @@ def train(run, kill_at):
                 os.kill(os.getpid(), signal.SIGKILL)
     trainer = everstep.Trainer(
         Small(accumulate=3, parallel=True), {"train": everstep.data.arrays(x, y, batch_size=8, shuffle=True)}, run, seed=3, max_step=17,
-        services=[everstep.Checkpoints(Every(steps=1)), Killed(schedule=Every(steps=1))],
+        services=[everstep.Checkpoints(Every(steps=1)), Killed(None, Every(steps=1))],
     )
     ending = trainer.run_training()
     say("digest", ending.digest)
