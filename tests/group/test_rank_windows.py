@@ -31,10 +31,10 @@ def train(run, kill_at):
         def run(self, boundary):
             if boundary.step == kill_at and rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-    trainer = everstep.Trainer(
-        Small(accumulate=3, parallel=True), {"train": everstep.data.arrays(x, y, batch_size=8, shuffle=True)}, run, seed=3, max_step=17,
-        services=[everstep.Checkpoints(Every(steps=1)), Killed(None, Every(steps=1))],
-    )
+    services = [everstep.Checkpoints(Every(steps=1)), Killed(None, Every(steps=1))]
+    streams = {"train": everstep.data.arrays(x, y, batch_size=8, shuffle=True)}
+    task = Small(accumulate=3, parallel=True)
+    trainer = everstep.Trainer(task, streams, run, seed=3, max_step=17, services=services)
     ending = trainer.run_training()
     say("digest", ending.digest)
 """
