@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from everstep.contracts.group import Group
-from everstep.errors import DisagreementError, GroupError
+from everstep.errors import DisagreementError, GroupError, StoreLostError
 from everstep.polling import wait_until
 
 WAIT = 2.0
@@ -25,8 +25,8 @@ def report(group: Group, error: BaseException) -> str | None:
     """
     if group.size == 1:
         return None
-    # a disagreement is raised by all ranks at once, and follows from none
-    follows = isinstance(error, _MAY_FOLLOW) and not isinstance(error, DisagreementError)
+    # a disagreement is raised by all ranks at once, and follows from none; without the store nobody can tell
+    follows = isinstance(error, _MAY_FOLLOW) and not isinstance(error, DisagreementError | StoreLostError)
     if follows and wait_until(lambda: failure_of_another(group) is not None, WAIT):
         return failure_of_another(group)
     with suppress(GroupError):  # the store is gone, and so nobody can be told

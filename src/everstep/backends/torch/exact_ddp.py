@@ -215,5 +215,6 @@ def _share_buffers(ddp: Any) -> None:
 def _after_forward(ddp: Any, inputs: Any, output: Any) -> None:
     # in an evaluation the ranks need not make equally many passes
     trains = torch.is_grad_enabled() or bare(ddp).training
-    if trains and ddp.require_backward_grad_sync and ddp.modules_buffers:
+    # in `no_sync`, too, where torch leaves it out: a save may stand inside a window
+    if trains and ddp.modules_buffers:
         ddp._sync_buffers()

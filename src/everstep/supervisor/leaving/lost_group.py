@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from everstep.contracts.group import Group
@@ -66,11 +67,12 @@ class LostGroup:
             self._thread.join()
 
     def _watch(self, error: BaseException) -> None:
+        lost = time.monotonic()
         # now: the rank that hosts the store may leave first
         cause = failure_of_another(self._group)
         if not self._leaving.wait(GRACE):
             said = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
             self._last_words.end_process("lost", said, cause)
-        if not self._closed.wait(LEAVING - GRACE):
+        if not self._closed.wait(lost + LEAVING - time.monotonic()):
             said = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
             self._last_words.end_process("lost", said, cause)
