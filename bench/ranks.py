@@ -3,8 +3,8 @@
     python bench/ranks.py [--ranks 2] [--repeats 40] [--steps 100]
 
 A tiny MLP (32-32-1, batch 32 on each rank, SGD, gloo), one thread a rank.  On each rank, blocks of steps by
-hand and of everstep alternate; the figure is the median of the ratios of neighbouring blocks, in wall time, with
-its quartiles.  "by hand against by hand" must come out near 1.
+hand and of everstep alternate; the figure is the median of the ratios of neighbouring blocks, in wall time,
+with its quartiles.  "by hand against by hand" must come out near 1.
 """
 
 from __future__ import annotations
