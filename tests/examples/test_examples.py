@@ -19,6 +19,7 @@ from everstep.record import RunJournal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
+    "ddp": ("--epochs", "2"),
     "digits": ("--epochs", "2"),
     "digits_trainer": ("--epochs", "2"),
     "digits.yaml": ("trainer.max_epoch=2", "--skip-check"),

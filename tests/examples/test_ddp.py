@@ -1,0 +1,108 @@
+"""examples/ddp.py on one process and on several: equal losses, and equal runs after a kill of one rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import warm
+from everstep.proof.compare import compare_runs
+from everstep.record import RunJournal
+
+DDP = str(Path(__file__).parents[2] / "examples" / "ddp.py")
+EPOCHS = 8
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+
+
+def options(run: Path) -> list[str]:
+    return [DDP, f"--run-dir={run}", f"--epochs={EPOCHS}"]
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    return warm.Popen(
+        [sys.executable, *command],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_ranks(run: Path) -> list[subprocess.Popen[str]]:
+    """Start the example on two ranks without a launcher, which takes seconds."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [start(options(run), RANK=str(rank), **group) for rank in range(2)]
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    try:
+        return process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+
+
+def run_ranks(run: Path) -> str:
+    """Run the example on two ranks to its end; return what they say."""
+    ranks = start_ranks(run)
+    said = "".join(map(ended, ranks))
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said.count("digest of the state") == 1
+    return said
+
+
+def await_checkpoint(run: Path) -> None:
+    until = time.monotonic() + 60
+    while not (run / "checkpoint").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two ranks that nobody killed."""
+    run = tmp_path_factory.mktemp("ddp") / "run"
+    run_ranks(run)
+    return run
+
+
+def test_two_ranks_have_the_losses_of_one(undisturbed: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    warm.run([sys.executable, *options(one)], check=True, capture_output=True)
+    for names in (("loss",), ("valid_accuracy", "tail")):
+        steps, values = RunJournal(one).series(*names)
+        assert RunJournal(undisturbed).series(*names) == (steps, pytest.approx(values, rel=1e-10))
+    assert len(RunJournal(one).series("loss")[0]) == EPOCHS * 45
+
+
+def test_killed_and_started_again(undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ranks = start_ranks(run)
+    await_checkpoint(run)
+    ranks[1].kill()
+    said = "".join(map(ended, ranks))
+    assert ranks[0].returncode == 1, said
+    assert "resuming" in run_ranks(run)
+    assert compare_runs(undisturbed, run) == []
+
+
+def test_torchrun_starts_the_ranks_again_by_itself(undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    torchrun = start(["-m", *TORCHRUN, *options(run)])
+    await_checkpoint(run)
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    ranks = [child for child in children if DDP.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(ranks) == 2
+    os.kill(int(ranks[0]), signal.SIGKILL)
+    said = ended(torchrun)
+    assert torchrun.returncode == 0 and "resuming" in said, said
+    assert compare_runs(undisturbed, run) == []
