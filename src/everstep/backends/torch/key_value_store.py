@@ -102,6 +102,10 @@ class TorchStore:
             copy = self._store.clone()
         return TorchStore(PrefixStore(prefix, copy) if prefix else copy)
 
+    def below(self, prefix: str) -> Any:
+        """Return torch's store of this connection, with keys that begin with `prefix`, too."""
+        return PrefixStore(prefix, self._store)
+
     def set(self, key: str, value: str) -> None:
         """Set a key, in place of an earlier value."""
         with _lost_if_it_fails():

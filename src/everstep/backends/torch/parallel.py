@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import inspect
 import os
+import secrets
 import sys
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from everstep.backends.torch.key_value_store import connect
 from everstep.backends.torch.launcher import launched, launched_number
 from everstep.backends.torch.model_wrappers import layers
 from everstep.backends.torch.sharded import refuse_sharded
@@ -121,7 +124,15 @@ def open_group(on_cuda: bool) -> None:
     launched("MASTER_ADDR")
     if on_cuda:
         torch.cuda.set_device(_local_device())
-    dist.init_process_group("nccl" if on_cuda else "gloo")
+    # After torchrun --max-restarts its store still has the addresses of processes that are gone, and
+    # init_process_group believes them (pytorch#135712).  So all meet first, and take keys of their own.
+    group = importlib.import_module("everstep.group").find_group()  # by its name: group loads backends
+    session = group.share(secrets.token_hex(8), "the process group")
+    rank, size, store = connect(group.limit)
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo", store=store.below(session), rank=rank, world_size=size
+    )
+    group.close()
     _group.is_ours = True
     atexit.register(_group.leave, os.getpid())
 
