@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +54,22 @@ def test_the_second_part_is_armed_when_the_first_has_struck(heard: list[int]) ->
 def test_what_is_no_spec_is_refused(spec: str) -> None:
     with pytest.raises(ConfigError, match="'SIGNAL:POINT:N'"):
         hazard.arm(spec)
+
+
+@pytest.mark.parametrize(("end", "struck"), [("", [0, 1]), (" @ rank 1", [1])])
+def test_the_environment_aims_at_all_ranks_or_at_one(end: str, struck: list[int]) -> None:
+    statuses = [_reached("here", rank, f"kill:here:1{end}") for rank in range(2)]
+    assert statuses == [-signal.SIGKILL if rank in struck else 0 for rank in range(2)]
+
+
+def test_each_rank_traces_into_a_file_of_its_own(tmp_path: Path) -> None:
+    for rank in range(2):
+        _reached(f"here-{rank}", rank, f"trace:{tmp_path}/{{rank}}")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["here-0\n", "here-1\n"]
+
+
+def _reached(point: str, rank: int, spec: str) -> int:
+    """Let a process of this rank come to a point; returns its exit status."""
+    program = f"from everstep import hazard; hazard.reach({point!r})"
+    variables = {**os.environ, "EVERSTEP_HAZARD": spec, "RANK": str(rank)}
+    return subprocess.run([sys.executable, "-c", program], env=variables, check=False).returncode

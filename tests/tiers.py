@@ -102,6 +102,10 @@ TIERS: Mapping[str, Mapping[str, int | str]] = {
         "test_it_names_the_component_that_a_resume_spoils": 2,
         "test_two_undisturbed_runs_that_differ_are_no_fault_of_the_resume": 1,
     },
+    "drill/test_drill_ranks.py": {
+        "test_a_sound_script_on_two_ranks_is_exact": NONE,
+        "test_it_names_what_a_resume_spoils_and_the_rank": NONE,
+    },
     "examples/test_examples.py": {
         "test_digits_through_a_trainer": NONE,
         "test_digits_from_a_config_file": NONE,
@@ -411,6 +415,7 @@ TORTURE: Mapping[str, Sequence[str]] = {
         "test_a_rate_by_hand_spoils_the_optimizer",
         "test_faults_are_named_at_every_seed",
     ),
+    "drill/test_drill_ranks.py": ("test_a_sound_script_is_exact_at_every_hazard_of_ranks",),
     "examples/test_examples.py": ("test_at_every_hazard",),
     "group/test_rank_kills.py": ("test_disturbed_ranks_end_as_the_undisturbed_often",),
     "laws/test_law1_recovery.py": ("test_struck_at_each_point_around_a_rollback",),

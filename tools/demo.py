@@ -110,7 +110,7 @@ class Twin(Program):
                 self.new_lines.seek(-len(line), os.SEEK_CUR)
                 return
             record = WitnessLine(**{**json.loads(line), "run": "digits"})
-            self.starts[-1].records.append(record)
+            self.starts[-1].witnessed.append(record)
             if record.at in ("step", "epoch"):
                 (self.steps if record.at == "step" else self.epochs)[record.step] = record
 

@@ -8,6 +8,8 @@ environment:
     EVERSTEP_HAZARD="ENOSPC:journal.write:3-5"     # raise OSError(ENOSPC) the 3rd to 5th time
     EVERSTEP_HAZARD="SIGTERM:drill.step:7 then kill:checkpoint.fsync:1"    # send itself a signal, then ...
     EVERSTEP_HAZARD="trace:/tmp/file"              # append each name reached, to learn what there is
+    EVERSTEP_HAZARD="kill:checkpoint.rename:2 @ rank 1"   # of several ranks (RANK) arm this one
+    EVERSTEP_HAZARD="trace:/tmp/file-{rank}"       # each rank has a file of its own
 
 or from a test in the same process with `arm(spec)`.
 """
@@ -93,4 +95,12 @@ def _append(path: str, name: str) -> None:
         file.write(name + "\n")
 
 
-arm(os.environ.get("EVERSTEP_HAZARD"))
+def _for_this_rank(spec: str | None, rank: str) -> str | None:
+    """Return what the environment aims at this rank; None for nothing."""
+    if spec is None:
+        return None
+    spec, at, aimed = spec.partition(" @ rank ")
+    return None if at and aimed != rank else spec.replace("{rank}", rank)
+
+
+arm(_for_this_rank(os.environ.get("EVERSTEP_HAZARD"), os.environ.get("RANK", "0")))

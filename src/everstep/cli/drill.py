@@ -20,6 +20,10 @@ in the head of the next epoch, during shutdown, three times in a row during resu
 and by SIGKILL shortly after SIGTERM.  Last, its disk is made full.  All runs are written to a folder of the
 drill.
 
+With --ranks N, torchrun starts SCRIPT as N processes on this machine.  Each hazard strikes one of them,
+chosen by the seed.  Then all of them are killed, torchrun itself, the writer and another rank at a message
+of a commit, and a rank for which the others wait in a collective.  All ranks are compared.
+
 \b
 Exit status:
   0  every resume was exact
@@ -33,6 +37,13 @@ Exit status:
 @click.command("drill", help=HELP, context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes that train together, started by torchrun.",
+)
 @click.option(
     "--kills",
     type=click.IntRange(0),
@@ -58,6 +69,7 @@ Exit status:
 def command(
     script: Path,
     args: tuple[str, ...],
+    ranks: int,
     kills: int,
     seed: int,
     hazards: tuple[str, ...],
@@ -72,7 +84,15 @@ def command(
     leave_in_order()
     try:
         report = campaign.drill(
-            script, args, kills=kills, seed=seed, hazards=hazards, timeout=timeout, keep=keep, say=say
+            script,
+            args,
+            ranks=ranks,
+            kills=kills,
+            seed=seed,
+            hazards=hazards,
+            timeout=timeout,
+            keep=keep,
+            say=say,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -342,6 +342,8 @@ class Service:
     controller: bool = False
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after the service ran; built-in services draw none."""
+    every_rank: ClassVar[bool] = False
+    """Whether the service runs on all ranks although its stage is REPORT, which is the writer's."""
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()

@@ -3,6 +3,15 @@
 from everstep.drill.campaign import drill
 from everstep.drill.divergence import COMPONENTS, DrillDivergence
 from everstep.drill.report import DrillReport, Ordeal, StartSummary
-from everstep.drill.strike_plans import HAZARDS
+from everstep.drill.strike_plans import HAZARDS, RANK_HAZARDS
 
-__all__ = ["COMPONENTS", "HAZARDS", "DrillDivergence", "DrillReport", "Ordeal", "StartSummary", "drill"]
+__all__ = [
+    "COMPONENTS",
+    "HAZARDS",
+    "RANK_HAZARDS",
+    "DrillDivergence",
+    "DrillReport",
+    "Ordeal",
+    "StartSummary",
+    "drill",
+]

@@ -13,7 +13,7 @@ from everstep.arguments import integer, number
 from everstep.drill.divergence import DrillDivergence, Undisturbed
 from everstep.drill.program import Program, ProgramStart, Strike, command
 from everstep.drill.report import DrillReport, Ordeal, StartSummary, Verdict
-from everstep.drill.strike_plans import HAZARDS, Landmarks, chosen
+from everstep.drill.strike_plans import Landmarks, aim, chosen
 from everstep.drill.timeline import draw_timeline, executed_again, positions
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import RunDir
@@ -29,6 +29,7 @@ def drill(
     script: str | Path,
     args: Sequence[str] = (),
     *,
+    ranks: int = 1,
     kills: int = 3,
     seed: int = 0,
     hazards: Sequence[str] = (),
@@ -46,9 +47,11 @@ def drill(
         script: the file; it opens one or more `Supervisor` or `TrainLoop` runs.  A config file (.yaml) is
             trained by `everstep train`.
         args: arguments of the script.
+        ranks: number of processes that train together, 1 or more; torchrun starts several, on this machine.
         kills: number of kills at random instants, 0 or more; each other hazard strikes once.
         seed: seed of all that is drawn: instants, steps, operations.
-        hazards: the hazards to try (`everstep.drill.HAZARDS`); empty for all.
+        hazards: the hazards to try (`everstep.drill.HAZARDS`, on several ranks `RANK_HAZARDS`); empty for
+            all.
         timeout: seconds that a start may take, more than 0.
         keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
         say: called with the lines of the report as they come.
@@ -60,14 +63,15 @@ def drill(
     path = Path(script)
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; give the path of a Python script")
-    kills = integer("kills", kills, 0)
+    kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
     timeout = number("timeout", timeout, of="seconds")
-    names = chosen(hazards)
+    names = chosen(hazards, ranks)
     folder = Path(tempfile.mkdtemp(prefix="everstep-drill-") if keep is None else keep).resolve()
     if keep is not None and folder.exists():
         raise ConfigError(f"{folder} exists; give --keep a folder that can be made")
     try:
-        return _Drill(path, tuple(args), folder, keep is not None, kills, seed, timeout, say).run(names)
+        made = _Drill(path, tuple(args), ranks, folder, keep is not None, kills, seed, timeout, say)
+        return made.run(names)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -78,6 +82,7 @@ class _Drill:
         self,
         script: Path,
         args: tuple[str, ...],
+        ranks: int,
         folder: Path,
         keep: bool,
         kills: int,
@@ -85,25 +90,30 @@ class _Drill:
         timeout: float,
         say: Callable[[str], None],
     ) -> None:
-        self.script, self.args, self.folder, self.keep = script, args, folder, keep
+        self.script, self.args, self.ranks, self.folder, self.keep = script, args, ranks, folder, keep
         self.kills, self.seed, self.timeout, self.say = kills, seed, timeout, say
         self.number = 0
 
     def run(self, names: list[str]) -> DrillReport:
         """Run the program twice undisturbed, then try each hazard."""
-        trace = self.folder / "trace"
+        trace = self.folder / ("trace" if self.ranks == 1 else "trace-{rank}")
         first, second = self.program("undisturbed-1"), self.program("undisturbed-2")
         for program in (first, second):
             self.require_sound(program, program.start(trace=trace if program is second else None))
         undisturbed = Undisturbed(first)
-        landmarks = Landmarks(second.starts[0], trace.read_text().split())
+        start = second.starts[0]
+        points = [
+            Path(str(trace).replace("{rank}", str(rank))).read_text().split() for rank in range(self.ranks)
+        ]
+        landmarks = [Landmarks(start.of_rank(rank), passed) for rank, passed in enumerate(points)]
         report = DrillReport(
             script=str(self.script),
             args=list(self.args),
             seed=self.seed,
             runs=[f"/{run}" for run in first.runs],
-            steps=landmarks.steps,
-            seconds=landmarks.start.seconds,
+            steps=landmarks[0].steps,
+            seconds=start.seconds,
+            ranks=self.ranks,
             nondeterminism=first_divergence(undisturbed, second),
             seeded=all(RunDir.open(first.root / run, create=False).facts["seed_given"] for run in first.runs),
         )
@@ -117,7 +127,8 @@ class _Drill:
         return report
 
     def program(self, name: str) -> Program:
-        return Program(command(self.script, self.args), self.folder / name, self.timeout)
+        line = command(self.script, self.args, self.ranks)
+        return Program(line, self.folder / name, self.timeout, self.ranks)
 
     def require_sound(self, program: Program, start: ProgramStart) -> None:
         """Refuse a script that cannot be drilled."""
@@ -132,12 +143,20 @@ class _Drill:
             )
         if not any(record.at == "step" for record in start.records):
             raise DrillError(f"{self.script} completed no step; give it arguments with which it trains")
+        seen = {record.rank for record in start.witnessed}
+        if len(seen) < self.ranks:
+            raise DrillError(
+                f"{self.script} trains on {len(seen)} of {self.ranks} ranks; open the run on each of them: "
+                "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
+            )
 
-    def ordeal(self, hazard: str, turn: int, undisturbed: Undisturbed, landmarks: Landmarks) -> Ordeal:
+    def ordeal(
+        self, hazard: str, turn: int, undisturbed: Undisturbed, landmarks: Sequence[Landmarks]
+    ) -> Ordeal:
         """Strike a program and start it again until it ends; take another program if no strike hit."""
         draw = Random(f"{self.seed}/{hazard}/{turn}")
         for _ in range(ATTEMPTS):
-            strikes = HAZARDS[hazard](landmarks, draw)
+            strikes = aim(hazard, landmarks, draw)
             if not strikes:
                 return Ordeal(hazard, "no such place")
             found = self.attempt(hazard, strikes, undisturbed)
@@ -190,11 +209,13 @@ def _struck(starts: list[ProgramStart]) -> str:
     if not starts:
         return ""
     more = f", and {len(starts) - 1} more" if len(starts) > 1 else ""
-    return f"{_where(starts[0])}{_operation(starts[0])}{more}"
+    target = "" if starts[0].strike is None else starts[0].strike.target
+    return f"{target} {_where(starts[0])}{_operation(starts[0])}{more}".lstrip()
 
 
 def _where(start: ProgramStart) -> str:
-    records = [record for record in start.records if record.at != "before"]
+    strike = start.strike or Strike()
+    records = [record for record in start.of_rank(strike.rank) if record.at != "before"]
     killed = start.status == -signal.SIGKILL
     if not killed:  # the run was closed in order, so that the exit says nothing about the place
         records = [record for record in records if record.at != "exit"]
@@ -211,6 +232,8 @@ def _operation(start: ProgramStart) -> str:
     if start.strike is None or not start.strike.spec or start.status > 128:
         return ""
     name = start.strike.spec.split(" then ")[-1].split(":")[1]
+    if start.strike.target:  # a rank's name leaves less space
+        name = name.removeprefix("checkpoint.")
     return "" if name.startswith("witness.") else f", {_NAMES.get(name, name)}"
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from everstep.drill.program import Program, WitnessLine
+from everstep.drill.program import Program, ProgramStart, WitnessLine
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.record import Row
 
@@ -48,7 +48,7 @@ TOUCHED = (
     "Change the state in the loop"
 )
 
-_Key: TypeAlias = tuple[str, str, int, int]
+_Key: TypeAlias = tuple[str, int, str, int, int]
 _KINDS = {"samples": "samples", "random": "random state", "weights": "weights", "optimizer": "optimizer"}
 _PLACES = {"enter": -1, "before": 0, "step": 1, "tail": 2, "epoch": 3, "end": 4}
 _WHERE = {
@@ -73,6 +73,7 @@ class DrillDivergence:
         epoch, step: counters at that place; 0 at "end".
         expected, found: values or digests, in a few words.
         note: a cause that was seen; "" if the cause is only likely.
+        rank: the first rank that differs; 0 is the writer, and the only one on one process.
     """
 
     component: str
@@ -84,6 +85,7 @@ class DrillDivergence:
     expected: str
     found: str
     note: str = ""
+    rank: int = 0
 
     @property
     def cause(self) -> str:
@@ -96,18 +98,19 @@ class DrillDivergence:
         return _WHERE[self.place].format(step=self.step, epoch=self.epoch)
 
     def __str__(self) -> str:
-        return f"{self.component} ({self.name}) {self.where}"
+        on = f" on rank {self.rank}" if self.rank else ""
+        return f"{self.component} ({self.name}) {self.where}{on}"
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to a dictionary for JSON."""
         return {**asdict(self), "where": self.where, "cause": self.cause}
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Sort key: by place, then from cause to effect."""
+    def order(self) -> tuple[int, int, int, int, int]:
+        """Sort key: by place, then from cause to effect, then by rank."""
         place = _PLACES[self.place]
         step = 1 << 62 if self.place == "end" else self.step
-        return (-1 if place < 0 else self.epoch, step, place, COMPONENTS.index(self.component))
+        return -1 if place < 0 else self.epoch, step, place, COMPONENTS.index(self.component), self.rank
 
 
 class Undisturbed:
@@ -118,8 +121,8 @@ class Undisturbed:
 
     @cached_property
     def records(self) -> dict[_Key, WitnessLine]:
-        """Lines of the witness, by (run, place, epoch, step)."""
-        return {_key(record): record for start in self.program.starts for record in start.records}
+        """Lines of the witness, by (run, rank, place, epoch, step)."""
+        return {_key(record): record for start in self.program.starts for record in start.witnessed}
 
     @cached_property
     def rows(self) -> dict[str, dict[tuple[Any, ...], Row]]:
@@ -150,18 +153,18 @@ class Undisturbed:
     @cached_property
     def touches(self) -> dict[_Key, frozenset[str]]:
         """Parts that changed before a step began, where no line of the loop runs, by step."""
-        return {key: parts for start in self.program.starts for key, parts in _touches(start.records)}
+        return {key: parts for start in self.program.starts for key, parts in _touches(start)}
 
     def _of_touches(self, other: Program) -> Iterator[DrillDivergence]:
         """Yield the state that changed between two steps, outside the loop, in only one of the programs."""
         for start in other.starts:
-            for key, parts in _touches(start.records):
-                run, place, epoch, step = key
+            for key, parts in _touches(start):
+                run, rank, place, epoch, step = key
                 before = self.touches.get(key, parts)
                 for part in parts ^ before:
                     component, name = _of_part(part)
                     seen = ("changed", "unchanged") if part in before else ("unchanged", "changed")
-                    yield DrillDivergence(component, name, run, place, epoch, step, *seen, note=TOUCHED)
+                    yield DrillDivergence(component, name, run, place, epoch, step, *seen, TOUCHED, rank)
 
     def _of_runs(self, other: Program) -> Iterator[DrillDivergence]:
         for run in set(self.program.runs) ^ set(other.runs):
@@ -171,7 +174,7 @@ class Undisturbed:
 
     def _of_records(self, other: Program) -> Iterator[DrillDivergence]:
         for number, start in enumerate(other.starts):
-            for record in start.records:
+            for record in start.witnessed:
                 expected = self.records.get(_key(record))
                 if expected is None:
                     if record.at == "step":
@@ -199,12 +202,13 @@ class Undisturbed:
     def _of_ends(self, other: Program, run: str) -> Iterator[DrillDivergence]:
         """Compare the ends of a run, which can differ even if all steps are the same."""
         for path, expected, found in compare_runs(self.program.root / run, other.root / run):
+            rank, path = _of_rank(path)
             component, name = _of_path(path)
-            yield DrillDivergence(component, name, run, "end", 0, 0, expected, found)
+            yield DrillDivergence(component, name, run, "end", 0, 0, expected, found, rank=rank)
 
 
 def _key(record: WitnessLine) -> _Key:
-    return record.run, record.at, record.epoch, record.step
+    return record.run, record.rank, record.at, record.epoch, record.step
 
 
 def _of_parts(expected: WitnessLine, found: WitnessLine) -> Iterator[DrillDivergence]:
@@ -220,12 +224,15 @@ def _of_part(part: str) -> tuple[str, str]:
 
 
 def _divergence(component: str, name: str, at: WitnessLine, expected: str, found: str) -> DrillDivergence:
-    return DrillDivergence(component, name, at.run, at.at, at.epoch, at.step, expected, found)
+    return DrillDivergence(component, name, at.run, at.at, at.epoch, at.step, expected, found, rank=at.rank)
 
 
-def _touches(records: list[WitnessLine]) -> Iterator[tuple[_Key, frozenset[str]]]:
-    """List, for each step that followed another step, the parts that changed between them."""
-    for record, after in pairwise(records):
+def _touches(start: ProgramStart) -> Iterator[tuple[_Key, frozenset[str]]]:
+    """List, for each step that followed another step on a rank, the parts that changed between them."""
+    pairs = pairwise(sorted(start.witnessed, key=lambda record: record.rank))  # stable: each rank's in order
+    for record, after in pairs:
+        if record.rank != after.rank:
+            continue
         if (record.at, after.at) == ("step", "before") and record.epoch == after.epoch:
             both = record.parts.keys() & after.parts.keys()
             yield _key(after), frozenset(part for part in both if record.parts[part] != after.parts[part])
@@ -248,6 +255,12 @@ def _of_row(row: Row) -> tuple[str, str]:
     if row.phase.startswith("eval/"):
         return "service", row.phase.removeprefix("eval/")
     return "loss", row.name
+
+
+def _of_rank(path: str) -> tuple[int, str]:
+    """Return the rank that a path of `compare_runs` speaks of, and the path within the rank."""
+    head, _, rest = path.partition("/")
+    return (int(head.removeprefix("rank ")), rest) if head.startswith("rank ") else (0, path)
 
 
 def _of_path(path: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,23 +26,55 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DYING = 10.0
 """Seconds to wait until killed processes have disappeared."""
 
+LEAVING = 30.0
+"""Seconds within which ranks have to leave whose torchrun was killed."""
+
 HAZARD, INDEX = "EVERSTEP_HAZARD", "EVERSTEP_INDEX"
 
 
+TORCHRUN, ALL_RANKS = "torchrun", "all ranks"
+
+
 class Strike(NamedTuple):
-    """Harm to a start: a hazard (`everstep.hazard`), or SIGKILL some seconds after its first run opened."""
+    """Harm to a start: a hazard (`everstep.hazard`), or SIGKILL some seconds after its first run opened.
+
+    Attributes:
+        spec: the hazard; "" for a kill after `seconds`.
+        seconds: time of the kill.
+        target: who is struck: "rank N", `ALL_RANKS`, `TORCHRUN`; "" where there is one process.
+    """
 
     spec: str = ""
     seconds: float | None = None
+    target: str = ""
+
+    @property
+    def hazard(self) -> str:
+        """Value of EVERSTEP_HAZARD; "" for a kill after `seconds`."""
+        return f"{self.spec} @ {self.target}" if self.spec and self.target else self.spec
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank whose steps tell the place of the strike."""
+        return int(self.target.removeprefix("rank ")) if self.target.startswith("rank ") else 0
+
+    @property
+    def kills(self) -> bool:
+        """Whether the strike ends in SIGKILL."""
+        return self.seconds is not None or self.spec.split(" then ")[-1].startswith("kill:")
 
     def __str__(self) -> str:
-        return self.spec if self.seconds is None else f"kill after {self.seconds:.3f} s"
+        if self.seconds is None:
+            return self.hazard
+        return f"kill {self.target} after {self.seconds:.3f} s".replace("  ", " ")
 
 
 class WitnessLine(NamedTuple):
     """Line of the witness, see `everstep.services.witness`; `run` is relative to the root."""
 
     run: str
+    rank: int
+    pid: int
     time: float
     at: str
     epoch: int
@@ -56,9 +88,10 @@ class ProgramStart:
 
     Attributes:
         strike: the strike that was aimed at the start; None if it was left alone.
-        status: exit status; negative: the signal that ended the start.
+        status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
+            rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
-        records: lines of the witness.
+        witnessed: lines of the witness, of all ranks.
         log: file with the output.
     """
 
@@ -66,8 +99,17 @@ class ProgramStart:
     status: int
     began: float
     seconds: float
-    records: list[WitnessLine]
+    witnessed: list[WitnessLine]
     log: Path
+
+    @property
+    def records(self) -> list[WitnessLine]:
+        """Lines of rank 0."""
+        return self.of_rank(0)
+
+    def of_rank(self, rank: int) -> list[WitnessLine]:
+        """Return the lines of a rank, in order."""
+        return [record for record in self.witnessed if record.rank == rank]
 
     @property
     def tail(self) -> str:
@@ -83,12 +125,14 @@ class Program:
         command: command line of a start, in the current directory.
         folder: folder of this chain; `root` inside has the run directories.
         timeout: seconds that a start may take.
+        ranks: number of processes that the command starts to train; the command is torchrun's if more than 1.
         starts: starts of the chain, in order.
     """
 
     command: tuple[str, ...]
     folder: Path
     timeout: float
+    ranks: int = 1
     starts: list[ProgramStart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +152,8 @@ class Program:
         """Start the program, and wait until it ends.
 
         Args:
-            trace: file for the names of the hazards that the start passes.
+            trace: file for the names of the hazards that the start passes; "{rank}" in its name stands for
+                the rank.
 
         Raises:
             DrillError: the start did not end in time.
@@ -116,7 +161,7 @@ class Program:
         number = len(self.starts) + 1
         log, witness = self.folder / f"start-{number}.log", self.folder / f"start-{number}.jsonl"
         env = {**os.environ, ROOT: str(self.root), FILE: str(witness)}
-        spec = f"trace:{trace}" if trace else strike.spec if strike else ""
+        spec = f"trace:{trace}" if trace else strike.hazard if strike else ""
         env[INDEX] = "off"  # drilled runs do not belong in the user's index
         env.pop(HAZARD, None)
         if spec:
@@ -134,26 +179,27 @@ class Program:
             )
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-                status = self._wait(process, witness, None if strike is None else strike.seconds)
+                status = self._wait(process, witness, strike)
             finally:
                 signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also loader workers that outlived the process
                 process.wait()
                 _end_all(witness)
+        self.__dict__.pop("runs", None)
+        status = status if self.ranks == 1 else self._of_ranks(status, strike, began)
         start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(witness), log)
         self.starts.append(start)
-        self.__dict__.pop("runs", None)
         return start
 
-    def _wait(self, process: subprocess.Popen[bytes], witness: Path, seconds: float | None) -> int:
+    def _wait(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike | None) -> int:
         until = time.monotonic() + self.timeout
-        if seconds is not None:
-            while not witness.exists() and process.poll() is None and time.monotonic() < until:
+        if strike is not None and strike.seconds is not None:
+            while not self._all_open(witness) and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.001)
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(seconds)
-            process.kill()
+                return process.wait(strike.seconds)
+            self._kill(process, witness, strike)
         try:
             return process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -161,6 +207,52 @@ class Program:
                 f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
                 "smaller by its arguments, or raise the timeout"
             ) from None
+
+    def _all_open(self, witness: Path) -> bool:
+        """Whether the first run of a start is open on all ranks."""
+        if self.ranks == 1:
+            return witness.exists()
+        return len({record.rank for record in self._read(witness)}) == self.ranks
+
+    def _kill(self, process: subprocess.Popen[bytes], witness: Path, strike: Strike) -> None:
+        """Kill whom a strike aims at."""
+        if strike.target in ("", TORCHRUN):
+            process.kill()
+        pids = {record.rank: record.pid for record in self._read(witness)}
+        for rank, pid in pids.items() if strike.target else ():
+            if strike.target in (ALL_RANKS, f"rank {rank}"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if strike.target == TORCHRUN:
+            self._await_ranks(witness, pids.values())
+
+    def _await_ranks(self, witness: Path, pids: Iterable[int]) -> None:
+        """Wait until the ranks of a torchrun that was killed have left by themselves.
+
+        Raises:
+            DrillError: they did not within `LEAVING` seconds.
+        """
+        mark = os.fsencode(f"{FILE}={witness}")
+        until = time.monotonic() + LEAVING
+        while left := set(pids) & set(_with_environment(mark)):
+            if time.monotonic() > until:
+                raise DrillError(
+                    f"{len(left)} of {self.ranks} ranks still run {LEAVING:g} s after their torchrun was "
+                    "killed, so a new start would meet them; see to what they wait for"
+                )
+            time.sleep(0.05)
+
+    def _of_ranks(self, status: int, strike: Strike | None, began: float) -> int:
+        """Return the status of the rank that was struck, by torchrun's and the journals."""
+        if status == 1 and strike is not None and strike.kills:
+            return -signal.SIGKILL
+        stopped = (
+            int(event.data["status"])
+            for run in self.runs
+            for event in self.journal(run).events("interrupted", valid=False)
+            if event.time >= began
+        )
+        return status or next(stopped, 0)  # see `everstep.group.exit_status`
 
     def _read(self, witness: Path) -> list[WitnessLine]:
         lines = witness.read_text().splitlines() if witness.exists() else []
@@ -177,10 +269,14 @@ class Program:
         return RunJournal(self.root / run)
 
 
-def command(script: Path, args: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that starts a script by the drill's own Python; a config by `everstep train`."""
+def command(script: Path, args: tuple[str, ...], ranks: int = 1) -> tuple[str, ...]:
+    """Return the command that starts a script by the drill's own Python; a config by `everstep train`.
+
+    Several ranks are started by torchrun, on this machine.
+    """
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     program = ("-m", "everstep", "train") if script.suffix in (".yaml", ".yml") else ()
-    return (sys.executable, *program, str(script), *args)
+    return (sys.executable, *(launcher if ranks > 1 else ()), *program, str(script), *args)
 
 
 @contextmanager

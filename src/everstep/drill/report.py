@@ -31,6 +31,11 @@ NOT_RESUMED = (
     "often, as in Checkpoints(Every(steps=10)), or give more --kills"
 )
 
+NOT_COVERED_ON_RANKS = (
+    "not covered: several machines, and a stop that ranks agree on between two boundaries: drilled ranks "
+    "meet at every step"
+)
+
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗", "not hit": " ", "no such place": " "}
 _HAZARD, _STRUCK = 16, 34
 
@@ -114,6 +119,7 @@ class DrillReport:
         runs: absolute paths of the run directories that the script opened, without the drill's root.
         steps, seconds: number of steps and duration of an undisturbed start.
         nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
+        ranks: number of processes that trained together.
         ordeals: an `Ordeal` for each program that was struck.
     """
 
@@ -123,6 +129,7 @@ class DrillReport:
     runs: list[str]
     steps: int
     seconds: float
+    ranks: int = 1
     nondeterminism: DrillDivergence | None = None
     seeded: bool = True
     """Whether every run was given a seed."""
@@ -160,7 +167,10 @@ class DrillReport:
         """Lines above the table."""
         what = " ".join([self.script, *self.args])
         runs = f"{len(self.runs)} runs, " if len(self.runs) > 1 else ""
-        title = f"{what}: {runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
+        on = f"{self.ranks} ranks, " if self.ranks > 1 else ""
+        title = (
+            f"{what}: {on}{runs}{self.steps} steps, {self.seconds:.1f} s undisturbed; drill seed {self.seed}"
+        )
         if self.nondeterminism is not None:
             return title
         legend = f"{ONCE} done  {AGAIN} again  {STRUCK} struck"
@@ -176,8 +186,10 @@ class DrillReport:
         }
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
         if self.exact:
-            told = f"{count['exact']} of {count['exact']} ended as the run that nobody killed{missed}"
-            return f"exact: {told}" + ("" if self.kills_resumed else f"\n{NOT_RESUMED}")
+            on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
+            told = f"{count['exact']} of {count['exact']} ended as the run that nobody killed{on}{missed}"
+            lines = [f"exact: {told}", *[NOT_RESUMED] * (not self.kills_resumed)]
+            return "\n".join([*lines, *[NOT_COVERED_ON_RANKS] * (self.ranks > 1)])
         lines = []
         if count["failed"]:
             failed = next(one for one in self.ordeals if one.verdict == "failed")
@@ -208,6 +220,7 @@ class DrillReport:
             "script": self.script,
             "args": self.args,
             "seed": self.seed,
+            "ranks": self.ranks,
             "runs": self.runs,
             "steps": self.steps,
             "seconds": round(self.seconds, 3),

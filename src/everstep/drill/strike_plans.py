@@ -1,37 +1,41 @@
-"""Hazards of a drill: each plans the strikes at a program, one strike for each start."""
+"""Hazards of a drill: each plans the strikes at a program, one strike for each start.
+
+On several ranks a hazard strikes one of them, chosen with equal chances; `RANK_HAZARDS` strike as only
+several ranks can be struck.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
 
-from everstep.drill.program import ProgramStart, Strike
+from everstep.drill.program import ALL_RANKS, TORCHRUN, Strike, WitnessLine
 from everstep.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Points that an undisturbed start passed, by which strikes are aimed.
+    """Points that a rank of an undisturbed start passed, by which strikes are aimed.
 
     Attributes:
-        start: the undisturbed start.
-        points: the hazards that the start passed, in order.
+        records: lines of the witness, of this rank.
+        points: the hazards that the rank passed, in order.
     """
 
-    start: ProgramStart
+    records: list[WitnessLine] = field(repr=False)
     points: list[str] = field(repr=False)
 
     @cached_property
     def steps(self) -> int:
-        """Number of completed steps, over all runs of the start."""
+        """Number of completed steps, over all runs."""
         return self.points.count("witness.step")
 
     @cached_property
     def last_steps(self) -> list[int]:
         """Ordinals, from 1, of the steps that end an epoch or a run."""
-        steps = [record for record in self.start.records if record.at in ("step", "epoch")]
+        steps = [record for record in self.records if record.at in ("step", "epoch")]
         ends, count = [], 0
         for record, after in zip(steps, [*steps[1:], None], strict=True):
             count += record.at == "step"
@@ -63,7 +67,7 @@ class Landmarks:
 
 
 def _random_instant(landmarks: Landmarks, draw: Random) -> list[Strike]:
-    records = landmarks.start.records
+    records = landmarks.records
     return [Strike(seconds=draw.uniform(0, records[-1].time - records[0].time))]
 
 
@@ -109,7 +113,8 @@ def _resume(landmarks: Landmarks, draw: Random) -> list[Strike]:
     early = max(1, landmarks.steps // 2)
     first = draw.randint(1, early) if saved <= early else draw.randint(saved, landmarks.steps)
     points = [f"witness.step:{first}", "journal.create:1", "witness.enter:1", "witness.step:1"]
-    return [Strike(f"kill:{point}") for point in points]
+    passed = [point for point in points if point.partition(":")[0] in landmarks.points]
+    return [Strike(f"kill:{point}") for point in passed]
 
 
 def _signal(name: str) -> Aim:
@@ -118,7 +123,8 @@ def _signal(name: str) -> Aim:
 
 def _signal_then_kill(landmarks: Landmarks, draw: Random) -> list[Strike]:
     (term,) = _signal("SIGTERM")(landmarks, draw)
-    point = draw.choice(("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename"))
+    points = ("checkpoint.mkdir", "checkpoint.write", "checkpoint.fsync", "checkpoint.rename")
+    point = draw.choice([point for point in points if point in landmarks.points])
     return [Strike(f"{term.spec} then kill:{point}:1")]
 
 
@@ -129,7 +135,44 @@ def _disk_full(landmarks: Landmarks, draw: Random) -> list[Strike]:
     return [Strike(f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000")]
 
 
+def _message(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    """Kill at a message of a commit."""
+    messages = ("checkpoint.tell_", "checkpoint.heard_", "checkpoint.verdict")
+    begun = landmarks.points.index("witness.step")
+    points = [i for i, name in enumerate(landmarks.points) if name.startswith(messages) and i > begun]
+    # each kind of message with equal chances: there are more of some
+    kinds = sorted({landmarks.points[i] for i in points})
+    kind = draw.choice(kinds) if kinds else ""
+    return landmarks.any_of((i for i in points if landmarks.points[i] == kind), draw)
+
+
+def _collective(landmarks: Landmarks, draw: Random) -> list[Strike]:
+    """Kill a rank as it begins a step: the others wait for it in the step's collectives."""
+    return [Strike(f"kill:witness.before:{draw.randint(1, landmarks.steps)}")]
+
+
+def _one_rank(aim: Aim) -> RankAim:
+    """Strike one rank, chosen with equal chances."""
+
+    def aimed(ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
+        rank = draw.randrange(len(ranks))
+        return _at(f"rank {rank}", aim(ranks[rank], draw))
+
+    return aimed
+
+
+def _another(ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
+    """Kill at a message of a commit a rank that is not the writer."""
+    rank = draw.randrange(1, len(ranks))
+    return _at(f"rank {rank}", _message(ranks[rank], draw))
+
+
+def _at(target: str, strikes: Iterable[Strike]) -> list[Strike]:
+    return [strike._replace(target=target) for strike in strikes]
+
+
 Aim = Callable[[Landmarks, Random], list[Strike]]
+RankAim = Callable[[Sequence[Landmarks], Random], list[Strike]]
 
 HAZARDS: dict[str, Aim] = {
     "random instant": _random_instant,
@@ -147,15 +190,35 @@ HAZARDS: dict[str, Aim] = {
 }
 """Hazards by name; a hazard gives no strike if the program has no such place (a Supervisor has no tail)."""
 
+RANK_HAZARDS: dict[str, RankAim] = {
+    **{name: _one_rank(aim) for name, aim in HAZARDS.items()},
+    "all ranks": lambda ranks, draw: _at(ALL_RANKS, _random_instant(ranks[0], draw)),
+    "torchrun": lambda ranks, draw: _at(TORCHRUN, _random_instant(ranks[0], draw)),
+    "writer's commit": lambda ranks, draw: _at("rank 0", _message(ranks[0], draw)),
+    "another's commit": _another,
+    "collective": _one_rank(_collective),
+}
+"""Hazards of a script on several ranks."""
 
-def chosen(names: Iterable[str]) -> list[str]:
+
+def aim(hazard: str, ranks: Sequence[Landmarks], draw: Random) -> list[Strike]:
+    """Plan the strikes of a hazard; none if the program has no such place.
+
+    Args:
+        ranks: landmarks of each rank.
+    """
+    return HAZARDS[hazard](ranks[0], draw) if len(ranks) == 1 else RANK_HAZARDS[hazard](ranks, draw)
+
+
+def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:
     """Return the hazards that a user named; all of them if none is named.
 
     Raises:
         ConfigError: no hazard has that name; names the nearest.
     """
-    names = list(names)
+    names, known = list(names), list(HAZARDS if ranks == 1 else RANK_HAZARDS)
     for name in names:
-        if name not in HAZARDS:
-            raise ConfigError(f"no hazard {name!r}; {nearest(name, HAZARDS)}")
-    return names or list(HAZARDS)
+        if name not in known:
+            hint = "it needs --ranks 2 or more" if name in RANK_HAZARDS else nearest(name, known)
+            raise ConfigError(f"no hazard {name!r}; {hint}")
+    return names or known

@@ -3,7 +3,10 @@
 A drill starts a program with EVERSTEP_DRILL=FILE and reads the file afterwards, also after a kill.  The file
 has one JSON object per line:
 
-    {"run": DIRECTORY, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7, "parts": {"weights/w": DIGEST}}
+    {"run": DIRECTORY, "rank": 0, "pid": 4711, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7,
+     "parts": {"weights/w": DIGEST}}
+
+All ranks of a run append to the same file.
 
 | place | when | parts |
 |---|---|---|
@@ -39,7 +42,7 @@ class Witness(Service):
     """Write the file, and pass the hazard "witness.PLACE" after each record.
 
     Args:
-        path: the file; records are appended, so that one file can witness several runs of a process.
+        path: the file; records are appended, so that one file can witness several runs and ranks.
         save: returns the user's entries as trees, by name.
     """
 
@@ -47,15 +50,16 @@ class Witness(Service):
         {Moment.ENTER_LOOP, Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP}
     )
     window = "none"
+    every_rank = True
 
     def __init__(self, path: str, save: Callable[[], Mapping[str, Any]]) -> None:
         super().__init__("drill witness", Every(steps=1) | Every(epochs=1))
         self._path, self._save = path, save
         self._samples: dict[str, Any] = {}
-        self._run_dir = ""
+        self._about: dict[str, Any] = {}
 
     def open(self, run: RunView) -> None:
-        self._run_dir = os.path.abspath(run.run_dir)
+        self._about = {"run": os.path.abspath(run.run_dir), "rank": run.rank, "pid": os.getpid()}
 
     def watching(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the same batches, and note each as handed out in the open step."""
@@ -83,7 +87,7 @@ class Witness(Service):
 
     def _write(self, record: dict[str, Any]) -> None:
         """Append a record by a single write: it survives SIGKILL, and no second process can tear it."""
-        line = json.dumps({"run": self._run_dir, "time": time.time(), **record}) + "\n"
+        line = json.dumps({**self._about, "time": time.time(), **record}) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             os.write(descriptor, line.encode())

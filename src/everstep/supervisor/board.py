@@ -112,14 +112,14 @@ class ServiceBoard:
             service.open(run)
 
     def leave_reports_out(self) -> None:
-        """Open and run no service of stage REPORT: another rank does."""
-        for service in self._services:
-            if service.stage is Stage.REPORT and service.window != "none":
-                self._collector.drop_reader(service.name)  # nobody would ever clear its window
+        """Open and run no service of stage REPORT that is not for every rank: another rank does."""
         self._reports = False
+        for service in self._services:
+            if service.window != "none" and not self._runs(service):
+                self._collector.drop_reader(service.name)  # nobody would ever clear its window
 
     def _runs(self, service: Service) -> bool:
-        return self._reports or service.stage is not Stage.REPORT
+        return self._reports or service.every_rank or service.stage is not Stage.REPORT
 
     def due(self, moment: Moment, when: Instant) -> list[Service]:
         """The services to run at a boundary, in order."""
@@ -141,7 +141,7 @@ class ServiceBoard:
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
             alone = service.stage is Stage.REPORT
-            if alone and not self._reports:
+            if not self._runs(service):
                 continue
             boundary = boundary_of(service)
             self._collector.alone = alone and self._collector.across is not None
