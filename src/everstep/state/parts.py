@@ -33,6 +33,8 @@ def merge(common: Encoded, own: Encoded) -> Encoded:
     Raises:
         RestoreError: both have the same part; names the part.
     """
+    if own.structure == {}:
+        return common
     structure = _merge(common.structure, own.structure, ())
     return Encoded(structure, {**common.arrays, **own.arrays})
 

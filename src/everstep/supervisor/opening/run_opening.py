@@ -100,7 +100,7 @@ class Opening:
             self.segment,
             voice.say,
             self.run_dir.id,
-            partial(self.run_dir.require_newest, self.segment),
+            lambda: self.run_dir.require_newest(self.segment),  # recovery may raise the number
         )
         if group.writer:
             self.store.clean()

@@ -88,8 +88,8 @@ def _entries(own: Encoded, common: Encoded) -> set[str]:
     """Names of the user's entries that are a rank's own as a whole; of others a rank may have some keys."""
     found = []
     for tree in (own, common):
-        structure: Any = tree.structure
-        found.append(set(children(structure.get("user", {})) or ()))
+        branches = children(tree.structure) or {}
+        found.append(set(children(branches.get("user")) or ()))
     return found[0] - found[1]
 
 
