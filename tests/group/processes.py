@@ -59,7 +59,7 @@ def started(program: str, size: int) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def ended(processes: list[subprocess.Popen[str]], limit: float = 60) -> list[str]:
+def ended(processes: list[subprocess.Popen[str]], limit: float = 180) -> list[str]:
     """Wait for all of them; return what each has printed."""
     until = time.monotonic() + limit
     return [process.communicate(timeout=until - time.monotonic())[0] for process in processes]
