@@ -1,4 +1,4 @@
-"""examples/ddp.py on one process and on several: equal losses, and equal runs after a kill of one rank."""
+"""examples/ddp.py and the README on two ranks: losses of one process, equal runs after a kill of a rank."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def start_ranks(run: Path) -> list[subprocess.Popen[str]]:
-    """Start the example on two ranks without a launcher, which takes seconds."""
+def start_ranks(command: list[str]) -> list[subprocess.Popen[str]]:
+    """Start a program on two ranks without a launcher, which takes seconds."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [start(options(run), RANK=str(rank), **group) for rank in range(2)]
+    return [start(command, RANK=str(rank), **group) for rank in range(2)]
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -53,11 +53,35 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 def run_ranks(run: Path) -> str:
     """Run the example on two ranks to its end; return what they say."""
-    ranks = start_ranks(run)
+    ranks = start_ranks(options(run))
     said = "".join(map(ended, ranks))
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert said.count("digest of the state") == 1
     return said
+
+
+README = """
+import os, sys
+sys.path.insert(0, {docs!r})
+from snippet_setups import SETUPS
+os.chdir({folder!r})
+names = SETUPS["digits"]()
+exec({code!r}, names)
+print("ranks:", names["loop"].ranks)
+"""
+
+
+def test_the_program_of_the_readme_runs_on_two_ranks_as_it_stands(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    code = (root / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert "model = everstep.torch.parallel(model)" in code
+    program = README.format(docs=str(root / "tests" / "docs"), folder=str(tmp_path), code=code)
+    ranks = start_ranks(["-c", program])
+    said = "".join(map(ended, ranks))
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said.count("ranks: 2") == 2 and said.count("[Epoch 20/20") == 1
+    epochs, _ = RunJournal(tmp_path / "runs" / "digits").series("valid_loss", "tail")
+    assert len(epochs) == 20
 
 
 def await_checkpoint(run: Path) -> None:
@@ -86,7 +110,7 @@ def test_two_ranks_have_the_losses_of_one(undisturbed: Path, tmp_path: Path) -> 
 
 def test_killed_and_started_again(undisturbed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ranks = start_ranks(run)
+    ranks = start_ranks(options(run))
     await_checkpoint(run)
     ranks[1].kill()
     said = "".join(map(ended, ranks))
