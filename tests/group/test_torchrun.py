@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import under_torchrun
+from processes import lines_by_rank, under_torchrun
 
 from everstep.group import exit_status, write_error_file
 from everstep.record import RunJournal, failures
@@ -45,6 +45,26 @@ def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(tmp_path: Pat
     assert status == 0, printed
     (left,) = RunJournal(tmp_path / "run").events("interrupted", valid=False)
     assert left.data["status"] == meant
+
+
+def test_a_restart_does_not_read_what_the_attempt_before_has_left(tmp_path: Path) -> None:
+    """torch's process groups leave addresses of processes in the store, which the next attempt has, too."""
+    program = """
+import torch, everstep
+from torch.distributed.distributed_c10d import _get_default_store
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+everstep.torch.parallel(torch.nn.Linear(2, 1))
+if attempt == 0:
+    _get_default_store().set(f"address/{rank}", "an old one")
+    _get_default_store().wait(["address/0", "address/1"])
+    os.kill(os.getpid(), signal.SIGKILL)
+say(attempt, _get_default_store().check([f"address/{rank}"]))
+os._exit(0)
+"""
+    with under_torchrun(program, 2, tmp_path, "--max-restarts=1") as process:
+        printed, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, printed
+    assert lines_by_rank(printed) == {0: ["1 False"], 1: ["1 False"]}
 
 
 def test_torchrun_prints_the_error_that_ended_a_run(tmp_path: Path) -> None:
