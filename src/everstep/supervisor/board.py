@@ -141,7 +141,7 @@ class ServiceBoard:
         actions: list[tuple[Service | None, Action]] = []
         for service in services:
             alone = service.stage is Stage.REPORT
-            if not self._runs(service):
+            if alone and not self._reports and not service.every_rank:
                 continue
             boundary = boundary_of(service)
             self._collector.alone = alone and self._collector.across is not None

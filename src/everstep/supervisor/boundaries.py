@@ -187,7 +187,8 @@ class Boundaries:
         engine.wakeups.begin_boundary()
         engine.wakeups.require_no_error()
         # before anything is decided: all ranks decide from the same facts
-        self._meet(moment)
+        if engine.ranks.several:
+            self._meet(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saves.await_first()
         engine.trials.try_streams()
