@@ -44,18 +44,24 @@ class Fault(NamedTuple):
 
 
 SAVE = "supervisor/test_order_of_a_save.py::test_rows_then_the_checkpoint_then_retention"
-COMMIT = r"committed = self\._opening\.store\.commit\("
+COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
     "no fsync of the folder": Fault(
         (Edit(r"files\.fsync_folder\(target\.parent\)", ""),),
         "checkpoint/test_checkpoint_crash.py::test_order_of_operations_data_then_rename_then_folder",
     ),
     "retention before the commit": Fault(
-        (Edit(r"self\._opening\.store\.retain\(self\._retention\)", "=", beside=COMMIT),), SAVE
+        (
+            Edit(
+                r"if self\.\w+\.writer:\n\s+self\._opening\.store\.retain", "=", beside=r"with nullcontext\("
+            ),
+        ),
+        SAVE,
     ),
     "a checkpoint before its rows": Fault((Edit(r"self\._journal\.fsync_only\(snapshot", ""),), SAVE),
     "best weights named before they are there": Fault(
-        (Edit(r"for action in best:", "=", behind=COMMIT),), SAVE
+        (Edit(r"if self\.\w+\.writer:\n\s+self\._opening\.lock", "=", behind=COMMIT),),
+        SAVE,
     ),
     "random state before the iterator": Fault(
         (
